@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         value_and_grad as value_and_grad,
     )
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.dtensor": (

@@ -6,32 +6,32 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["lazy"]
+__all__ = ["lazy_exports"]
 
 
-def lazy(
-    namespace: dict[str, Any], homes: Mapping[str, Sequence[str] | None]
+def lazy_exports(
+    namespace: dict[str, Any], modules: Mapping[str, Sequence[str] | None]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         namespace: ``globals()`` of the package.
-        homes: module to the public names that live there, or None for every name in the module's own ``__all__``
+        modules: module to the public names that live there, or None for every name in the module's own ``__all__``
             (then it is imported when a name is found nowhere else). The imports under ``TYPE_CHECKING`` repeat the
             names (``import X as X``, which re-exports), because type checkers read those as text. A package without
             ``__all__`` gets one at run time, of all these names.
     """
-    home_of = {name: home for home, names in homes.items() for name in names or ()}
-    unlisted = [home for home, names in homes.items() if names is None]
+    module_of = {name: module for module, names in modules.items() for name in names or ()}
+    unlisted = [module for module, names in modules.items() if names is None]
 
     def find(name: str) -> Any:
         """Import the module of a public name when it is first used."""
-        if name not in home_of:
+        if name not in module_of:
             list_all()
         if name == "__all__":
-            value: Any = sorted(home_of)
-        elif name in home_of:
-            value = getattr(importlib.import_module(home_of[name]), name)
+            value: Any = sorted(module_of)
+        elif name in module_of:
+            value = getattr(importlib.import_module(module_of[name]), name)
         else:
             msg = f"module {namespace['__name__']!r} has no attribute {name!r}"
             raise AttributeError(msg)
@@ -40,12 +40,12 @@ def lazy(
 
     def list_all() -> None:
         while unlisted:
-            home = unlisted.pop()
-            home_of.update(dict.fromkeys(importlib.import_module(home).__all__, home))
+            module = unlisted.pop()
+            module_of.update(dict.fromkeys(importlib.import_module(module).__all__, module))
 
     def names() -> list[str]:
         """Return all public names, imported or not."""
         list_all()
-        return sorted({*namespace, *home_of})
+        return sorted({*namespace, *module_of})
 
     return find, names

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "ArgumentTypeError",
     "CheckpointError",
     "CheckpointWriteError",
     "CollectiveMismatchError",
@@ -20,7 +21,6 @@ __all__ = [
     "MeshLookupError",
     "MeshMismatchError",
     "MixedTensorError",
-    "NotPlainError",
     "PlacementError",
     "PlanError",
     "RankFailedError",
@@ -63,7 +63,7 @@ class PlacementError(LayoutError, IndexError, AssertionError):
     """A wrong number of placements, or a dim that the tensor does not have; PyTorch indexes or asserts there."""
 
 
-class NotPlainError(HyperParallelError, TypeError, RuntimeError):
+class ArgumentTypeError(HyperParallelError, TypeError, RuntimeError):
     """An argument of the wrong type where a plain tensor, a module or a mesh is required."""
 
 

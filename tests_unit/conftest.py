@@ -39,7 +39,7 @@ def _forget_plans():
     from hyper_parallel.core.dtensor import transition
     from hyper_parallel.core.shard.entry import OpEntry
 
-    transition.forget_transitions()
+    transition.clear_transition_cache()
     for candidate in gc.get_objects():
         if type(candidate) is OpEntry:
             candidate.cache.clear()

@@ -67,7 +67,7 @@ class Edge:
     source: str
     target: str
     line: int
-    lazy: bool
+    lazy_exports: bool
     typing_only: bool
 
 
@@ -96,12 +96,12 @@ class ImportCollector(ast.NodeVisitor):
     def __init__(self, module: str, path: Path, known: dict[str, Path]):
         self.module, self.known = module, known
         self.package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        self.lazy = self.typing_only = False
+        self.lazy_exports = self.typing_only = False
         self.edges: list[Edge] = []
 
     def add(self, target: str, node: ast.AST) -> None:
         """Record one import."""
-        self.edges.append(Edge(self.module, target, node.lineno, self.lazy, self.typing_only))
+        self.edges.append(Edge(self.module, target, node.lineno, self.lazy_exports, self.typing_only))
 
     def visit_Import(self, node: ast.Import) -> None:
         """`import a, b`."""
@@ -138,9 +138,9 @@ class ImportCollector(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """A function: imports inside it are lazy."""
-        before, self.lazy = self.lazy, True
+        before, self.lazy_exports = self.lazy_exports, True
         self.generic_visit(node)
-        self.lazy = before
+        self.lazy_exports = before
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name is ast's
 
@@ -167,7 +167,7 @@ def arrow_problem(edge: Edge) -> str | None:
         return f"has no place in the table of arrows (import of {edge.target})"
     if target != source and target not in ARROWS[source]:
         return f"must not import {edge.target}"
-    if source == "" and target not in EAGER_AT_TOP and not (edge.lazy or edge.typing_only):
+    if source == "" and target not in EAGER_AT_TOP and not (edge.lazy_exports or edge.typing_only):
         return f"imports {edge.target} at once; public names are lazy"
     return None
 

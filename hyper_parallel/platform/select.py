@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.errors import HyperParallelError, NotPlainError
+from hyper_parallel.errors import ArgumentTypeError, HyperParallelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,7 +144,7 @@ def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Plat
     """Return the platform of a user's argument; ``what`` names it, as in ``"distribute_tensor: tensor"``.
 
     Raises:
-        NotPlainError: (a TypeError) ``value`` is not a tensor, or not a module, of either framework.
+        ArgumentTypeError: (a TypeError) ``value`` is not a tensor, or not a module, of either framework.
     """
     try:
         platform = platform_of(value)
@@ -155,7 +155,7 @@ def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Plat
     wanted = "a torch.nn.Module or a mindspore.nn.Cell" if module else "a tensor of torch or mindspore"
     fix = "" if module else "; convert it first, as in torch.tensor(data) or mindspore.Tensor(data)"
     msg = f"{what} must be {wanted}, got {type(value).__name__}{fix}"
-    raise NotPlainError(msg)
+    raise ArgumentTypeError(msg)
 
 
 def installed_frameworks() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 # Eager, and before anybody imports the modules of the same names: the package's attribute is the function.
 from hyper_parallel.verify.launch import launch
@@ -50,7 +50,7 @@ __all__ = [
     "verify_model",
 ]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.shard.sample": (

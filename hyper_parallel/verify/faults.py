@@ -25,7 +25,7 @@ from hyper_parallel.transport.work import Work
 from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.events import Redistribution
+    from hyper_parallel.core.dtensor.events import PendingRedistribution
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = [
@@ -158,7 +158,7 @@ class _DropInModule:
     def __init__(self, transport: _DroppingTransport, module: str, phase: str) -> None:
         self.transport, self.module, self.phase = transport, module, phase
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Switch dropping on or off for the steps of the redistribution that starts."""
         self.transport.dropping = redistribution.module == self.module and redistribution.phase == self.phase
 

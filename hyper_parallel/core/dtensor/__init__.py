@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.deferred_gradients import defer_grad_reduce
@@ -50,7 +50,7 @@ __all__ = [
     "zeros",
 ]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.dtensor.deferred_gradients": ("defer_grad_reduce",),

@@ -31,11 +31,12 @@ __all__ = [
     "coordinates",
     "count_intersections",
     "intersect",
-    "members",
+    "mesh_slice",
     "reduced_boxes",
     "slice_origin",
     "split_at_edges",
     "volume",
+    "whole_box",
 ]
 
 Coordinate = tuple[int, ...]
@@ -66,6 +67,11 @@ def volume(box: Box) -> int:
     return math.prod(stop - start for start, stop in box)
 
 
+def whole_box(shape: Sequence[int]) -> Box:
+    """Return the box of all elements of a tensor of ``shape``."""
+    return tuple((0, size) for size in shape)
+
+
 def intersect(first: Box, second: Box) -> Box:
     """Return the intersection of two boxes; along a dim where they are disjoint it is empty, ``(start, start)``."""
     return tuple((max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(first, second, strict=True))
@@ -81,7 +87,7 @@ def coordinates(mesh: DeviceMesh) -> Iterator[Coordinate]:
     return itertools.product(*map(range, mesh.shape))
 
 
-def members(mesh: DeviceMesh, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
+def mesh_slice(mesh: DeviceMesh, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
     """Return the positions that differ from ``coordinate`` along ``axes`` only, as ``mesh.ranks_along`` orders them."""
     positions = []
     for indices in itertools.product(*(range(mesh.shape[axis]) for axis in axes)):
@@ -132,7 +138,7 @@ def box_transfers(
         slice_axes: mesh axes of the slice.
         origin: first position of the slice.
     """
-    positions = members(source.mesh, slice_axes, origin)
+    positions = mesh_slice(source.mesh, slice_axes, origin)
     source_boxes = [source.box_at(position) for position in positions]
     holders: dict[Box, list[int]] = {}
     for index, box in enumerate(source_boxes):
@@ -143,7 +149,7 @@ def box_transfers(
     for receiver, position in enumerate(positions):
         for cell in itertools.product(*split_at_edges(target.box_at(position), edges)):
             if not contains(source_boxes[receiver], cell):
-                enclosing = tuple(map(_enclosing, grid, cell))
+                enclosing = tuple(map(_enclosing_interval, grid, cell))
                 transfers.append(BoxTransfer(cell, _nearest(holders[enclosing], receiver, positions), receiver))
     return tuple(transfers)
 
@@ -164,7 +170,7 @@ def count_intersections(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
     return count if volume(box) else 0
 
 
-def _enclosing(intervals: Sequence[Interval], part: Interval) -> Interval:
+def _enclosing_interval(intervals: Sequence[Interval], part: Interval) -> Interval:
     """Return the interval that contains ``part``."""
     return intervals[bisect.bisect_right(intervals, (part[0], math.inf)) - 1]
 
@@ -193,12 +199,13 @@ def reduced_boxes(
         origin: first position of the slice.
     """
     mesh = source.mesh
-    positions = members(mesh, slice_axes, origin)
+    positions = mesh_slice(mesh, slice_axes, origin)
     index_of = {position: index for index, position in enumerate(positions)}
     # Groups of holders are keyed by their first member, so that each is listed once among thousands of ranks.
     origins = [slice_origin(position, reduced) for position in positions]
     holders_of = {
-        first: tuple(index_of[member] for member in members(mesh, reduced, first)) for first in dict.fromkeys(origins)
+        first: tuple(index_of[member] for member in mesh_slice(mesh, reduced, first))
+        for first in dict.fromkeys(origins)
     }
     source_boxes = [source.box_at(position) for position in positions]
     target_boxes = [target.box_at(position) for position in positions]
@@ -216,11 +223,13 @@ def reduced_boxes(
     return tuple(
         reduced_box
         for cell in sorted(receivers.keys() & holder_groups.keys())
-        for reduced_box in _shared(cell, sorted(holder_groups[cell]), tuple(receivers[cell]))
+        for reduced_box in _split_among_reducers(cell, sorted(holder_groups[cell]), tuple(receivers[cell]))
     )
 
 
-def _shared(cell: Box, holder_groups: Sequence[tuple[int, ...]], receivers: tuple[int, ...]) -> Iterator[ReducedBox]:
+def _split_among_reducers(
+    cell: Box, holder_groups: Sequence[tuple[int, ...]], receivers: tuple[int, ...]
+) -> Iterator[ReducedBox]:
     """Split ``cell`` along its longest dim into even parts, one for each rank that can sum it at no extra cost."""
     reducers = [(rank, holders) for holders in holder_groups for rank in holders if rank in receivers]
     reducers = reducers or [(rank, holders) for holders in holder_groups for rank in holders]

@@ -34,7 +34,7 @@ SECONDS_PER_LAUNCH = 2e-9
 MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE
-MOST_STATES = 2000
+MAX_STATES = 2000
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     ticket = itertools.count()
     while frontier:
         least, spent, _, layout, steps = heapq.heappop(frontier)
-        if least >= bound or len(done) >= MOST_STATES:
+        if least >= bound or len(done) >= MAX_STATES:
             break
         if layout in done:
             continue
         done.add(layout)
-        for step in _moves(layout, target):
-            price = spent + _price(step)
+        for step in _candidate_steps(layout, target):
+            seconds = spent + _step_seconds(step)
             if step.target is target:
-                best, bound = ((*steps, step), price) if price < bound else (best, bound)
+                best, bound = ((*steps, step), seconds) if seconds < bound else (best, bound)
             elif step.target not in done:
-                least = price + _lower_bound(step.target, target)
-                heapq.heappush(frontier, (least, price, next(ticket), step.target, (*steps, step)))
+                least = seconds + _lower_bound(step.target, target)
+                heapq.heappush(frontier, (least, seconds, next(ticket), step.target, (*steps, step)))
     return best
 
 
@@ -108,13 +108,13 @@ def _lower_bound(layout: Layout, target: Layout) -> float:
     return worst * SECONDS_PER_ELEMENT
 
 
-def _price(step: Step) -> float:
+def _step_seconds(step: Step) -> float:
     """Return the cost in seconds, with a small overhead per step, so that the shorter of two equal plans is cheaper."""
     mean_load = MEAN_LOAD_WEIGHT * sum(step.loads) / len(step.loads) * SECONDS_PER_ELEMENT
     return cost_of((step,), PLANNING_ITEMSIZE).seconds + mean_load + step.overhead
 
 
-def _direct(layout: Layout, target: Layout) -> Step:
+def _single_step(layout: Layout, target: Layout) -> Step:
     """Return the single step to ``target``, which always exists."""
     if _unreduced(layout, target):
         return ReduceExchange(layout, target, _slice_axes(layout, target))
@@ -138,7 +138,7 @@ def _unreduced(layout: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(axis for axis, _ in layout.partials if not target.is_partial(axis))
 
 
-def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
+def _candidate_steps(layout: Layout, target: Layout) -> Iterator[Step]:
     """Yield the steps that are considered from ``layout``."""
     unreduced = _unreduced(layout, target)
     if unreduced:
@@ -147,7 +147,7 @@ def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
     yield from _gathers(layout)
     yield from _slices(layout, target)
     yield from _all_to_alls(layout, target)
-    yield _direct(layout, target)
+    yield _single_step(layout, target)
 
 
 def _reduce_scatters(layout: Layout, target: Layout, unreduced: tuple[int, ...]) -> Iterator[Step]:

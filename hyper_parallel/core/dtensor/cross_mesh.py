@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.exchange import assemble, pack, unpack
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import empty_like, narrow_box, sizes_of
-from hyper_parallel.errors import MeshMismatchError, NotPlainError, ShardMismatchError
+from hyper_parallel.errors import ArgumentTypeError, MeshMismatchError, ShardMismatchError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
@@ -24,7 +24,7 @@ _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_transform"
 
 
-class _MeshChange(NamedTuple):
+class _MeshTransition(NamedTuple):
     """Two layouts on meshes of the same ranks, both without partial values."""
 
     platform: Platform
@@ -45,13 +45,13 @@ class TensorTransform:
             layout: the target, on a mesh of the same ranks; its shape, if it has one, is the tensor's.
 
         Raises:
-            NotPlainError: (a TypeError) ``tensor`` is not a DTensor.
+            ArgumentTypeError: (a TypeError) ``tensor`` is not a DTensor.
             MeshMismatchError: (a ValueError) the target's mesh has different ranks.
             ShardMismatchError: (a ValueError) the target has a different shape.
         """
         if not isinstance(tensor, DTensor):
             msg = f"transform: expected a DTensor, got {type(tensor).__name__}; distribute_tensor makes one"
-            raise NotPlainError(msg)
+            raise ArgumentTypeError(msg)
         target = layout.with_shape(tensor.shape) if layout.shape is None else layout
         if target.shape != tuple(tensor.shape):
             msg = f"transform: the tensor is {tensor.layout.notation(tensor.dtype)}, the layout is {target.notation()}"
@@ -64,7 +64,7 @@ class TensorTransform:
             raise MeshMismatchError(msg)
         platform, reduced = tensor._platform, tensor.reduce_partial()
         without_partials = Layout.of(target_mesh, target.dim_axes, (), target.shape)
-        change = _MeshChange(platform, reduced.layout, without_partials)
+        change = _MeshTransition(platform, reduced.layout, without_partials)
         local = reduced.to_local()
         recorded = platform.is_floating(local) and platform.grad_enabled() and platform.needs_grad(local)
         moved = _function(platform).apply(local, change) if recorded else _exchange(local, change)
@@ -76,16 +76,16 @@ def _function(platform: Platform) -> Any:
     function = platform.__dict__.get(_CACHE)
     if function is None:
         with _LOCK:
-            function = platform.__dict__.setdefault(_CACHE, _build(platform.Function))
+            function = platform.__dict__.setdefault(_CACHE, _mesh_transition_function(platform.Function))
     return function
 
 
-def _build(base: Any) -> Any:
-    class MeshChangeFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
+def _mesh_transition_function(base: Any) -> Any:
+    class MeshTransitionFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
         """Forward redistributes to another mesh; backward redistributes back."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, change: _MeshChange) -> Any:
+        def forward(ctx: Any, local: Any, change: _MeshTransition) -> Any:
             """Exchange the boxes."""
             ctx.change = change
             return _exchange(local, change)
@@ -94,9 +94,11 @@ def _build(base: Any) -> Any:
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
             """Exchange the boxes of the gradient, in the other direction."""
             change = ctx.change
-            return MeshChangeFunction.apply(grad, _MeshChange(change.platform, change.target, change.source)), None
+            return MeshTransitionFunction.apply(
+                grad, _MeshTransition(change.platform, change.target, change.source)
+            ), None
 
-    return MeshChangeFunction
+    return MeshTransitionFunction
 
 
 @lru_cache(maxsize=1024)
@@ -117,7 +119,7 @@ def _transfers(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
     return tuple(transfers)
 
 
-def _exchange(local: Any, change: _MeshChange) -> Any:
+def _exchange(local: Any, change: _MeshTransition) -> Any:
     source, target, platform = change.source, change.target, change.platform
     ranks = tuple(sorted(source.mesh.ranks))
     own, box, target_box = ranks.index(source.mesh.rank), source.local_box(), target.local_box()

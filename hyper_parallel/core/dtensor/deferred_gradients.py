@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
-    from hyper_parallel.core.dtensor.events import Cause, Redistribution
+    from hyper_parallel.core.dtensor.events import Cause, PendingRedistribution
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = [
     "DeferredGradient",
     "add_deferred",
-    "attach_deferred",
+    "check_step_gradient",
+    "clear_deferred",
     "defer_grad_reduce",
     "deferral_hook",
-    "deferred_of",
-    "drop_deferred",
-    "refuse_partial_step",
+    "get_deferred",
+    "set_deferred",
 ]
 
 _DEFERRED = "_hyper_parallel_deferred_gradient"
@@ -66,17 +66,17 @@ class _Block:
         # Leaves with deferred gradients by identity, in the order of their first gradient.
         self.leaves: dict[int, tuple[Any, Layout, Platform]] = {}
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Do nothing."""
 
     def reduce(self) -> None:
         """Reduce the gradient of every leaf once, and add it to the leaf's own gradient."""
         for local, layout, platform in self.leaves.values():
-            deferred = deferred_of(local)
+            deferred = get_deferred(local)
             if deferred is not None:
                 transition = plan_transition(deferred.layout, layout)
                 reduced = reduce_deferred(deferred.partial_value, transition, platform, deferred.cause, deferred.module)
-                drop_deferred(local)
+                clear_deferred(local)
                 platform.accumulate_grad(local, reduced)
 
 
@@ -113,18 +113,18 @@ def defer_grad_reduce() -> Iterator[None]:
     block.reduce()
 
 
-def deferred_of(local: Any) -> DeferredGradient | None:
+def get_deferred(local: Any) -> DeferredGradient | None:
     """Return the deferred gradient of the leaf ``local``, or None."""
     deferred: DeferredGradient | None = getattr(local, _DEFERRED, None)
     return deferred
 
 
-def attach_deferred(local: Any, deferred: DeferredGradient) -> None:
+def set_deferred(local: Any, deferred: DeferredGradient) -> None:
     """Attach a deferred gradient to the leaf ``local``."""
     setattr(local, _DEFERRED, deferred)
 
 
-def drop_deferred(local: Any) -> None:
+def clear_deferred(local: Any) -> None:
     """Remove the deferred gradient of the leaf ``local``: it was reduced, replaced or cleared."""
     if hasattr(local, _DEFERRED):
         delattr(local, _DEFERRED)
@@ -159,8 +159,8 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
         differentiated = platform.needs_grad(grad) and platform.grad_enabled()
         if not block.open or differentiated or not platform.accumulates_grad(local):
             return False
-        total = add_deferred(deferred_of(local), DeferredGradient(partial, grad, cause, module), platform)
-        attach_deferred(local, total)
+        total = add_deferred(get_deferred(local), DeferredGradient(partial, grad, cause, module), platform)
+        set_deferred(local, total)
         block.leaves.setdefault(id(local), (local, reduced, platform))
         return True
 
@@ -185,7 +185,7 @@ def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platf
     return first._replace(layout=layout, partial_value=values[0] + values[1])
 
 
-def refuse_partial_step(name: str, layout: Layout, dtype: object, deferred: DeferredGradient | None = None) -> None:
+def check_step_gradient(name: str, layout: Layout, dtype: object, deferred: DeferredGradient | None = None) -> None:
     """Raise if an optimizer would step on a partial gradient, which would make replicas differ.
 
     Args:

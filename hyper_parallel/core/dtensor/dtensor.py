@@ -19,10 +19,10 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
 from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import (
+    ArgumentTypeError,
     LayoutError,
     MeshError,
     MeshMismatchError,
-    NotPlainError,
     PlacementError,
     ShardMismatchError,
 )
@@ -57,7 +57,7 @@ class DTensor:
     _views: dict[Any, Any] | None
     _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
-    _passed_by = False  # the gradient bypasses this tensor and goes to the one it was redistributed from
+    _is_bypassed = False  # the gradient bypasses this tensor and goes to the one it was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
         """Return a DTensor of the framework that ``local`` belongs to."""
@@ -93,19 +93,19 @@ class DTensor:
         Raises:
             LayoutError: the placements do not fit the mesh or the tensor.
             MeshMismatchError: the placements are a layout of another mesh.
-            NotPlainError: ``local`` is a DTensor, or sparse.
+            ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
         """
         del stride
         mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
-            raise NotPlainError(msg)
+            raise ArgumentTypeError(msg)
         platform = require_dense(local, "from_local: local")
         local_shape = tuple(local.shape)
         if placements is None:
             placements = [Replicate()] * mesh.ndim
-        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _sizes(shape))
+        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _checked_shape(shape))
         if len(layout.dim_axes) != len(local_shape):
             msg = (
                 f"from_local: shape {list(shape or ())} has {layout.ndim} dims, "
@@ -129,7 +129,7 @@ class DTensor:
         """Return PyTorch's own ``torch.distributed.tensor.DTensor`` as a DTensor of this library, on the same graph.
 
         Raises:
-            NotPlainError: (a TypeError) ``tensor`` is not such a DTensor.
+            ArgumentTypeError: (a TypeError) ``tensor`` is not such a DTensor.
             UnsupportedOperatorError: it has a placement that only PyTorch has.
         """
         return platform_of(tensor).from_torch(tensor)
@@ -221,11 +221,11 @@ class DTensor:
             # The node of a view notifies the watchers that were active when it was made.
             if kept is not None and kept[0] == version and kept[2] is active:
                 return kept[1]
-        if not platform.may_keep_view(self):
+        if not platform.may_cache_view(self):
             return self._view(target, varying, cause, None)
         # A view of a leaf keeps no graph alive, so it serves later forwards too.
-        lasting = target is self._layout and not platform.passes_gradient(local)
-        view = self._view(target, varying, cause, None if lasting else _DropView(self, key))
+        outlives_backward = target is self._layout and not platform.passes_gradient(local)
+        view = self._view(target, varying, cause, None if outlives_backward else _DropView(self, key))
         if views is None:
             views = self._views = {}
         views[key] = (version, view, active)
@@ -239,7 +239,7 @@ class DTensor:
             version = self._platform.version
             # If either tensor has been written to since, its autograd node is no longer that of the redistribution.
             if versions == (version(source), version(self._local)) and transition.gathers_along(varying):
-                self._passed_by = True
+                self._is_bypassed = True
                 return gathered_view(source, self._local, transition, varying, self._platform, on_backward)
         defer = deferral_hook(self, varying, cause) if target is self._layout else None
         return redistribute(
@@ -250,7 +250,7 @@ class DTensor:
         """Drop the views that were derived from the values, which are about to change."""
         self._views = None
         self._origin = None
-        self._passed_by = False
+        self._is_bypassed = False
 
     # -- properties ------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
 
     Raises:
         MeshError: (a ValueError) no mesh is given and there is no current mesh.
-        NotPlainError: (a TypeError) ``device_mesh`` is not a DeviceMesh.
+        ArgumentTypeError: (a TypeError) ``device_mesh`` is not a DeviceMesh.
     """
     mesh = device_mesh if device_mesh is not None else get_current_mesh()
     if mesh is None:
@@ -303,7 +303,7 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
     untyped: object = mesh  # callers may not be type-checked
     if not isinstance(untyped, DeviceMesh):
         msg = f"device_mesh must be a DeviceMesh, got {type(untyped).__name__}; init_device_mesh makes one"
-        raise NotPlainError(msg)
+        raise ArgumentTypeError(msg)
     return untyped
 
 
@@ -346,16 +346,16 @@ def require_dense(tensor: Any, what: str) -> Platform:
     """Return the platform of ``tensor``, which must have dense storage.
 
     Raises:
-        NotPlainError: (a TypeError) ``tensor`` is sparse or not a tensor; ``what`` starts the message.
+        ArgumentTypeError: (a TypeError) ``tensor`` is sparse or not a tensor; ``what`` starts the message.
     """
     platform = platform_of_argument(tensor, what)
     if not platform.is_dense(tensor):
         msg = f"{what} has sparse storage, which cannot be sharded; use tensor.to_dense()"
-        raise NotPlainError(msg)
+        raise ArgumentTypeError(msg)
     return platform
 
 
-def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(index(size) for size in shape)
     except TypeError:

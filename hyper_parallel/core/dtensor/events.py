@@ -19,8 +19,22 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.transition import Transition
 
-__all__ = ["Cause", "Event", "EventLog", "Redistribution", "Watcher", "enter_module", "implicit_budget", "module_path",
-           "module_scope", "notify", "record_events", "strict", "watchers", "watching"]  # fmt: skip
+__all__ = [
+    "Cause",
+    "Event",
+    "EventLog",
+    "PendingRedistribution",
+    "Watcher",
+    "implicit_budget",
+    "module_path",
+    "module_scope",
+    "notify",
+    "record_events",
+    "set_module_path",
+    "strict",
+    "watchers",
+    "watching",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Redistribution:
+class PendingRedistribution:
     """A redistribution that is about to communicate.
 
     Attributes:
@@ -130,7 +144,7 @@ class Redistribution:
 class Watcher(Protocol):
     """Is notified of every redistribution that communicates, before it runs."""
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Take note of ``redistribution``, or raise to prevent it."""
 
 
@@ -149,7 +163,7 @@ class EventLog:
         """Start the next training step; later events are counted to it."""
         self.step += 1
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Add one event per collective of ``redistribution``."""
         self._events.extend(_events(redistribution, self.step))
 
@@ -180,7 +194,7 @@ class EventLog:
         # Stable sort: within one module the order is the order of running.
         for event in sorted(self._events, key=lambda event: event.module.split(".")):
             path = tuple(event.module.split(".")) if event.module else ()
-            lines.extend("  " * depth + path[depth] for depth in range(_common(path, shown), len(path)))
+            lines.extend("  " * depth + path[depth] for depth in range(_common_prefix_length(path, shown), len(path)))
             lines.append("  " * len(path) + str(event))
             shown = path
         return "\n".join([*lines, f"{len(self)} collectives, {self.total_bytes()} bytes"])
@@ -189,7 +203,7 @@ class EventLog:
 class _Strict:
     """Forbids implicit redistributions."""
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Raise on an implicit redistribution."""
         if redistribution.is_implicit:
             msg = (
@@ -205,7 +219,7 @@ class _Budget:
     def __init__(self, limit: int) -> None:
         self.limit, self.spent = limit, 0
 
-    def on_redistribution(self, redistribution: Redistribution) -> None:
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
         """Add the bytes of an implicit redistribution; raise beyond the limit."""
         if not redistribution.is_implicit:
             return
@@ -265,7 +279,7 @@ def module_scope(path: str) -> Iterator[None]:
         _MODULE.reset(token)
 
 
-def enter_module(path: str) -> None:
+def set_module_path(path: str) -> None:
     """Make ``path`` the path of the module that runs from now on; for hooks, which cannot keep a block open."""
     _MODULE.set(path)
 
@@ -280,7 +294,7 @@ def watchers() -> tuple[Watcher, ...]:
     return _WATCHERS.get()
 
 
-def notify(notified: tuple[Watcher, ...], redistribution: Redistribution) -> None:
+def notify(notified: tuple[Watcher, ...], redistribution: PendingRedistribution) -> None:
     """Notify watchers of a redistribution; event logs come last, after watchers that may forbid it.
 
     Raises:
@@ -300,7 +314,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _WATCHERS.reset(token)
 
 
-def _events(redistribution: Redistribution, training_step: int) -> Iterator[Event]:
+def _events(redistribution: PendingRedistribution, training_step: int) -> Iterator[Event]:
     cause = redistribution.cause or _EXPLICIT
     for step in redistribution.transition.steps:
         if step.received:
@@ -319,9 +333,10 @@ def _events(redistribution: Redistribution, training_step: int) -> Iterator[Even
             )
 
 
-def _common(path: tuple[str, ...], other: tuple[str, ...]) -> int:
+def _common_prefix_length(path: tuple[str, ...], other: tuple[str, ...]) -> int:
     """Return the length of the common prefix."""
-    return sum(all_equal for all_equal in itertools.accumulate(map(str.__eq__, path, other), bool.__and__))
+    equal = itertools.takewhile(lambda names: names[0] == names[1], zip(path, other, strict=False))
+    return len(list(equal))
 
 
 def _names(transition: Transition, axes: tuple[int, ...]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.boxes import (
     contains,
     count_intersections,
     intersect,
-    members,
+    mesh_slice,
     reduced_boxes,
     slice_origin,
     split_at_edges,
@@ -59,10 +59,10 @@ class _SliceExchange(Step):
             index = index * self.source.mesh.shape[axis] + coordinate[axis]
         return index
 
-    def _swap(
+    def _run_all_to_all(
         self, transfers: Sequence[BoxTransfer], read: Callable[[Box], Any], like: Any, platform: Platform
     ) -> dict[Box, Any]:
-        """Carry out ``transfers`` in one all-to-all.
+        """Run ``transfers`` in one all-to-all.
 
         Args:
             transfers: every transfer of this rank's slice.
@@ -117,7 +117,7 @@ class Exchange(_SliceExchange):
         A rank receives from one peer for every box of another member that its target box intersects. So the number is
         found without listing transfers.
         """
-        positions = members(self.source.mesh, self.axes, self._first_origin)
+        positions = mesh_slice(self.source.mesh, self.axes, self._first_origin)
         source_boxes = [self.source.box_at(position) for position in positions]
         grid = box_grid(source_boxes, self.source.ndim)
         pairs = zip(map(self.target.box_at, positions), source_boxes, strict=True)
@@ -126,12 +126,14 @@ class Exchange(_SliceExchange):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received parts."""
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
-        parts = self._swap(self._own_transfers, lambda part: narrow_box(local, box, part, platform), local, platform)
+        parts = self._run_all_to_all(
+            self._own_transfers, lambda part: narrow_box(local, box, part, platform), local, platform
+        )
         if not volume(target):
             return empty_like(local, sizes_of(target), platform)
         if not parts:
             return platform.copy(narrow_box(local, box, target, platform))
-        source_boxes = map(self.source.box_at, members(self.source.mesh, self.axes, self.coordinate))
+        source_boxes = map(self.source.box_at, mesh_slice(self.source.mesh, self.axes, self.coordinate))
         cells = split_at_edges(target, box_edges(source_boxes, len(box)))
         for cell in itertools.product(*cells):
             if cell not in parts:
@@ -200,20 +202,20 @@ class ReduceExchange(_SliceExchange):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received sums."""
         sums = self._reduce(local, platform)
-        sums.update(self._swap(_transfers_of(self._own_boxes), sums.__getitem__, local, platform))
+        sums.update(self._run_all_to_all(_transfers_of(self._own_boxes), sums.__getitem__, local, platform))
         target = self.target.box_at(self.coordinate)
         if not volume(target):
             return empty_like(local, sizes_of(target), platform)
-        positions = members(self.source.mesh, self.axes, self.coordinate)
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         boxes = [layout.box_at(position) for layout in (self.source, self.target) for position in positions]
         cells = split_at_edges(target, box_edges(boxes, len(target)))
-        parts = {cell: _joined(cell, sums, platform) for cell in itertools.product(*cells)}
+        parts = {cell: _concatenate_parts(cell, sums, platform) for cell in itertools.product(*cells)}
         return assemble(parts, cells, platform)
 
     def _reduce(self, local: Any, platform: Platform) -> dict[Box, Any]:
         """Sum this rank's boxes in one reduce-scatter; return the sums by box."""
         mesh, own, box = self.source.mesh, self._position(self.coordinate), self.source.box_at(self.coordinate)
-        holders = tuple(self._position(position) for position in members(mesh, self.reduced, self.coordinate))
+        holders = tuple(self._position(position) for position in mesh_slice(mesh, self.reduced, self.coordinate))
         boxes_of = [
             [reduced.box for reduced in self._own_boxes if reduced.holders == holders and reduced.reducer == reducer]
             for reducer in holders
@@ -271,7 +273,7 @@ def assemble(
     return _cat([assemble(parts, cells, platform, (*prefix, interval)) for interval in cells[dim]], dim, platform)
 
 
-def _joined(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:
+def _concatenate_parts(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:
     """Concatenate the parts into which ``cell`` was split along one dim."""
     boxes = sorted(box for box in sums if contains(cell, box))
     dim = next((d for d, interval in enumerate(boxes[0]) if interval != cell[d]), 0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
 
 # Bits of the significand, the implicit one included.
-_DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
+_SIGNIFICAND_BITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
 def full(
@@ -91,7 +91,7 @@ def _random(size: tuple[int, ...], distribution: Callable[[int], Distribution], 
 
     def fill(layout: Layout) -> Any:
         like = platform.zeros((), dtype=dtype, device=layout.mesh.device_type)
-        sample = random.sample(layout, distribution(_DIGITS.get(short_dtype(like.dtype), 53)))
+        sample = random.sample(layout, distribution(_SIGNIFICAND_BITS.get(short_dtype(like.dtype), 53)))
         return platform.local_op("make_like")(like, sample, None)
 
     return _create(size, fill, **options)

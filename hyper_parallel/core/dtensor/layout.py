@@ -22,7 +22,7 @@ from hyper_parallel.core.dtensor.placements import (
     Shard,
     alias_of,
     are_placements,
-    check_count,
+    check_placement_count,
     from_aliases,
     from_placements,
     partials_of,
@@ -39,7 +39,7 @@ Box = tuple[tuple[int, int], ...]
 _INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
 # Layouts by the placements they were read from. A full cache is emptied.
 _PLACED: dict[Any, Layout] = {}
-_MOST_PLACED = 16384
+_MAX_PLACED = 16384
 _LOCK = threading.Lock()
 
 
@@ -77,8 +77,8 @@ class Layout:
     """
 
     __slots__ = (
-        "__weakref__", "_is_placed", "_local_shape", "_open_placements", "dim_axes", "mesh", "partials", "placements",
-        "shape", "tensor_meta",
+        "__weakref__", "_is_placed", "_local_shape", "_unresolved_placements", "dim_axes", "mesh", "partials",
+        "placements", "shape", "tensor_meta",
     )  # fmt: skip
 
     mesh: DeviceMesh
@@ -89,7 +89,7 @@ class Layout:
     tensor_meta: DenseShape | None
     _local_shape: tuple[int, ...] | None
     _is_placed: bool
-    _open_placements: tuple[Placement, ...] | None
+    _unresolved_placements: tuple[Placement, ...] | None
 
     def __new__(  # noqa: PYI034 - layouts are interned, and nobody subclasses them
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
@@ -156,7 +156,7 @@ class Layout:
             layout = _intern(mesh, dim_axes, partials, tuple(shape))
             if key is not None:
                 with _LOCK:
-                    if len(_PLACED) >= _MOST_PLACED:
+                    if len(_PLACED) >= _MAX_PLACED:
                         _PLACED.clear()
                     _PLACED[key] = layout
         return layout
@@ -174,7 +174,7 @@ class Layout:
         """
         if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and are_placements(aliases[0]):
             placements = tuple(aliases[0])
-            check_count(self.mesh, placements)
+            check_placement_count(self.mesh, placements)
             return _intern(self.mesh, None, partials_of(placements), None, placements)
         dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
         return _intern(self.mesh, dim_axes, partials, None)
@@ -185,8 +185,8 @@ class Layout:
         Raises:
             LayoutError: the layout has a different number of dims, or is unplaced.
         """
-        if not self._is_placed and self._open_placements is not None:
-            return _intern(self.mesh, *from_placements(self.mesh, self._open_placements, ndim), None)
+        if not self._is_placed and self._unresolved_placements is not None:
+            return _intern(self.mesh, *from_placements(self.mesh, self._unresolved_placements, ndim), None)
         if self.ndim != ndim:
             msg = f"layout {self!r} does not place a tensor of {ndim} dims"
             raise PlacementError(msg)
@@ -194,7 +194,7 @@ class Layout:
 
     def with_shape(self, shape: Sequence[int] | None) -> Layout:
         """Return the same layout with another global shape, or with none."""
-        if not self._is_placed and self._open_placements is not None:
+        if not self._is_placed and self._unresolved_placements is not None:
             return self if shape is None else self.of_ndim(len(shape)).with_shape(shape)
         return _intern(self.mesh, self.dim_axes, self.partials, None if shape is None else tuple(shape))
 
@@ -319,15 +319,18 @@ class Layout:
             return f"Layout({self.notation()} on {self.mesh!r})"
         return (
             f"Layout({self.mesh!r})"
-            if self._open_placements is None
-            else f"Layout({list(self._open_placements)} on {self.mesh!r})"
+            if self._unresolved_placements is None
+            else f"Layout({list(self._unresolved_placements)} on {self.mesh!r})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value."""
         if self._is_placed:
             return (_intern, (self.mesh, self.dim_axes, self.partials, self.shape))
-        return (_intern, (self.mesh, None, partials_of(self._open_placements or ()), None, self._open_placements))
+        return (
+            _intern,
+            (self.mesh, None, partials_of(self._unresolved_placements or ()), None, self._unresolved_placements),
+        )
 
     def __copy__(self) -> Layout:
         """Return the layout itself, which is immutable."""
@@ -341,10 +344,10 @@ class Layout:
 
         def __getattr__(self, name: str) -> Any:
             """Explain why an unplaced layout lacks an attribute; a placed layout has all, so it never gets here."""
-            if name not in _UNKNOWN:
+            if name not in _PLACED_ATTRIBUTES:
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(msg)
-            if self._open_placements is None:
+            if self._unresolved_placements is None:
                 fix = 'describes only a mesh; call it first to place a tensor: layout("None", ...), an alias per dim'
             else:
                 fix = "does not know the number of dims of its tensor; call layout.with_shape(...) first"
@@ -352,7 +355,7 @@ class Layout:
             raise LayoutError(msg)
 
 
-_UNKNOWN = ("dim_axes", "partials", "placements")
+_PLACED_ATTRIBUTES = ("dim_axes", "partials", "placements")
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -404,9 +407,9 @@ def _intern(
     dim_axes: DimAxes | None,
     partials: Partials,
     shape: tuple[int, ...] | None,
-    open_placements: tuple[Placement, ...] | None = None,
+    unresolved_placements: tuple[Placement, ...] | None = None,
 ) -> Layout:
-    key = (mesh, dim_axes, partials, shape, open_placements)
+    key = (mesh, dim_axes, partials, shape, unresolved_placements)
     layout = _INTERNED.get(key)
     if layout is None:
         with _LOCK:  # another thread may have built it
@@ -419,16 +422,16 @@ def _new(
     dim_axes: DimAxes | None,
     partials: Partials,
     shape: tuple[int, ...] | None,
-    open_placements: tuple[Placement, ...] | None,
+    unresolved_placements: tuple[Placement, ...] | None,
 ) -> Layout:
     layout = object.__new__(Layout)
-    layout.mesh, layout.shape, layout._open_placements = mesh, shape, open_placements
+    layout.mesh, layout.shape, layout._unresolved_placements = mesh, shape, unresolved_placements
     layout._is_placed = dim_axes is not None
     if dim_axes is not None:
         layout.dim_axes, layout.partials = dim_axes, partials
         layout.placements = public_placements(mesh, dim_axes, partials)
-    elif open_placements is not None:
-        layout.placements, layout.partials = open_placements, partials
+    elif unresolved_placements is not None:
+        layout.placements, layout.partials = unresolved_placements, partials
     layout.tensor_meta = None if shape is None else DenseShape(shape, _dense_strides(shape))
     layout._local_shape = None
     return layout

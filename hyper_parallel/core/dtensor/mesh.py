@@ -26,7 +26,7 @@ __all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
 
-_MOST_PRINTED_RANKS = 64
+_MAX_PRINTED_RANKS = 64
 _INTERNED: dict[tuple[Any, ...], DeviceMesh] = {}
 _LOCK = threading.Lock()
 _CURRENT: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hyper_parallel_mesh", default=())
@@ -60,7 +60,7 @@ class DeviceMesh:
     names: tuple[str, ...]
     rank: int
     coordinate: tuple[int, ...] | None
-    _along: dict[tuple[int, ...], tuple[int, ...]]
+    _ranks_along_cache: dict[tuple[int, ...], tuple[int, ...]]
 
     def __new__(  # noqa: PYI034 - meshes are interned and the class is never subclassed
         cls,
@@ -105,7 +105,7 @@ class DeviceMesh:
         self.names = self.mesh_dim_names or tuple(str(axis) for axis in range(len(self.shape)))
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
         self.coordinate = None if index is None else unravel(index, self.shape)
-        self._along = {}
+        self._ranks_along_cache = {}
         return self
 
     @classmethod
@@ -144,7 +144,7 @@ class DeviceMesh:
     @property
     def mesh(self) -> list[Any]:
         """The ranks as nested lists."""
-        return nest(list(self.ranks), self.shape)
+        return to_nested_lists(list(self.ranks), self.shape)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """Number of ranks in the mesh, or along one axis."""
@@ -173,7 +173,7 @@ class DeviceMesh:
         Raises:
             MeshError: the rank is not in the mesh, or the mesh has several axes and none is named.
         """
-        return self.own_coordinate()[self._only_axis(mesh_dim, "get_local_rank")]
+        return self.own_coordinate()[self._resolve_axis(mesh_dim, "get_local_rank")]
 
     def get_rank(self) -> int:
         """Global rank on which the mesh is in use."""
@@ -186,14 +186,14 @@ class DeviceMesh:
             MeshLookupError: (a MeshError) the rank is not in the mesh.
         """
         if rank not in self.ranks:
-            raise self._no_member(rank)
+            raise self._not_in_mesh_error(rank)
         return unravel(self.ranks.index(rank), self.shape)
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Global ranks that differ from this one along ``axes`` only, row-major in the order of ``axes``."""
-        ranks = self._along.get(axes)
+        ranks = self._ranks_along_cache.get(axes)
         if ranks is None:
-            ranks = self._along[axes] = self._ranks_along(axes, self.own_coordinate())
+            ranks = self._ranks_along_cache[axes] = self._ranks_along(axes, self.own_coordinate())
         return ranks
 
     def _ranks_along(self, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -218,7 +218,7 @@ class DeviceMesh:
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
         """Return the transport's group along one axis; it is created on first use."""
-        axis = self._only_axis(mesh_dim, "get_group")
+        axis = self._resolve_axis(mesh_dim, "get_group")
         return current_platform().transport().group(self.ranks_along((axis,)))
 
     def get_all_groups(self) -> list[Any]:
@@ -339,7 +339,7 @@ class DeviceMesh:
         """``DeviceMesh(cpu, dp=2, tp=3, ranks=[0..5])``."""
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
         ranks = ", ".join(map(str, self.ranks))
-        if len(self.ranks) > _MOST_PRINTED_RANKS:
+        if len(self.ranks) > _MAX_PRINTED_RANKS:
             ranks = f"{self.ranks[0]}, {self.ranks[1]}, ..., {self.ranks[-1]}"
         return f"DeviceMesh({self.device_type}, {axes}, ranks=[{ranks}])"
 
@@ -351,16 +351,16 @@ class DeviceMesh:
         """
         if self.coordinate is None:
             msg = (
-                f"{self._no_member(self.rank)}: it holds no shard of tensors on that mesh and takes no part in its "
-                "collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
+                f"{self._not_in_mesh_error(self.rank)}: it holds no shard of tensors on that mesh and takes no part in "
+                "its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
             )
             raise MeshLookupError(msg)
         return self.coordinate
 
-    def _no_member(self, rank: int) -> MeshLookupError:
+    def _not_in_mesh_error(self, rank: int) -> MeshLookupError:
         return MeshLookupError(f"rank {rank} is not in {self!r}")
 
-    def _only_axis(self, mesh_dim: int | str | None, caller: str) -> int:
+    def _resolve_axis(self, mesh_dim: int | str | None, caller: str) -> int:
         if mesh_dim is not None:
             return self.axis(mesh_dim)
         if self.ndim != 1:
@@ -400,7 +400,7 @@ def init_device_mesh(
     if math.prod(shape) != len(rank_list):
         msg = f"init_device_mesh: mesh_shape {shape} needs {math.prod(shape)} ranks, {source}"
         raise MeshError(msg)
-    return DeviceMesh(device_type, nest(list(rank_list), shape), mesh_dim_names=mesh_dim_names)
+    return DeviceMesh(device_type, to_nested_lists(list(rank_list), shape), mesh_dim_names=mesh_dim_names)
 
 
 def get_current_mesh() -> DeviceMesh | None:
@@ -474,9 +474,9 @@ def ravel(position: Sequence[int], shape: tuple[int, ...]) -> int:
     return index
 
 
-def nest(flat: list[Any], shape: tuple[int, ...]) -> list[Any]:
+def to_nested_lists(flat: list[Any], shape: tuple[int, ...]) -> list[Any]:
     """Return row-major items as nested lists of ``shape``."""
     if len(shape) <= 1:
         return flat
     inner = math.prod(shape[1:])
-    return [nest(flat[start : start + inner], shape[1:]) for start in range(0, len(flat), inner)]
+    return [to_nested_lists(flat[start : start + inner], shape[1:]) for start in range(0, len(flat), inner)]

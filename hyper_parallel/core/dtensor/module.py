@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
@@ -15,7 +16,7 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.transition import plan_transition
-from hyper_parallel.errors import LayoutError, MeshError, NotPlainError
+from hyper_parallel.errors import ArgumentTypeError, LayoutError, MeshError
 from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def distribute_tensor(
         MeshError: (a ValueError) ``src_data_rank`` is not a valid index into the mesh.
         MeshLookupError: (a MeshError) this rank is not in the mesh. It does not get an empty shard, which could be
             mistaken for the tensor's values; ``mesh.get_coordinate() is not None`` is true on the ranks of the mesh.
-        NotPlainError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is not a tensor, or is the result of a
+        ArgumentTypeError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is not a tensor, or is the result of a
             computation that needs its gradient, which a leaf would not pass on. :meth:`DTensor.from_local` does.
     """
     mesh = resolve_mesh(device_mesh)
@@ -62,10 +63,10 @@ def distribute_tensor(
     placements = [Replicate()] * mesh.ndim if placements is None else placements
     layout = Layout.place(mesh, placements, tuple(tensor.shape))
     if isinstance(tensor, DTensor):
-        return _of_layout(tensor, layout)
+        return _require_layout(tensor, layout)
     require_dense(tensor, "distribute_tensor: tensor")
     if platform.passes_gradient(tensor):
-        raise NotPlainError(_cut_message(tensor, layout))
+        raise ArgumentTypeError(_not_a_leaf_message(tensor, layout))
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
     reduced = Layout.of(mesh, layout.dim_axes, (), layout.shape)
     local = redistribute(
@@ -77,7 +78,7 @@ def distribute_tensor(
     return result
 
 
-def _of_layout(tensor: Any, layout: Layout) -> Any:
+def _require_layout(tensor: Any, layout: Layout) -> Any:
     if tensor.layout is layout:
         return tensor
     msg = (
@@ -88,7 +89,7 @@ def _of_layout(tensor: Any, layout: Layout) -> Any:
     raise LayoutError(msg)
 
 
-def _cut_message(tensor: Any, layout: Layout) -> str:
+def _not_a_leaf_message(tensor: Any, layout: Layout) -> str:
     whole = ", ".join(["Replicate()"] * layout.mesh.ndim)
     return (
         f"distribute_tensor: the tensor {list(tensor.shape)} is part of a graph, and the result would be a leaf, so "
@@ -100,9 +101,9 @@ def _cut_message(tensor: Any, layout: Layout) -> str:
 
 def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:
     """Return this rank's shard of ``whole``, in storage of its own; the values come from the rank at ``source``."""
-    everything = tuple((0, size) for size in layout.shape or ())
+    full_box = whole_box(layout.shape or ())
     if source is None or len(layout.mesh.ranks) == 1 or platform.is_meta(whole):
-        own = narrow_box(whole, everything, layout.local_box(), platform)
+        own = narrow_box(whole, full_box, layout.local_box(), platform)
         return platform.contiguous(own if platform.is_meta(whole) else platform.copy(own))
     ranks = layout.mesh.ranks
     if not 0 <= source < len(ranks):
@@ -115,12 +116,12 @@ def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | Non
 
 def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any:
     """Scatter the shards from rank ``source``, by an all-to-all in which only that rank sends."""
-    everything, ranks = tuple((0, size) for size in layout.shape or ()), layout.mesh.ranks
+    full_box, ranks = whole_box(layout.shape or ()), layout.mesh.ranks
 
     def flat(rank: int) -> Any:
         if layout.mesh.rank != source:
             return platform.reshape(platform.contiguous(whole), (-1,))[:0]
-        box = narrow_box(whole, everything, layout.local_box(rank), platform)
+        box = narrow_box(whole, full_box, layout.local_box(rank), platform)
         return platform.reshape(platform.contiguous(box), (-1,))
 
     size = (math.prod(layout.local_shape),)
@@ -170,26 +171,29 @@ def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def local_data_for(holder: Any, data: Any) -> Any:
-    """Return the plain tensor of ``data`` to be written to this rank's shard of ``holder``.
+def local_data_for(parameter: Any, data: Any) -> Any:
+    """Return the plain tensor of ``data`` to be written to this rank's shard of ``parameter``.
 
     Args:
-        holder: the destination, a plain tensor or a DTensor.
-        data: a DTensor of any layout on the holder's mesh, this rank's shard, or the whole tensor.
+        parameter: the destination, a plain tensor or a DTensor.
+        data: a DTensor of any layout on the parameter's mesh, this rank's shard, or the whole tensor.
 
     Raises:
-        LayoutError: (a ValueError) the shape of ``data`` is neither the local nor the global shape of ``holder``.
+        LayoutError: (a ValueError) the shape of ``data`` is neither the local nor the global shape of ``parameter``.
     """
     if isinstance(data, DTensor):
-        data = data.redistribute_to(holder.layout).to_local() if isinstance(holder, DTensor) else data.full_tensor()
-    local = tuple(holder.local_shape if isinstance(holder, DTensor) else holder.shape)
+        data = (
+            data.redistribute_to(parameter.layout).to_local() if isinstance(parameter, DTensor) else data.full_tensor()
+        )
+    local = tuple(parameter.local_shape if isinstance(parameter, DTensor) else parameter.shape)
     if tuple(data.shape) == local:
         return data
-    if isinstance(holder, DTensor) and tuple(data.shape) == tuple(holder.shape):
-        everything = tuple((0, size) for size in data.shape)
-        return narrow_box(data, everything, holder.layout.local_box(), platform_of(data))
+    if isinstance(parameter, DTensor) and tuple(data.shape) == tuple(parameter.shape):
+        return narrow_box(data, whole_box(data.shape), parameter.layout.local_box(), platform_of(data))
     whole = (
-        f"{list(holder.shape)}, of which this rank holds {list(local)}" if isinstance(holder, DTensor) else list(local)
+        f"{list(parameter.shape)}, of which this rank holds {list(local)}"
+        if isinstance(parameter, DTensor)
+        else list(local)
     )
     msg = f"update_param_data: the parameter has shape {whole}; the data has shape {list(data.shape)}"
     raise LayoutError(msg)

@@ -46,9 +46,9 @@ class TiedParameters:
 
     def restore(self) -> None:
         """After a tied parameter was replaced under one path, set the replacement under its other paths too."""
-        self._groups = [(slots, self._spread(slots, shared)) for slots, shared in self._groups]
+        self._groups = [(slots, self._share_replacement(slots, shared)) for slots, shared in self._groups]
 
-    def _spread(self, slots: list[Slot], shared: Any) -> Any:
+    def _share_replacement(self, slots: list[Slot], shared: Any) -> Any:
         new = next((parameter for parameter in map(self._parameter, slots) if parameter is not shared), None)
         if new is None:
             return shared

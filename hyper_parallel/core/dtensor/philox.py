@@ -21,7 +21,7 @@ BLOCKS_AT_ONCE = 4096
 _SHORT_GAP = 128
 """Blocks between two runs that are computed and dropped, since skipping them would cost more."""
 _COUNTERS = 1 << 256
-_CALL, _KEYS = 128, (1 << 64) - 1
+_CALL_SHIFT, _KEY_MASK = 128, (1 << 64) - 1
 
 
 class Philox:
@@ -34,7 +34,7 @@ class Philox:
 
     def __init__(self, seed: int, call: int) -> None:
         # NumPy increments the counter before it computes a block.
-        self._source: Any = np.random.Philox(key=seed & _KEYS, counter=((call << _CALL) - 1) % _COUNTERS)
+        self._source: Any = np.random.Philox(key=seed & _KEY_MASK, counter=((call << _CALL_SHIFT) - 1) % _COUNTERS)
         self._next = 0
 
     def words(self, block: int, count: int) -> Any:
@@ -58,10 +58,10 @@ class Philox:
         steps = np.diff(first)
         far = np.flatnonzero(steps > width + _SHORT_GAP) + 1
         # Take as many runs at once as fit in BLOCKS_AT_ONCE blocks, gaps included.
-        many = max(1, BLOCKS_AT_ONCE // int(np.max(steps, initial=1, where=steps <= width + _SHORT_GAP)))
+        runs_at_once = max(1, BLOCKS_AT_ONCE // int(np.max(steps, initial=1, where=steps <= width + _SHORT_GAP)))
         for low, high in itertools.pairwise((0, *far.tolist(), len(first))):
-            for start in range(low, high, many):
-                stop = min(start + many, high)
+            for start in range(low, high, runs_at_once):
+                stop = min(start + runs_at_once, high)
                 self._fill(first[start:stop], width, words[start:stop])
         return words.reshape(len(first), WORDS_PER_BLOCK * width)
 

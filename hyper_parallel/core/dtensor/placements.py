@@ -25,7 +25,7 @@ __all__ = [
     "StridedShard",
     "alias_of",
     "are_placements",
-    "check_count",
+    "check_placement_count",
     "from_aliases",
     "from_placements",
     "partials_of",
@@ -174,18 +174,18 @@ def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: i
         PlacementError: there is not one placement per axis, or a placement names a dim that the tensor does not have.
         LayoutError: a split factor that no product of axes to the right equals.
     """
-    check_count(mesh, placements)
+    check_placement_count(mesh, placements)
     dims: list[list[int]] = [[] for _ in range(ndim)]
     # From right to left, because a split factor refers to the axes to its right that split the dim before it.
     for axis in reversed(range(mesh.ndim)):
         placement = placements[axis]
         if isinstance(placement, Shard):
-            dim = _normal_dim(placement, ndim)
+            dim = _normalized_dim(placement, ndim)
             dims[dim].insert(_position(mesh, dims[dim], placement), axis)
     return tuple(map(tuple, dims)), partials_of(placements)
 
 
-def check_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
+def check_placement_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
     """Check that there is one placement per mesh axis.
 
     Raises:
@@ -206,7 +206,7 @@ def partials_of(placements: tuple[Placement, ...]) -> Partials:
     )
 
 
-def _normal_dim(placement: Shard, ndim: int) -> int:
+def _normalized_dim(placement: Shard, ndim: int) -> int:
     if not -ndim <= placement.dim < ndim:
         msg = f"placements: {placement!r} names dim {placement.dim}, the tensor has {ndim} dims"
         raise PlacementError(msg)

@@ -7,7 +7,7 @@ same program.
 
 A rank has one stream for all its threads. If two threads sampled from it in turn, their order would differ between
 ranks. So only one thread may: the first to sample after seeding, until it ends. Another thread enters ``with
-named("its name"):`` and samples from a stream of its own, derived from the seed and the name.
+named_stream("its name"):`` and samples from a stream of its own, derived from the seed and the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.core.dtensor import sampling
-from hyper_parallel.core.dtensor.sampling import IndexRuns, LocalSample
+from hyper_parallel.core.dtensor.sampling import IndexRuns, LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
@@ -39,16 +39,16 @@ __all__ = [
     "get_state",
     "integers",
     "manual_seed",
-    "named",
+    "named_stream",
     "normal",
-    "preserved",
-    "replaying",
+    "preserve_state",
+    "replay",
     "sample",
     "set_state",
     "uniform",
 ]  # fmt: skip
 
-_SEEDS = 0xFFFFFFFFFFFFFFFF
+_SEED_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Streams:
     named: dict[str, RandomState] = field(default_factory=dict)
 
     def current(self) -> RandomState:
-        """Return the stream of the surrounding ``named`` block, or the rank's own."""
+        """Return the stream of the surrounding ``named_stream`` block, or the rank's own."""
         name = _NAME.get()
         if name is None:
             return self.own
@@ -97,14 +97,14 @@ class _Streams:
             msg = (
                 f"thread {thread.name!r} samples random numbers of DTensors, and so does thread {self.owner.name!r}; "
                 "their order, and so the numbers, would differ between ranks; give this thread a stream of its own: "
-                "`with hyper_parallel.core.dtensor.random.named(name):`, with the same name on all ranks"
+                "`with hyper_parallel.core.dtensor.random.named_stream(name):`, with the same name on all ranks"
             )
             raise UnsupportedOperatorError(msg)
         self.owner = thread
 
 
 @dataclass
-class _Aside:
+class _TemporaryStream:
     """A stream that replaces the rank's inside a block, for this thread only.
 
     Attributes:
@@ -121,9 +121,9 @@ _RANKS: WeakKeyDictionary[Transport, _Streams] = (
     WeakKeyDictionary()
 )  # of simulated ranks, many of which are in one process
 _LOCK = threading.RLock()
-_ASIDE: ContextVar[_Aside | None] = ContextVar("hyper_parallel_random_aside", default=None)
+_TEMPORARY: ContextVar[_TemporaryStream | None] = ContextVar("hyper_parallel_temporary_stream", default=None)
 _NAME: ContextVar[str | None] = ContextVar("hyper_parallel_random_name", default=None)
-_REFUSING: list[Callable[[], bool]] = []
+_RECOMPUTE_CHECKS: list[Callable[[], bool]] = []
 
 
 def _streams() -> _Streams:
@@ -138,62 +138,62 @@ def _derived(seed: int, name: str) -> int:
 def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
     """Start the random stream of DTensors from ``seed``; call it on all ranks with the same number.
 
-    The stream belongs to the rank; the module's documentation says which thread may sample from it. Inside ``named``
-    only the named stream is started. The frameworks' own seeds (``torch.manual_seed``, ``mindspore.set_seed``) do not
-    affect it, so ranks may set those differently.
+    The stream belongs to the rank; the module's documentation says which thread may sample from it. Inside
+    ``named_stream`` only the named stream is started. The frameworks' own seeds (``torch.manual_seed``,
+    ``mindspore.set_seed``) do not affect it, so ranks may set those differently.
 
     Args:
         seed: any int; only its low 64 bits are used.
         mesh: accepted for PyTorch's signature; the stream is the same on every mesh.
     """
     del mesh
-    set_state((seed & _SEEDS, 0))
+    set_state((seed & _SEED_MASK, 0))
 
 
 def get_state() -> tuple[int, int]:
     """Return seed and call index, for a checkpoint or for recomputing a forward."""
     with _LOCK:
-        aside = _ASIDE.get()
-        state = _streams().current() if aside is None else aside.state
+        temporary = _TEMPORARY.get()
+        state = _streams().current() if temporary is None else temporary.state
         return state.seed, state.calls
 
 
 def set_state(state: tuple[int, int]) -> None:
     """Set seed and call index to what :func:`get_state` returned."""
     with _LOCK:
-        aside = _ASIDE.get()
-        if aside is None:
+        temporary = _TEMPORARY.get()
+        if temporary is None:
             _streams().start(RandomState(*state))
         else:
-            aside.state = RandomState(*state)
+            temporary.state = RandomState(*state)
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
+def preserve_state() -> Iterator[None]:
     """Restore the stream after the block, whatever this thread samples inside."""
-    outer = _ASIDE.get()
-    with _aside(get_state(), replays=outer is not None and outer.replays):
+    outer = _TEMPORARY.get()
+    with _temporary_stream(get_state(), replays=outer is not None and outer.replays):
         yield
 
 
 @contextmanager
-def replaying(state: tuple[int, int]) -> Iterator[None]:
+def replay(state: tuple[int, int]) -> Iterator[None]:
     """Sample from ``state`` on inside the block, for a forward that runs again; the stream is restored after it."""
-    with _aside(state, replays=True):
+    with _temporary_stream(state, replays=True):
         yield
 
 
 @contextmanager
-def _aside(state: tuple[int, int], *, replays: bool) -> Iterator[None]:
-    token = _ASIDE.set(_Aside(RandomState(*state), replays))
+def _temporary_stream(state: tuple[int, int], *, replays: bool) -> Iterator[None]:
+    token = _TEMPORARY.set(_TemporaryStream(RandomState(*state), replays))
     try:
         yield
     finally:
-        _ASIDE.reset(token)
+        _TEMPORARY.reset(token)
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
+def named_stream(name: str) -> Iterator[None]:
     """Sample inside the block from a stream of its own, derived from the rank's seed and ``name``.
 
     A block of the same name continues the stream. Only one thread at a time may be in blocks of one name.
@@ -202,10 +202,13 @@ def named(name: str) -> Iterator[None]:
         name: the same on all ranks.
 
     Raises:
-        UnsupportedOperatorError: the block is in a recomputed or ``preserved`` function, which restores one stream.
+        UnsupportedOperatorError: the block is in a recomputed function or a ``preserve_state`` block.
     """
-    if _ASIDE.get() is not None:
-        msg = f"named({name!r}): a recomputed or preserved function samples from one stream; enter the name around it"
+    if _TEMPORARY.get() is not None:
+        msg = (
+            f"named_stream({name!r}): a recomputed function, or one in preserve_state(), samples from one stream; "
+            "enter the named stream around it"
+        )
         raise UnsupportedOperatorError(msg)
     token = _NAME.set(name)
     try:
@@ -217,7 +220,7 @@ def named(name: str) -> Iterator[None]:
 def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
     """Make sampling an error while ``recomputes()`` is True and the stream does not replay the first forward's."""
     with _LOCK:
-        _REFUSING.append(recomputes)
+        _RECOMPUTE_CHECKS.append(recomputes)
 
 
 def next_call() -> tuple[int, int]:
@@ -227,30 +230,30 @@ def next_call() -> tuple[int, int]:
         UnsupportedOperatorError: a forward is recomputed without replaying its stream, or another thread samples from
             this stream.
     """
-    aside = _ASIDE.get()
-    if (aside is None or not aside.replays) and any(recomputes() for recomputes in _REFUSING):
-        raise UnsupportedOperatorError(_RERUN)
+    temporary = _TEMPORARY.get()
+    if (temporary is None or not temporary.replays) and any(recomputes() for recomputes in _RECOMPUTE_CHECKS):
+        raise UnsupportedOperatorError(_RECOMPUTED_WITHOUT_STATE)
     with _LOCK:
         streams = _streams()
-        if aside is None and _NAME.get() is None:
+        if temporary is None and _NAME.get() is None:
             streams.claim()
-        state = streams.current() if aside is None else aside.state
+        state = streams.current() if temporary is None else temporary.state
         state.calls += 1
         return state.seed, state.calls - 1
 
 
-_RERUN = (
+_RECOMPUTED_WITHOUT_STATE = (
     "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; the "
     "numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
     "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the "
-    "first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
+    "first run and run again `with hyper_parallel.core.dtensor.random.replay(state):`"
 )
 
 
 # -- distributions -----------------------------------------------------------------------------------------------------
 
 
-def sample(layout: Layout, distribution: Distribution) -> LocalSample:
+def sample(layout: Layout, distribution: Distribution) -> LocalRandomNumbers:
     """Return this rank's random numbers, which are computed on demand; counts one random call.
 
     Args:
@@ -258,25 +261,26 @@ def sample(layout: Layout, distribution: Distribution) -> LocalSample:
         distribution: how random words become numbers.
     """
     seed, call = next_call()
-    return LocalSample(layout.local_shape, IndexRuns.of(layout.shape, layout.local_box()), seed, call, distribution)  # type: ignore[arg-type] # placed
+    runs = IndexRuns.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
+    return LocalRandomNumbers(layout.local_shape, runs, seed, call, distribution)
 
 
-def uniform(layout: Layout, digits: int = 53) -> Any:
+def uniform(layout: Layout, bits: int = 53) -> Any:
     """Return this rank's values uniform in ``[0, 1)``, as a NumPy array; counts one random call.
 
     Args:
         layout: global shape and placements.
-        digits: random bits per value, as many as the final dtype's significand has, so that no value is rounded to 1.
+        bits: random bits per value, as many as the final dtype's significand has, so that no value is rounded to 1.
 
     Returns:
-        float32 for up to 24 digits, else float64.
+        float32 for up to 24 bits, else float64.
     """
-    return sample(layout, sampling.uniform(digits)).array()
+    return sample(layout, sampling.uniform(bits)).array()
 
 
-def normal(layout: Layout, digits: int = 53) -> Any:
+def normal(layout: Layout, bits: int = 53) -> Any:
     """Return this rank's standard normal values, of dtypes as :func:`uniform`; counts one random call."""
-    return sample(layout, sampling.normal(digits)).array()
+    return sample(layout, sampling.normal(bits)).array()
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:

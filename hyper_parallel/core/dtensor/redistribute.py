@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hyper_parallel.core.dtensor.events import Redistribution, module_path, notify, watchers
+from hyper_parallel.core.dtensor.events import PendingRedistribution, module_path, notify, watchers
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import MeshError, ShardMismatchError, UnsupportedOperatorError
 
@@ -165,7 +165,7 @@ def _notify(local: Any, transition: Transition, context: _Context, phase: str) -
     if notified:
         module = context.module or module_path()
         size = context.platform.itemsize(local)
-        notify(notified, Redistribution(transition, local.dtype, size, context.cause, module, phase))
+        notify(notified, PendingRedistribution(transition, local.dtype, size, context.cause, module, phase))
 
 
 def _check(local: Any, transition: Transition, platform: Platform) -> None:

@@ -17,12 +17,12 @@ from hyper_parallel.core.dtensor.philox import BLOCKS_AT_ONCE, WORDS_PER_BLOCK, 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
 
-__all__ = ["Distribution", "IndexRuns", "LocalSample", "bernoulli", "integers", "normal", "uniform"]
+__all__ = ["Distribution", "IndexRuns", "LocalRandomNumbers", "bernoulli", "integers", "normal", "uniform"]
 
 _WORDS = 2 * WORDS_PER_BLOCK
 """32-bit words in a block."""
 _WORD_DTYPES = {1: "<u4", 2: "<u8"}
-_FLOAT32_DIGITS = 24
+_FLOAT32_BITS = 24
 """Bits of a float32 significand; a value of no more bits is computed from one 32-bit word."""
 
 
@@ -32,15 +32,16 @@ class Distribution:
 
     Attributes:
         words_per_element: 32-bit words per element, 1 or 2.
-        value: function from an array of words, one row per run of blocks, to the numbers, an array of the same shape.
+        transform: function from an array of words, one row per run of blocks, to numbers of the
+            same shape.
     """
 
     words_per_element: int
-    value: Callable[[Any], Any]
+    transform: Callable[[Any], Any]
 
     def map(self, fn: Callable[[Any], Any]) -> Distribution:
         """Return the distribution of ``fn`` of the numbers; ``fn`` acts elementwise on a NumPy array."""
-        return Distribution(self.words_per_element, lambda words: fn(self.value(words)))
+        return Distribution(self.words_per_element, lambda words: fn(self.transform(words)))
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,16 @@ class IndexRuns:
 
     def starts(self, low: int, high: int) -> Any:
         """Return the global index of the first element of runs ``low`` to ``high``, as uint64."""
-        rest = np.arange(low, high, dtype=np.uint64)
-        indices = np.full(rest.shape, self.offset, np.uint64)
+        remaining = np.arange(low, high, dtype=np.uint64)
+        indices = np.full(remaining.shape, self.offset, np.uint64)
         for start, size, stride in self.outer:
-            indices += (rest % np.uint64(size) + np.uint64(start)) * np.uint64(stride)
-            rest //= np.uint64(size)
+            indices += (remaining % np.uint64(size) + np.uint64(start)) * np.uint64(stride)
+            remaining //= np.uint64(size)
         return indices
 
 
 @dataclass(frozen=True)
-class LocalSample:
+class LocalRandomNumbers:
     """The random numbers of one rank's shard in one random call; they are computed on demand.
 
     Attributes:
@@ -114,7 +115,7 @@ class LocalSample:
         """Return all numbers as a NumPy array of the local shape."""
         words_per_element = self.distribution.words_per_element
         no_words = np.zeros((0, _WORDS // words_per_element), _WORD_DTYPES[words_per_element])
-        numbers = np.empty(self.rows, self.distribution.value(no_words).dtype)
+        numbers = np.empty(self.rows, self.distribution.transform(no_words).dtype)
         for rows, columns, values in self.blocks():
             numbers[rows, columns] = values
         return numbers.reshape(self.shape)
@@ -136,10 +137,10 @@ class LocalSample:
     def _many_runs(self, per_block: int, width: int) -> Iterator[tuple[slice, slice, Any]]:
         """Compute as many whole runs at a time as fit."""
         count, length, all_columns = self.runs.count, self.runs.length, slice(None)
-        many = min(count, BLOCKS_AT_ONCE // width)
+        runs_at_once = min(count, BLOCKS_AT_ONCE // width)
         philox = Philox(self.seed, self.call)
-        for low in range(0, count, many):
-            starts = self.runs.starts(low, min(low + many, count))
+        for low in range(0, count, runs_at_once):
+            starts = self.runs.starts(low, min(low + runs_at_once, count))
             skipped = (starts % np.uint64(per_block)).astype(np.intp)
             values = self._values(philox.runs(starts // np.uint64(per_block), width))
             if (skipped == skipped[0]).all():
@@ -161,24 +162,22 @@ class LocalSample:
 
     def _values(self, words: Any) -> Any:
         dtype = _WORD_DTYPES[self.distribution.words_per_element]
-        return self.distribution.value(words.astype("<u8", copy=False).view(dtype))
+        return self.distribution.transform(words.astype("<u8", copy=False).view(dtype))
 
 
-def uniform(digits: int = 53) -> Distribution:
-    """Return the uniform distribution in ``[0, 1)``, of ``digits`` random bits; see :func:`.random.uniform`."""
-    if digits > _FLOAT32_DIGITS:
-        return Distribution(2, lambda words: (words >> np.uint64(64 - digits)) * 2.0**-digits)
-    return Distribution(
-        1, lambda words: (words >> np.uint32(32 - digits)).astype(np.float32) * np.float32(2.0**-digits)
-    )
+def uniform(bits: int = 53) -> Distribution:
+    """Return the uniform distribution in ``[0, 1)``, of ``bits`` random bits; see :func:`.random.uniform`."""
+    if bits > _FLOAT32_BITS:
+        return Distribution(2, lambda words: (words >> np.uint64(64 - bits)) * 2.0**-bits)
+    return Distribution(1, lambda words: (words >> np.uint32(32 - bits)).astype(np.float32) * np.float32(2.0**-bits))
 
 
-def normal(digits: int = 53) -> Distribution:
+def normal(bits: int = 53) -> Distribution:
     """Return the standard normal distribution; each pair of values comes from one radius and one angle.
 
     This is the method of Box and Muller (1958).
     """
-    return Distribution(1 if digits <= _FLOAT32_DIGITS else 2, _gaussian)
+    return Distribution(1 if bits <= _FLOAT32_BITS else 2, _gaussian)
 
 
 def integers(low: int, high: int) -> Distribution:

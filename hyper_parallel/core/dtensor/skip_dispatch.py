@@ -12,11 +12,11 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["SkipDTensorDispatch", "any_block", "local_operands", "outside_blocks", "skipped"]
+__all__ = ["SkipDTensorDispatch", "local_operands", "open_blocks", "outside_blocks", "skipped"]
 
 # Per context: the surrounding blocks, the innermost last.
-_OPEN: ContextVar[tuple[SkipDTensorDispatch, ...]] = ContextVar("hyper_parallel_skip", default=())
-any_block = _OPEN.get
+_BLOCKS: ContextVar[tuple[SkipDTensorDispatch, ...]] = ContextVar("hyper_parallel_skip", default=())
+open_blocks = _BLOCKS.get
 
 
 class SkipDTensorDispatch(ContextDecorator):
@@ -36,7 +36,7 @@ class SkipDTensorDispatch(ContextDecorator):
 
     def __enter__(self) -> SkipDTensorDispatch:  # noqa: PYI034 - nobody subclasses it
         """Enter the block."""
-        _OPEN.set((*_OPEN.get(), self))
+        _BLOCKS.set((*_BLOCKS.get(), self))
         return self
 
     def __exit__(
@@ -47,12 +47,12 @@ class SkipDTensorDispatch(ContextDecorator):
     ) -> None:
         """Leave the innermost block."""
         del error_type, error, traceback
-        _OPEN.set(_OPEN.get()[:-1])
+        _BLOCKS.set(_BLOCKS.get()[:-1])
 
 
 def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
     """Return True if a call of ``func`` (also known as ``names``) acts on local tensors in the current context."""
-    blocks = _OPEN.get()
+    blocks = _BLOCKS.get()
     if not blocks:
         return False
     dispatched = blocks[-1].no_skip
@@ -65,11 +65,11 @@ def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
 @contextmanager
 def outside_blocks() -> Iterator[None]:
     """Ignore surrounding blocks: an operator in ``no_skip`` is dispatched together with those it decomposes into."""
-    token = _OPEN.set(())
+    token = _BLOCKS.set(())
     try:
         yield
     finally:
-        _OPEN.reset(token)
+        _BLOCKS.reset(token)
 
 
 def local_operands(value: Any) -> Any:

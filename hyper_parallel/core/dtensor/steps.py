@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hyper_parallel.core.dtensor.boxes import intersect, members, volume
+from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Step(abc.ABC):
     def loads(self) -> tuple[int, ...]:
         """Elements that each member of the first group receives; its shards are the largest."""
         origin = (0,) * self.source.mesh.ndim
-        return tuple(self.received_at(position) for position in members(self.source.mesh, self.axes, origin))
+        return tuple(self.received_at(position) for position in mesh_slice(self.source.mesh, self.axes, origin))
 
     @property
     def received(self) -> int:
@@ -89,7 +89,7 @@ class Step(abc.ABC):
     @cached_property
     def sent_shapes(self) -> list[tuple[int, ...]]:
         """Local shape of each of those ranks before the step."""
-        positions = members(self.source.mesh, self.axes, self.coordinate)
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         return [self.source.local_shape_at(position) for position in positions]
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class ReduceScatter(Step):
         mesh, box = self.source.mesh, self.source.box_at(self.coordinate)
         chunks = [
             platform.contiguous(narrow_box(local, box, self.target.box_at(position), platform))
-            for position in members(mesh, self.axes, self.coordinate)
+            for position in mesh_slice(mesh, self.axes, self.coordinate)
         ]
         return platform.transport().reduce_scatter(chunks, "sum", self.ranks)
 
@@ -240,7 +240,7 @@ class AllToAll(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
-        positions = members(self.source.mesh, self.axes, self.coordinate)
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         chunks = [
             platform.contiguous(narrow_box(local, box, intersect(box, self.target.box_at(position)), platform))

@@ -21,13 +21,13 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Transition", "dual", "forget_transitions", "plan_transition"]
+__all__ = ["Cost", "Transition", "clear_transition_cache", "dual", "plan_transition"]
 
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _TRANSITIONS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
 # Entries of a cache, which is emptied when it is full: sizes that never come again must not fill the memory.
-_MOST_CACHED = 16384
+_MAX_CACHED = 16384
 # Re-entrant: building a transition may build that of its second half.
 _LOCK = threading.RLock()
 
@@ -142,13 +142,13 @@ def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ())
     if transition is None:
         with _LOCK:  # another thread may have built it
             transition = _TRANSITIONS.get(key) or _build(source, target, tuple(sorted(varying)))
-            if len(_TRANSITIONS) >= _MOST_CACHED:
+            if len(_TRANSITIONS) >= _MAX_CACHED:
                 _TRANSITIONS.clear()
             _TRANSITIONS[key] = transition
     return transition
 
 
-def forget_transitions() -> None:
+def clear_transition_cache() -> None:
     """Empty the caches, so that every transition is planned again."""
     with _LOCK:
         _TRANSITIONS.clear()
@@ -157,7 +157,7 @@ def forget_transitions() -> None:
 
 def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Transition:
     _check(source, target, varying)
-    start, end = _essential(source), _essential(target)
+    start, end = _without_unit_axes(source), _without_unit_axes(target)
     nonlinear = tuple(
         (axis, op) for axis, op in start.partials if op not in ("sum", "avg") and (axis, op) not in end.partials
     )
@@ -184,7 +184,7 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
             name = target.mesh.names[axis]
             msg = f"redistribute: varying axis {name} must be replicated in the target {target.notation()}"
             raise LayoutError(msg)
-    _check_reductions(_essential(source), _essential(target))
+    _check_reductions(_without_unit_axes(source), _without_unit_axes(target))
 
 
 def _check_reductions(source: Layout, target: Layout) -> None:
@@ -197,31 +197,31 @@ def _check_reductions(source: Layout, target: Layout) -> None:
             raise LayoutError(msg)
 
 
-def _essential(layout: Layout) -> Layout:
+def _without_unit_axes(layout: Layout) -> Layout:
     """Return the layout without axes of size one, along which nothing is split, reduced or sent."""
     sizes = layout.mesh.shape
     dims = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.dim_axes]
     return Layout.of(layout.mesh, dims, [p for p in layout.partials if sizes[p[0]] > 1], layout.shape)
 
 
-def _summed(layout: Layout) -> Layout:
+def _with_avg_as_sum(layout: Layout) -> Layout:
     """Return the layout with Partial(avg) written as Partial(sum)."""
     return Layout.of(
         layout.mesh, layout.dim_axes, [(a, "sum" if op == "avg" else op) for a, op in layout.partials], layout.shape
     )
 
 
-def _averaged(layout: Layout) -> int:
+def _average_divisor(layout: Layout) -> int:
     """Return the number of ranks over which ``layout`` averages."""
     return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
 
 
 def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Return steps between layouts; partial values of sums and averages are reduced, others are kept."""
-    before, after = _summed(source), _summed(target)
+    before, after = _with_avg_as_sum(source), _with_avg_as_sum(target)
     kept = [pair for pair in after.partials if pair in before.partials]
-    steps = cheapest_steps(before, _embeddable(before, after, kept))
-    factor = Fraction(_averaged(target), _averaged(source))
+    steps = cheapest_steps(before, _target_before_to_partial(before, after, kept))
+    factor = Fraction(_average_divisor(target), _average_divisor(source))
     new = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
     if new:
         middle = steps[-1].target if steps else before
@@ -231,7 +231,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
             (axis, "avg" if op == "avg" and axis in replicated else summed)
             for (axis, op), (_, summed) in zip(target.partials, after.partials, strict=True)
         ]
-        factor /= _averaged(Layout.of(target.mesh, (), [pair for pair in ops if pair[0] in new]))
+        factor /= _average_divisor(Layout.of(target.mesh, (), [pair for pair in ops if pair[0] in new]))
         partial = Layout.of(target.mesh, target.dim_axes, ops, target.shape)
         steps = (*steps, ToPartial(middle, partial, new))
     if factor < 1:
@@ -239,7 +239,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     return (*steps, Scale(after, target, (), factor)) if factor > 1 else steps
 
 
-def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
+def _target_before_to_partial(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
     """Return ``target`` before its new partial axes are created: axes that split a dim still do so, innermost.
 
     Embedding a shard in zeros needs no communication; gathering it first would.
@@ -261,7 +261,7 @@ def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     if gradient is None:
         partials = [(axis, "sum") for axis in varying]
         gradient = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
-        if len(_DUALS) >= _MOST_CACHED:
+        if len(_DUALS) >= _MAX_CACHED:
             _DUALS.clear()
         _DUALS[key] = gradient
     return gradient
@@ -272,13 +272,13 @@ def _adjoint_of(forward: Transition) -> Transition:
     if forward.extremum is not None:
         msg = f"{forward!r} is not linear and has no adjoint"
         raise LayoutError(msg)
-    source, target = _essential(forward.source), _essential(forward.target)
+    source, target = _without_unit_axes(forward.source), _without_unit_axes(forward.target)
     # All copies of the maximum or minimum tie: each receives its share of the gradient, and the shares are summed.
     tied = {axis for axis, op in target.partials if op in ("max", "min") and (axis, op) not in source.partials}
     varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)
     steps = _linear_steps(start, end)
-    factor = Fraction(_averaged(target), _averaged(source))
+    factor = Fraction(_average_divisor(target), _average_divisor(source))
     if factor != 1:
         steps = (*steps, Scale(end, end, (), factor))
     return Transition(start, end, tuple(axis for axis, _ in source.partials), steps, adjoint=forward)

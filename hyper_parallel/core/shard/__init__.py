@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import implicit_budget, record_events, strict
@@ -49,7 +49,7 @@ __all__ = [
     "strict",
 ]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.dtensor.events": ("implicit_budget", "record_events", "strict"),

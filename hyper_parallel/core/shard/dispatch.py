@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._tree import leaves, tree_map, tree_map_named
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.entry import OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import Mark, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
@@ -59,7 +59,7 @@ class Dispatcher:
         self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
-        if any_block():
+        if open_blocks():
             if skipped(entry.func, entry.name, entry.rule.op):
                 return self._on_locals(entry, args, kwargs)
             if entry.composed is not None:
@@ -113,7 +113,7 @@ class Dispatcher:
         get, full = entry.cache.get, self.dispatch
 
         def call(x: Any) -> Any:
-            run = None if any_block() else get((x._layout,))
+            run = None if open_blocks() else get((x._layout,))
             return full(entry, (x,), _NO_KWARGS) if run is None else run((x,), _NO_KWARGS)
 
         return call
@@ -131,7 +131,7 @@ class Dispatcher:
 
         def call(x: Any, y: Any) -> Any:
             of = type(y)
-            if any_block():
+            if open_blocks():
                 run = None
             elif of is dtensor_type:
                 run = get((x._layout, y._layout))

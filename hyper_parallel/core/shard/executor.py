@@ -314,7 +314,7 @@ def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> No
     if reason is not None:
         view._readonly = reason
         if not no_view_writes:
-            platform.follow(view, base)
+            platform.invalidate_with(view, base)
 
 
 def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None) -> Run:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_ as clip_grad_norm_
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SequenceParallel as SequenceParallel,
     )
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.tensor_parallel.clip": ("clip_grad_norm_",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.events import enter_module, module_path, watchers
+from hyper_parallel.core.dtensor.events import module_path, set_module_path, watchers
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -51,7 +51,7 @@ def _entering(module: Any, args: Any) -> None:
     path = module.__dict__.get(_PATH)
     if path and watchers():
         _RUNNING.set((*_RUNNING.get(), (id(module), module_path())))
-        enter_module(path)
+        set_module_path(path)
 
 
 def _leaving(module: Any, args: Any, output: Any) -> None:
@@ -60,4 +60,4 @@ def _leaving(module: Any, args: Any, output: Any) -> None:
     # If recording began inside this forward, the module was never entered.
     if running and running[-1][0] == id(module):
         _RUNNING.set(running[:-1])
-        enter_module(running[-1][1])
+        set_module_path(running[-1][1])

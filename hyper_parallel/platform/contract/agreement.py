@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hyper_parallel.errors import NotPlainError
+from hyper_parallel.errors import ArgumentTypeError
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
@@ -129,12 +129,12 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         """Raise unless ``data`` is a plain tensor; a DTensor would be ambiguous (local or global).
 
         Raises:
-            NotPlainError: ``data`` is a DTensor, or not a tensor of this framework.
+            ArgumentTypeError: ``data`` is a DTensor, or not a tensor of this framework.
         """
         if self.is_tensor(data) and not hasattr(data, "full_tensor"):
             return
         msg = f"{member}: expected a plain tensor of {self.platform_type}, got {type(data).__name__}"
-        raise NotPlainError(msg + ("; pass its to_local()" if hasattr(data, "full_tensor") else ""))
+        raise ArgumentTypeError(msg + ("; pass its to_local()" if hasattr(data, "full_tensor") else ""))
 
 
 def _argument(operation: str, argument: Any) -> dict[str, Any]:

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.transport.base import Channel, Ranks
 
-__all__ = ["AllToAllSpec", "AsyncWaitSpec", "AutogradFunctions", "ReductionSpec", "SwapSpec", "build"]
+__all__ = [
+    "AllToAllSpec",
+    "AsyncWaitSpec",
+    "AutogradFunctions",
+    "PeerExchangeSpec",
+    "ReductionSpec",
+    "make_autograd_functions",
+]
 
 
 class ReductionSpec(NamedTuple):
@@ -59,7 +66,7 @@ class AllToAllSpec(NamedTuple):
         return chunks, self.ranks, [(rows, *row_shape) for rows in self.received]
 
 
-class SwapSpec(NamedTuple):
+class PeerExchangeSpec(NamedTuple):
     """A symmetric exchange with one peer."""
 
     platform: Platform
@@ -101,12 +108,12 @@ class AutogradFunctions(NamedTuple):
     reduce: Any
     reduce_scatter: Any
     all_to_all: Any
-    swap: Any
+    exchange: Any
     rendezvous: Any
     async_wait: Any
 
 
-def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after the other
+def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after the other
     """Return the functions over ``base``, the framework's class of custom autograd functions."""
 
     class AllGatherFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
@@ -204,11 +211,11 @@ def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after
             """Run the reverse all-to-all."""
             return functions.all_to_all.apply(grad, ctx.spec.reversed()), None
 
-    class PeerSwapFunction(base):  # type: ignore[misc] # as above
-        """Return the peer's tensor and send this one; backward is the same swap."""
+    class PeerExchangeFunction(base):  # type: ignore[misc] # as above
+        """Return the peer's tensor and send this one; backward is the same exchange."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, spec: SwapSpec) -> Any:
+        def forward(ctx: Any, data: Any, spec: PeerExchangeSpec) -> Any:
             """Send and receive at once."""
             ctx.spec = spec
             transport, data = spec.platform.transport(), spec.platform.contiguous(data)
@@ -219,8 +226,8 @@ def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """Swap the gradients."""
-            return functions.swap.apply(grad, ctx.spec), None
+            """Exchange the gradients."""
+            return functions.exchange.apply(grad, ctx.spec), None
 
     class RendezvousFunction(base):  # type: ignore[misc] # as above
         """Identity whose forward and backward each wait for the other thread of a coordinator."""
@@ -280,7 +287,7 @@ def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after
         AllReduceFunction,
         ReduceScatterFunction,
         AllToAllFunction,
-        PeerSwapFunction,
+        PeerExchangeFunction,
         RendezvousFunction,
         AsyncWaitFunction,
     )

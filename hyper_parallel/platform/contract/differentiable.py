@@ -17,8 +17,8 @@ from hyper_parallel.platform.contract.autograd_functions import (
     AllToAllSpec,
     AsyncWaitSpec,
     AutogradFunctions,
+    PeerExchangeSpec,
     ReductionSpec,
-    SwapSpec,
 )
 from hyper_parallel.platform.contract.collectives import CollectivesFacet
 from hyper_parallel.platform.contract.identity import is_integer
@@ -148,7 +148,7 @@ class DifferentiableFacet(CollectivesFacet):
         self._agree("differentiable_all_to_all", input_data, ranks)
         even = (rows,) * len(ranks)
         return self.reshape(
-            self._functions.all_to_all.apply(input_data, AllToAllSpec(self._self(), ranks, even, even)), shape
+            self._functions.all_to_all.apply(input_data, AllToAllSpec(self._as_platform(), ranks, even, even)), shape
         )
 
     def differentiable_all_to_all_single(
@@ -244,7 +244,7 @@ class DifferentiableFacet(CollectivesFacet):
                 f"{[world_size, *part]}, out_perm is {list(out_perm.shape)}"
             )
             raise ValueError(msg)
-        spec = AsyncWaitSpec(self._self(), ranks, work, out_perm, concat, split, handle_box)
+        spec = AsyncWaitSpec(self._as_platform(), ranks, work, out_perm, concat, split, handle_box)
         return self._functions.async_wait.apply(x, spec)
 
     def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: HookCoordinator) -> Any:
@@ -259,7 +259,7 @@ class DifferentiableFacet(CollectivesFacet):
         return self._functions.rendezvous.apply(x, hook_name, coordinator)
 
     def p2p_exchange(self, tensor: Any, peer_rank: int, group: Any = None) -> Any:
-        """Swap tensors of equal shapes with global rank ``peer_rank``; backward is the same swap.
+        """Exchange tensors of equal shapes with global rank ``peer_rank``; backward is the same exchange.
 
         Raises:
             CollectiveMismatchError: ``peer_rank`` is not in ``group``.
@@ -271,17 +271,17 @@ class DifferentiableFacet(CollectivesFacet):
         self._plain("p2p_exchange", tensor)
         if peer_rank == self.get_rank():
             return tensor
-        return self._functions.swap.apply(
-            tensor, SwapSpec(self._self(), int(peer_rank), self._channel(group, "p2p_exchange"))
+        return self._functions.exchange.apply(
+            tensor, PeerExchangeSpec(self._as_platform(), int(peer_rank), self._channel(group, "p2p_exchange"))
         )
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _self(self) -> Any:
+    def _as_platform(self) -> Any:
         return self
 
     def _reduction(self, ranks: Ranks, dim: int, op: str = "sum", *, varying: bool = False) -> ReductionSpec:
-        return ReductionSpec(self._self(), ranks, dim, op, varying)
+        return ReductionSpec(self._as_platform(), ranks, dim, op, varying)
 
     @property
     def _functions(self) -> AutogradFunctions:
@@ -289,7 +289,7 @@ class DifferentiableFacet(CollectivesFacet):
         functions: AutogradFunctions | None = self.__dict__.get(_CACHE)
         if functions is None:
             with _LOCK:
-                functions = self.__dict__.setdefault(_CACHE, autograd_functions.build(self.Function))
+                functions = self.__dict__.setdefault(_CACHE, autograd_functions.make_autograd_functions(self.Function))
         return functions
 
     def _of_size(self, member: str, group: Any, name: str, count: int) -> Ranks:
@@ -318,7 +318,7 @@ class DifferentiableFacet(CollectivesFacet):
         if sum(sent) != data.shape[0]:
             msg = f"{member}: input_splits {list(sent)} add up to {sum(sent)}, the input has {data.shape[0]} rows"
             raise ValueError(msg)
-        return AllToAllSpec(self._self(), ranks, tuple(map(int, sent)), tuple(map(int, received)))
+        return AllToAllSpec(self._as_platform(), ranks, tuple(map(int, sent)), tuple(map(int, received)))
 
     def _check_gradient(self, member: str, data: Any, op: str) -> None:
         if op not in _DIFFERENTIABLE and self.is_floating(data) and self.needs_grad(data) and self.grad_enabled():
@@ -405,14 +405,14 @@ class HookCoordinator:
         if self._failure is None and not in_time:
             self._failure = (
                 f"HookCoordinator: thread {me!r} waited {self.timeout:g} s at {here} for its partner, "
-                f"{self._whereabouts(me)}; both threads must pass the same number of positions, or call leave()"
+                f"{self._partner_status(me)}; both threads must pass the same number of positions, or call leave()"
             )
             self._arrival.notify_all()
         if self._failure is not None:
             raise RendezvousError(self._failure)
         return None
 
-    def _whereabouts(self, me: str) -> str:
+    def _partner_status(self, me: str) -> str:
         others = [f"thread {name!r}, last at {position}" for name, position in self._last.items() if name != me]
         return ", ".join(others) if others else "which never reached any position"
 

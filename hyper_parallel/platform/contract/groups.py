@@ -204,11 +204,11 @@ class GroupsFacet(AgreementFacet):
             return self._started("barrier", BARRIER, None, ranks) if async_op else self._agree("barrier", None, ranks)
         if not async_op:
             return self.transport().barrier(ranks)
-        work = self.transport().start("all_reduce", self._token(), "sum", ranks)
+        work = self.transport().start("all_reduce", self._barrier_tensor(), "sum", ranks)
         return Work("barrier", lambda: (work.wait(), None)[1])
 
     @abc.abstractmethod
-    def _token(self) -> Any:
+    def _barrier_tensor(self) -> Any:
         """Return a small tensor on a device whose tensors this rank's engine communicates."""
 
     def _distinct(self, member: str, rank_list: Any) -> tuple[int, ...]:

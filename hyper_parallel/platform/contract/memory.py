@@ -24,7 +24,7 @@ __all__ = [
     "SpilledArray",
     "replayable",
     "replayable_constructor",
-    "replayable_from_now",
+    "replayable_from_current_state",
 ]
 
 _SMALL = 4096
@@ -100,10 +100,10 @@ class MemoryFacet(LedgerFacet):
         def around(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             kept = self._storages_of(module)
 
-            def moves(tensor: Any) -> bool:
+            def should_offload(tensor: Any) -> bool:
                 return self._storage_of(tensor) not in kept and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
-            with self._saving_away(moves):
+            with self._offload_hooks(should_offload):
                 return forward(*args, **kwargs)
 
         return self._wrapped(module, around)
@@ -118,10 +118,10 @@ class MemoryFacet(LedgerFacet):
             policy_fn: returns True for a tensor to offload; by default tensors of at least 4096 bytes are offloaded.
         """
 
-        def moves(tensor: Any) -> bool:
+        def should_offload(tensor: Any) -> bool:
             return not self._is_leaf(tensor) and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
-        return self._saving_away(moves)
+        return self._offload_hooks(should_offload)
 
     # -- implemented per framework ---------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class MemoryFacet(LedgerFacet):
         """Return another module with the same contents whose forward is ``around(forward, args, kwargs)``."""
 
     @abc.abstractmethod
-    def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        """Return the framework's saved-tensor hooks, which offload the tensors for which ``moves`` is True."""
+    def _offload_hooks(self, should_offload: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+        """Return the framework's saved-tensor hooks, which offload the tensors for which ``should_offload`` is True."""
 
     @abc.abstractmethod
     def _storages_of(self, module: Any) -> frozenset[int]:
@@ -166,7 +166,7 @@ def replayable(
         get_state: returns the state of the random generators that the framework does not know.
         replay: returns a context in which these generators start from a state, and which restores them.
     """
-    again, lock, runs = replayable_from_now(fn, get_state, replay), threading.Lock(), [0]
+    again, lock, runs = replayable_from_current_state(fn, get_state, replay), threading.Lock(), [0]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with lock:
@@ -177,7 +177,7 @@ def replayable(
     return run
 
 
-def replayable_from_now(
+def replayable_from_current_state(
     fn: Callable[..., Any],
     get_state: Callable[[], Any],
     replay: Callable[[Any], AbstractContextManager[Any]],
@@ -208,7 +208,7 @@ def replayable_constructor(
 
     @wraps(init)
     def construct(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        init(self, replayable_from_now(function, get_state, replay), *args, **kwargs)
+        init(self, replayable_from_current_state(function, get_state, replay), *args, **kwargs)
 
     return construct
 

@@ -106,7 +106,7 @@ class Platform(
     """True if values or gradients written through a view do not reach its base tensor."""
 
     @abc.abstractmethod
-    def may_keep_view(self, tensor: Any) -> bool:
+    def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
     def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
@@ -127,7 +127,7 @@ class Platform(
     def operator_entry(self, op: Any) -> Any:
         """Return the dispatcher's entry of an operator (the framework's callable, or its name), or None."""
 
-    def follow(self, copy: Any, base: Any) -> None:
+    def invalidate_with(self, copy: Any, base: Any) -> None:
         """Make reads of ``copy`` an error once ``base`` is written, where a view of ``base`` had to be a copy."""
         del copy, base
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore
 
-from hyper_parallel.core.dtensor.deferred_gradients import DeferredGradient, add_deferred, deferred_of, drop_deferred
+from hyper_parallel.core.dtensor.deferred_gradients import DeferredGradient, add_deferred, clear_deferred, get_deferred
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.mindspore.dtensor import wrap
@@ -70,7 +70,7 @@ def _differentiating_by(weights: Any) -> Iterator[None]:
     finally:
         for local in unmarked:
             delattr(local, DIFFERENTIATED)
-            drop_deferred(local)
+            clear_deferred(local)
 
 
 def _with_reduced_outputs(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +96,7 @@ def _laid_out(grads: Any, values: Any) -> Any:
         (values,) = values
     if not isinstance(values, DTensor):
         return grads
-    deferred = deferred_of(values._local)
+    deferred = get_deferred(values._local)
     own = DeferredGradient(dual(values.layout), grads, None, "")
     whole = own if deferred is None else add_deferred(deferred, own, values._platform)
     return wrap(whole.partial_value, whole.layout)

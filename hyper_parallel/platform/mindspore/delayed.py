@@ -180,7 +180,7 @@ def _stage(stage_index: int) -> Iterator[None]:
         yield
         return
     seed, calls = random.get_state()
-    with random.preserved():
+    with random.preserve_state():
         random.set_state((seed + stage_index, calls))
         mindspore.set_seed((mindspore.get_seed() or 0) + stage_index)
         yield

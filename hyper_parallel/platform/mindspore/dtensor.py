@@ -17,7 +17,7 @@ from mindspore.common.initializer import initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
@@ -169,7 +169,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def detach(self) -> Any:
         """The same storage, off the graph."""
-        if any_block() and skipped(None, "detach"):
+        if open_blocks() and skipped(None, "detach"):
             return ops.stop_gradient(self._local)
         return wrap(ops.stop_gradient(self._local), self._layout)
 

@@ -34,7 +34,7 @@ class MindSporeGroups(GroupsFacet):
         rank, size = _number(asked, "rank", "RANK"), _number(asked, "world_size", "WORLD_SIZE")
         self._rehearsal = start_rehearsal(rank, size, asked["init_method"] or "env://")
 
-    def _token(self) -> Any:
+    def _barrier_tensor(self) -> Any:
         return mint.zeros((1,))
 
 

@@ -14,7 +14,7 @@ from mindspore.ops import Primitive
 
 from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -73,7 +73,7 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     if type(func) is TensorOverloadCall:
         handler = started.methods.get(name, handler)
     if handler is not None:
-        if any_block() and not skipped(func, name):
+        if open_blocks() and not skipped(func, name):
             with outside_blocks():  # the operator was named: so is what it is composed of
                 return handler(started.dispatcher, primitive, tuple(operands), kwargs)
         return handler(started.dispatcher, primitive, tuple(operands), kwargs)

@@ -45,7 +45,7 @@ class MindSporeMemory(MemoryFacet):
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
         return _wrapper(module, around)
 
-    def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+    def _offload_hooks(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
         offloader = _Offloader()
 
         def pack(tensor: Tensor) -> Any:
@@ -101,9 +101,9 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
     """
     if use_reentrant:
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
-    replaying = replayable(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
+    replay = replayable(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
     # Stopping early leaves the gradient engine unbalanced where the last operator is a legacy primitive.
-    return mindspore.recompute(replaying, *args, use_reentrant=False, early_stop=False, **options)
+    return mindspore.recompute(replay, *args, use_reentrant=False, early_stop=False, **options)
 
 
 def _replaying(cell: Any) -> Any:
@@ -114,8 +114,8 @@ def _replaying(cell: Any) -> Any:
     def construct(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    replaying = replayable(_compared(construct) if device_type() == "cpu" else construct, _state, _restored)
-    return _wrapper(cell, lambda forward, args, kwargs: replaying(forward, *args, **kwargs))
+    replay = replayable(_compared(construct) if device_type() == "cpu" else construct, _state, _restored)
+    return _wrapper(cell, lambda forward, args, kwargs: replay(forward, *args, **kwargs))
 
 
 def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,7 @@ def _reseed(seed: int) -> None:
 
 @contextmanager
 def _restored(state: tuple[tuple[int, int], int]) -> Iterator[None]:
-    with random.replaying(state[0]):
+    with random.replay(state[0]):
         _reseed(state[1])
         try:
             yield

@@ -24,7 +24,7 @@ from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.dtensor.deferred_gradients import refuse_partial_step
+from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import replayable_constructor
@@ -178,7 +178,7 @@ def _refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
         for grads in lists:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
-                    refuse_partial_step(parameter.name, grad.layout, grad.dtype)
+                    check_step_gradient(parameter.name, grad.layout, grad.dtype)
         return step(self, *args, **kwargs)
 
     return call
@@ -257,7 +257,7 @@ def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(plain)
     def bprop(self: Any, *args: Any) -> Any:
-        with random.replaying(self.__dict__[_STATES].pop()):
+        with random.replay(self.__dict__[_STATES].pop()):
             return plain(self, *args)
 
     return bprop
@@ -326,7 +326,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         ((_RecomputeHandle, "__init__"),),
-        lambda init: replayable_constructor(init, random.get_state, random.replaying),
+        lambda init: replayable_constructor(init, random.get_state, random.replay),
         _SAMPLES_ANEW,
     ),
     Patch(((_RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),

@@ -124,7 +124,7 @@ class MindSporePlatform(
         """Count a write."""
         self._writes += 1  # one rank is one process, and its operations run on one thread
 
-    def may_keep_view(self, tensor: Any) -> bool:
+    def may_cache_view(self, tensor: Any) -> bool:
         """True for results of operations only: inputs and parameters live on into the next differentiation."""
         return not is_leaf(tensor._local)
 

@@ -95,7 +95,7 @@ def _stage(stage_index: int) -> Iterator[None]:
         yield
         return
     seed, calls = random.get_state()
-    with random.preserved(), torch.random.fork_rng():
+    with random.preserve_state(), torch.random.fork_rng():
         random.set_state((seed + stage_index, calls))
         torch.manual_seed(torch.initial_seed() + stage_index)
         yield

@@ -20,14 +20,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hyper_parallel.core.dtensor.deferred_gradients import (
     DeferredGradient,
     add_deferred,
-    attach_deferred,
-    deferred_of,
-    drop_deferred,
-    refuse_partial_step,
+    check_step_gradient,
+    clear_deferred,
+    get_deferred,
+    set_deferred,
 )
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
@@ -152,7 +152,7 @@ class TorchDTensor(DTensor, Tensor):
         Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
         """
         local = self._local.grad
-        deferred = deferred_of(self._local)
+        deferred = get_deferred(self._local)
         if deferred is not None:
             return self._pending_grad(deferred, local)
         if local is None:
@@ -171,12 +171,12 @@ class TorchDTensor(DTensor, Tensor):
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        drop_deferred(self._local)
+        clear_deferred(self._local)
         self._local.grad = None if value is None else self._as_gradient(value, "grad")
 
     @grad.deleter
     def grad(self) -> None:
-        drop_deferred(self._local)
+        clear_deferred(self._local)
         self._local.grad = None
 
     def _pending_grad(self, deferred: DeferredGradient, true: Tensor | None) -> Any:
@@ -184,7 +184,7 @@ class TorchDTensor(DTensor, Tensor):
         if true is not None:
             complete = DeferredGradient(dual(self._layout), true.detach(), None, "")
             deferred = add_deferred(deferred, complete, self._platform)  # type: ignore[arg-type] # it is set
-            attach_deferred(self._local, deferred)
+            set_deferred(self._local, deferred)
             self._local.grad = None
         kept = self._grad_kept
         if kept is None or kept[0] is not deferred.partial_value:
@@ -234,7 +234,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def _watched(self, what: str) -> Tensor:
         """The local tensor, through which every gradient of this one goes, also of what is computed from here on."""
-        if self._passed_by:
+        if self._is_bypassed:
             msg = (
                 f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient "
                 "goes straight to what it was redistributed from; use x.clone() in its place, or register hooks first"
@@ -263,7 +263,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def detach(self) -> Any:
         """The same storage, off the graph."""
-        if any_block() and skipped(Tensor.detach, "detach"):
+        if open_blocks() and skipped(Tensor.detach, "detach"):
             return self._local.detach()
         return self._alias(self._local.detach())
 
@@ -445,7 +445,7 @@ class MovedView(TorchDTensor):
         return self._fresh()["_layout"]
 
 
-def follow(copy: TorchDTensor, base: TorchDTensor) -> None:
+def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
     """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
     followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
     if copy._local is base.__dict__["_local"] or base._local.is_inference():
@@ -479,7 +479,7 @@ _fast_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's 
 
 
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
-_OWN = frozenset({"_local", "_layout", "_views", "_origin", "_passed_by", "_grad_kept", "_data_taken"})
+_OWN = frozenset({"_local", "_layout", "_views", "_origin", "_is_bypassed", "_grad_kept", "_data_taken"})
 
 
 def _rebuild(local: Tensor, layout: Layout, extras: dict[str, Any]) -> TorchDTensor:
@@ -511,10 +511,10 @@ def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            deferred = deferred_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
+            deferred = get_deferred(parameter._local) if isinstance(parameter, TorchDTensor) else None
             if deferred is not None:
                 name = group.get("param_names", {index: f"parameter {index} of group {number}"})[index]
-                refuse_partial_step(name, deferred.layout, parameter.dtype, deferred)
+                check_step_gradient(name, deferred.layout, parameter.dtype, deferred)
 
 
 def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:

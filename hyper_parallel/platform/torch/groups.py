@@ -19,6 +19,6 @@ class TorchGroups(GroupsFacet):
         """``torch.distributed.init_process_group``."""
         join_world(**{name: value for name, value in asked.items() if value is not None})
 
-    def _token(self) -> Any:
+    def _barrier_tensor(self) -> Any:
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
         return torch.zeros(1, device=device)

@@ -15,7 +15,7 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import mutates, user_op
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.core.shard.entry import OpEntry
@@ -85,7 +85,7 @@ def function(  # noqa: PLR0911 - one return per kind of call
         return whole(*args, **kwargs)
     if skipped(func):
         return func(*local_operands(args), **local_operands(kwargs))
-    if any_block():
+    if open_blocks():
         with outside_blocks():  # a function that is dispatched in the block: so are its operators
             return _made_of_others(func, args, kwargs)
     return _made_of_others(func, args, kwargs)

@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.errors import NotPlainError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from torch.distributed import tensor as peer
@@ -56,7 +56,7 @@ def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
     """PyTorch's own DTensor as the local tensor, on the same graph, and the layout of ours.
 
     Raises:
-        NotPlainError: it is another kind of tensor.
+        ArgumentTypeError: it is another kind of tensor.
         UnsupportedOperatorError: a placement that only PyTorch has.
     """
     from torch.distributed import tensor as peer
@@ -64,7 +64,7 @@ def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
     value: object = tensor
     if not isinstance(value, peer.DTensor):
         msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got {type(value).__name__}"
-        raise NotPlainError(msg)
+        raise ArgumentTypeError(msg)
     theirs = tensor.device_mesh
     mesh = DeviceMesh(theirs.device_type, theirs.mesh.tolist(), mesh_dim_names=theirs.mesh_dim_names)
     layout = Layout.place(mesh, [_ours(placement) for placement in tensor.placements], tuple(tensor.shape))

@@ -44,7 +44,7 @@ class TorchMemory(MemoryFacet):
         wrapped.__dict__.update(_around=around, _own_forward=own)
         return wrapped
 
-    def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+    def _offload_hooks(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
         offloader = _Offloader()
 
         def pack(tensor: torch.Tensor) -> Any:

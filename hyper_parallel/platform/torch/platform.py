@@ -133,7 +133,7 @@ class TorchPlatform(
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling
 
-    def may_keep_view(self, tensor: Any) -> bool:
+    def may_cache_view(self, tensor: Any) -> bool:
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
@@ -143,11 +143,11 @@ class TorchPlatform(
 
         return benchmark.ROWS, benchmark.run(repeats)
 
-    def follow(self, copy: Any, base: Any) -> None:
+    def invalidate_with(self, copy: Any, base: Any) -> None:
         """By the version of the base's storage, which aliases share."""
-        from hyper_parallel.platform.torch.dtensor import follow
+        from hyper_parallel.platform.torch.dtensor import invalidate_with
 
-        follow(copy, base)
+        invalidate_with(copy, base)
 
     def from_torch(self, tensor: Any) -> Any:
         """Over the same storage."""

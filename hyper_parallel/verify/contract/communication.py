@@ -11,7 +11,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.errors import CollectiveMismatchError, HandleError, MeshError, NotPlainError
+from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HandleError, MeshError
 from hyper_parallel.transport.base import ReductionError
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
@@ -140,10 +140,10 @@ def reductions(w: World) -> None:
     w.same(p.all_reduce(booleans, op="all"), (parts > 0).all(0))
     w.same(mine, parts[w.rank])
     for wrong in (np.ones(2), [1.0]):
-        with raises(NotPlainError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
+        with raises(ArgumentTypeError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
             p.all_reduce(wrong)
     sharded = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
-    with raises(NotPlainError, "all_reduce: expected a plain tensor of ", "; pass its to_local()"):
+    with raises(ArgumentTypeError, "all_reduce: expected a plain tensor of ", "; pass its to_local()"):
         p.all_reduce(sharded)
     with raises(ReductionError, "unknown reduction 'median'"):
         p.all_reduce(mine, op="median")

@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import HandleError, MeshMismatchError, NotPlainError, ShardMismatchError
+from hyper_parallel.errors import ArgumentTypeError, HandleError, MeshMismatchError, ShardMismatchError
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
 __all__ = ["PIPELINE", "RUNTIME", "TENSORS"]
@@ -165,7 +165,7 @@ def transforming(w: World) -> None:
     w.same(out, array)
     low, count = _rows(Layout.place(line, [Shard(0)], (5, 6)))
     w.same(p.narrow(grad, 0, low, count), seed[low : low + count])
-    with raises(NotPlainError, "transform: expected a DTensor"):
+    with raises(ArgumentTypeError, "transform: expected a DTensor"):
         move(w.tensor(array), Layout.place(grid, [Replicate(), Replicate()], (5, 6)))
     with raises(ShardMismatchError, "the layout is [6, 6]"):
         move(start, Layout.place(grid, [Replicate(), Replicate()], (6, 6)))

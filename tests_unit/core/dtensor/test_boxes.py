@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.boxes import (
     coordinates,
     count_intersections,
     intersect,
-    members,
+    mesh_slice,
     reduced_boxes,
     split_at_edges,
     volume,
@@ -64,7 +64,7 @@ def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
     """Transfers bring each rank exactly the part of its target box that it lacks, from a rank that holds it."""
     source, target = pair
     axes = tuple(range(source.mesh.ndim))
-    positions = members(source.mesh, axes, (0,) * source.mesh.ndim)
+    positions = mesh_slice(source.mesh, axes, (0,) * source.mesh.ndim)
     counts = [np.zeros(source.shape, int) for _ in positions]
     for count, position in zip(counts, positions, strict=True):
         count[as_slices(source.box_at(position))] = 1
@@ -87,7 +87,7 @@ def test_an_exchange_counts_its_peers_without_listing_transfers(pair):
     """An exchange receives one message for each source box of another member that its target box intersects."""
     source, target = pair
     axes = tuple(range(len(source.mesh.shape)))
-    positions = members(source.mesh, axes, (0,) * len(axes))
+    positions = mesh_slice(source.mesh, axes, (0,) * len(axes))
     boxes = [source.box_at(position) for position in positions]
     for position in positions:
         box = target.box_at(position)
@@ -107,7 +107,7 @@ def test_every_part_is_summed_once(pair, data):
     free = [axis for axis in range(source.mesh.ndim) if axis not in used]
     reduced = tuple(data.draw(st.sets(st.sampled_from(free)))) if free else ()
     axes = tuple(range(source.mesh.ndim))
-    positions = members(source.mesh, axes, (0,) * source.mesh.ndim)
+    positions = mesh_slice(source.mesh, axes, (0,) * source.mesh.ndim)
     count = np.zeros(source.shape, int)
     for box, reducer, holders, receivers in reduced_boxes(source, target, axes, reduced, positions[0]):
         count[as_slices(box)] += 1
@@ -140,4 +140,4 @@ def test_the_nearest_holder_sends():
 def test_members_come_in_the_order_of_the_axes():
     """Members along axes are listed row-major in the order of the axes, as the mesh lists ranks."""
     mesh = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("a", "b"))
-    assert members(mesh, (1, 0), (0, 0)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert mesh_slice(mesh, (1, 0), (0, 0)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]

@@ -224,8 +224,8 @@ def test_a_changed_layout_is_a_new_one():
 
 def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
     """Unused layouts are freed; equal layouts are one object as long as it is referenced."""
-    monkeypatch.setattr(layout_module, "_MOST_PLACED", 8)
-    monkeypatch.setattr(transition, "_MOST_CACHED", 8)
+    monkeypatch.setattr(layout_module, "_MAX_PLACED", 8)
+    monkeypatch.setattr(transition, "_MAX_CACHED", 8)
     for kept in (layout_module._PLACED, transition._TRANSITIONS, transition._DUALS):
         kept.clear()
     mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))

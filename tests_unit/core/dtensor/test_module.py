@@ -14,11 +14,11 @@ from hyper_parallel import (
     init_device_mesh,
 )
 from hyper_parallel.errors import (
+    ArgumentTypeError,
     LayoutError,
     MeshError,
     MeshMismatchError,
     MixedTensorError,
-    NotPlainError,
     ShardMismatchError,
 )
 from hyper_parallel.verify import launch, simulate
@@ -157,18 +157,18 @@ def test_a_dtensor_is_returned_or_refused():
      "ranks=[0, 1]); bring them to one mesh first")),
     (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
-    (lambda _, mesh: distribute_tensor([1, 2, 3], mesh, [Shard(0)]), NotPlainError,
+    (lambda _, mesh: distribute_tensor([1, 2, 3], mesh, [Shard(0)]), ArgumentTypeError,
      ("distribute_tensor: tensor must be a tensor of torch or mindspore, got list; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
-    (lambda _, mesh: distribute_tensor(np.ones(3), mesh, [Shard(0)]), NotPlainError,
+    (lambda _, mesh: distribute_tensor(np.ones(3), mesh, [Shard(0)]), ArgumentTypeError,
      ("distribute_tensor: tensor must be a tensor of torch or mindspore, got ndarray; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
-    (lambda _, mesh: DTensor.from_local(3.0, mesh, [Shard(0)]), NotPlainError,
+    (lambda _, mesh: DTensor.from_local(3.0, mesh, [Shard(0)]), ArgumentTypeError,
      ("from_local: local must be a tensor of torch or mindspore, got float; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
-    (distribute_module, NotPlainError,
+    (distribute_module, ArgumentTypeError,
      "distribute_module: module must be a torch.nn.Module or a mindspore.nn.Cell, got Tensor"),
-    (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), NotPlainError,
+    (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), ArgumentTypeError,
      "device_mesh must be a DeviceMesh, got list; init_device_mesh makes one"),
     (lambda x, mesh: x.mul_(distribute_tensor(x, mesh, [Shard(0)])), MixedTensorError,
      ("mul_: a plain tensor [4, 6] cannot be written with DTensors; write what full_tensor() gives, and clip gradients "
@@ -320,7 +320,7 @@ def test_a_tensor_on_the_graph_is_refused():
         return type(caught.value), str(caught.value)
 
     kind, text = on_mesh((3,), rank)[0]
-    assert kind is NotPlainError
+    assert kind is ArgumentTypeError
     assert text == (
         "distribute_tensor: the tensor [4, 6] is part of a graph, and the result would be a leaf, so no gradient "
         "would come back; hyper_parallel.DTensor.from_local(tensor, mesh, [Replicate()])"
@@ -346,7 +346,7 @@ def test_an_input_of_a_differentiated_function_is_refused():
 
         constant = mindspore.Tensor(np.full((4, 6), 3, np.float32))
         for cut in (lambda w: w, lambda w: w * 2):
-            with pytest.raises(NotPlainError, match="would be a leaf"):
+            with pytest.raises(ArgumentTypeError, match="would be a leaf"):
                 mindspore.grad(lambda w, cut=cut: distribute_tensor(cut(w), mesh, [Shard(0)]).sum().full_tensor())(w)
         return float(mindspore.grad(lambda w: loss(w).full_tensor())(w).asnumpy().min())
 

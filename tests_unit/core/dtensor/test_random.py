@@ -99,7 +99,7 @@ def test_two_threads_do_not_share_a_stream(platform_name):
         first = random.get_state()
 
         def own():
-            with random.named("worker"):
+            with random.named_stream("worker"):
                 return [mask(), mask(), random.get_state()[1]]
 
         mine = in_thread(own)
@@ -117,7 +117,7 @@ def test_two_threads_do_not_share_a_stream(platform_name):
         assert refused == (
             f"thread 'worker' samples random numbers of DTensors, and so does thread {name!r}; their order, and so the "
             "numbers, would differ between ranks; give this thread a stream of its own: "
-            "`with hyper_parallel.core.dtensor.random.named(name):`, with the same name on all ranks"
+            "`with hyper_parallel.core.dtensor.random.named_stream(name):`, with the same name on all ranks"
         )
 
 
@@ -128,18 +128,21 @@ def test_what_is_set_aside_is_of_one_thread(platform_name):
         random.manual_seed(3)
         start = random.get_state()
         first = mask()
-        with random.replaying(start):
+        with random.replay(start):
             assert mask() == first
             random.manual_seed(11)
-            with random.preserved():
+            with random.preserve_state():
                 mask()
             assert random.get_state() == (11, 0)
-            with pytest.raises(UnsupportedOperatorError) as raised, random.named("x"):
+            with pytest.raises(UnsupportedOperatorError) as raised, random.named_stream("x"):
                 pass
         assert random.get_state() == (3, 1)
         return str(raised.value)
 
-    message = "named('x'): a recomputed or preserved function samples from one stream; enter the name around it"
+    message = (
+        "named_stream('x'): a recomputed function, or one in preserve_state(), samples from one stream; enter the "
+        "named stream around it"
+    )
     assert simulate(rank, 2, platform_name) == [message] * 2
 
 

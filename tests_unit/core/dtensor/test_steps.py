@@ -26,7 +26,7 @@ def every_step(dense, mesh, shape, rank):
     for source, target in itertools.product(layouts, layouts):
         kept = {axis for axis, _ in target.partials}
         if kept <= {axis for axis, _ in source.partials} and source is not target:
-            for step in (cheapest_steps._direct(source, target), *cheapest_steps._moves(source, target)):
+            for step in (cheapest_steps._single_step(source, target), *cheapest_steps._candidate_steps(source, target)):
                 results.setdefault(str(step), step)
         fresh = [axis for axis in kept if not source.is_partial(axis) and not any(axis in d for d in source.dim_axes)]
         if source.dim_axes == target.dim_axes and fresh and len(fresh) == len(target.partials) - len(source.partials):

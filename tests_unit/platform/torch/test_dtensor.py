@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.custom.function_map import local_map
-from hyper_parallel.errors import LayoutError, MixedTensorError, NotPlainError, UnsupportedOperatorError
+from hyper_parallel.errors import ArgumentTypeError, LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -428,7 +428,7 @@ def test_sparse_tensors_are_refused():
             lambda: DTensor.from_local(sparse, mesh, [Replicate()]),
             lambda: distribute_tensor(sparse.to_sparse_csr(), mesh, [Shard(0)]),
         ):
-            with pytest.raises(NotPlainError) as raised:
+            with pytest.raises(ArgumentTypeError) as raised:
                 call()
             messages.append(str(raised.value))
         return messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.errors import NotPlainError, UnsupportedOnBackend
+from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -49,7 +49,7 @@ def round_trips():
     assert torch.allclose(weight.grad.full_tensor(), 6 * seed)
     checked.append("gradient")
 
-    for made, kind in ((torch.ones(2), NotPlainError), (3, TypeError)):
+    for made, kind in ((torch.ones(2), ArgumentTypeError), (3, TypeError)):
         with pytest.raises(kind):
             DTensor.from_torch(made)
     with pytest.raises(UnsupportedOperatorError) as caught:

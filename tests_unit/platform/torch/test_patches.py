@@ -184,7 +184,7 @@ class Foreign(torch.autograd.Function):
         """Run the function again with a graph."""
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
-        with torch.enable_grad(), random.preserved() if ctx.state is None else random.replaying(ctx.state):
+        with torch.enable_grad(), random.preserve_state() if ctx.state is None else random.replay(ctx.state):
             y = ctx.fn(x)
         y.backward(grad)
         return None, x.grad, None
@@ -209,7 +209,7 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
             "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; "
             "the numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
             "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() "
-            "before the first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
+            "before the first run and run again `with hyper_parallel.core.dtensor.random.replay(state):`"
         )
 
 

@@ -17,10 +17,10 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.shard.refusals import lost_write
 from hyper_parallel.errors import (
+    ArgumentTypeError,
     LayoutError,
     MeshMismatchError,
     MixedTensorError,
-    NotPlainError,
     PlacementError,
     ShardMismatchError,
 )
@@ -78,7 +78,7 @@ def local_map(
         MixedTensorError: a plain tensor has an entry.
         MeshMismatchError: DTensors of another mesh.
         ShardMismatchError: (a ValueError) the outputs of the ranks do not make one tensor in ``out_placements``.
-        NotPlainError: ``func`` returned a DTensor.
+        ArgumentTypeError: ``func`` returned a DTensor.
         UnsupportedOperatorError: ``func`` wrote into an operand that had to be moved. Detected where the framework
             counts writes into plain tensors; MindSpore does not, so return new values there.
     """
@@ -289,7 +289,7 @@ class _Region:
         """Every value in ``output``, in order: its path, and its layout without sizes if it is a tensor."""
         if isinstance(output, DTensor):
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
-            raise NotPlainError(msg)
+            raise ArgumentTypeError(msg)
         if entered.platform.is_tensor(output):
             if placements is None or not may_place_a_tensor(placements):
                 raise self._misfit(output, placements, where, "the placements of one tensor")

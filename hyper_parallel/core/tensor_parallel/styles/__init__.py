@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel._lazy import lazy
+from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle as ParallelStyle
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel as RowwiseParallel
     from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel as SequenceParallel
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.tensor_parallel.styles.base": ("ParallelStyle",),

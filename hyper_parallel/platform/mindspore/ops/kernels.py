@@ -13,7 +13,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
 
-from hyper_parallel.core.dtensor.sampling import LocalSample
+from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 
 __all__ = [
@@ -108,7 +108,7 @@ def _owns_storage(tensor: Any) -> bool:
     return tensor.numel() * tensor.itemsize == tensor.untyped_storage().size() and tensor.is_contiguous()
 
 
-def sampled(numbers: LocalSample, dtype: Any) -> Tensor:
+def sampled(numbers: LocalRandomNumbers, dtype: Any) -> Tensor:
     """Return random numbers, made block after block, each rounded to ``dtype`` as MindSpore casts."""
     array = np.empty(numbers.rows, mindspore.dtype_to_nptype(dtype))
     for rows, columns, values in numbers.blocks():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, ops
 
-from hyper_parallel.core.dtensor.sampling import LocalSample
+from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.kernels import sampled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, spelling
@@ -41,7 +41,7 @@ kernel("make_like")(lambda x, numbers, dtype: sampled(numbers, x.dtype if dtype 
 
 
 @kernel("write", reliable_on_empty=True, writes=True)
-def _write(x: Tensor, numbers: LocalSample, dtype: Any) -> Tensor:
+def _write(x: Tensor, numbers: LocalRandomNumbers, dtype: Any) -> Tensor:
     del dtype
     write_over(x, sampled(numbers, x.dtype))  # an empty shard, too: every rank must have the same graph
     return x

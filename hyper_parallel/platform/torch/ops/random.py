@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.dtensor.sampling import LocalSample
+from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kernel, nn, spelling
 
 # -- operators whose rule samples --------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _init_uniform(_ops: Any, tensor: Any, a: float, b: float, **_: Any) -> Any:
 
 
 @kernel("write")
-def _write(x: Tensor, sampled: LocalSample, dtype: Any) -> Tensor:
+def _write(x: Tensor, sampled: LocalRandomNumbers, dtype: Any) -> Tensor:
     """Write into the memory of ``x``, block after block, unless autograd has to record it."""
     del dtype
     if x.is_contiguous() and not (x.requires_grad and torch.is_grad_enabled()):
@@ -95,11 +95,11 @@ def _write(x: Tensor, sampled: LocalSample, dtype: Any) -> Tensor:
 
 
 @kernel("make_like")
-def _make_like(x: Tensor, sampled: LocalSample, dtype: Any) -> Tensor:
+def _make_like(x: Tensor, sampled: LocalRandomNumbers, dtype: Any) -> Tensor:
     return _fill(torch.empty(sampled.shape, dtype=x.dtype if dtype is None else dtype, device=x.device), sampled)
 
 
-def _fill(x: Tensor, sampled: LocalSample) -> Tensor:
+def _fill(x: Tensor, sampled: LocalRandomNumbers) -> Tensor:
     """Copy the numbers into a contiguous tensor."""
     places = x.view(sampled.rows)
     for rows, columns, values in () if x.is_meta else sampled.blocks():

@@ -155,7 +155,7 @@ def apply_mutant(mutant: SourceMutant) -> bool:
     for name, function in _functions(fresh):
         if name in own and own[name].__code__ != function.__code__ and _fits(own[name], function.__code__):
             own[name].__code__, changed = function.__code__, True
-    transition.forget_transitions()
+    transition.clear_transition_cache()
     return changed
 
 
@@ -224,7 +224,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "isinstance(value, (list, tuple)) or any((isinstance(leaf, Ref) for leaf in leaves(value)))"),
     *_of(_EXECUTOR, "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
-    *_of(_SEARCH, "cheapest_steps", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
+    *_of(_SEARCH, "cheapest_steps", "of two plans of equal cost, the other is taken",
+         "seconds < bound -> seconds <= bound"),
     *_of(_STRATEGY, "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
     *_of(_REDISTRIBUTE, "_run_adjoint", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "

@@ -11,10 +11,10 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.custom.function_map import local_map
 from hyper_parallel.errors import (
+    ArgumentTypeError,
     LayoutError,
     MeshMismatchError,
     MixedTensorError,
-    NotPlainError,
     ShardMismatchError,
     UnsupportedOperatorError,
 )
@@ -291,7 +291,7 @@ def test_output_that_is_a_dtensor():
     def call(x):
         return local_map(lambda _: x, [Shard(0)])(x)
 
-    assert refused(NotPlainError, call, rows) == ("local_map(<lambda>): output is a DTensor; return local tensors")
+    assert refused(ArgumentTypeError, call, rows) == ("local_map(<lambda>): output is a DTensor; return local tensors")
 
 
 @torch_only

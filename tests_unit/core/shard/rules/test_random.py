@@ -168,7 +168,7 @@ def test_calls_differ_and_seeds_repeat():
         first, second = F.dropout(x), F.dropout(x)
         state = random.get_state()
         assert state == (7, 2)
-        with random.preserved():
+        with random.preserve_state():
             third = F.dropout(x)
         with record_events() as log:
             assert F.dropout(partial, training=False).placements == (Partial(),)
@@ -221,7 +221,7 @@ def test_an_element_has_its_own_words(shape, each):
     sides = [[(0, size), (0, max(1, size // 2)), (size // 2, size), (size - 1, size)] for size in shape]
     for box in itertools.product(*sides):
         local_shape = tuple(stop - start for start, stop in box)
-        result = sampling.LocalSample(
+        result = sampling.LocalRandomNumbers(
             local_shape, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda number: number)
         )
         np.testing.assert_array_equal(result.array(), words[tuple(slice(*side) for side in box)])

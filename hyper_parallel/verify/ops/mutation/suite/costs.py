@@ -81,7 +81,7 @@ def search_efforts() -> dict[str, Costs]:
     efforts: dict[str, Costs] = {}
     for shape in _ON_TWO:
         layouts = _all_layouts(shape)
-        transition.forget_transitions()
+        transition.clear_transition_cache()
         with _expanded_layouts() as expanded:
             for _ in _plans(layouts):
                 pass
@@ -93,33 +93,33 @@ def search_efforts() -> dict[str, Costs]:
 def _expanded_layouts() -> Iterator[list[Layout]]:
     """Collect the layouts that the search expands inside."""
     expanded: list[Layout] = []
-    moves = cheapest_steps._moves  # noqa: SLF001 - nothing else shows how far the search goes
+    moves = cheapest_steps._candidate_steps  # noqa: SLF001 - nothing else shows how far the search goes
 
     def recorded(layout: Layout, target: Layout) -> Iterator[Step]:
         expanded.append(layout)
         return moves(layout, target)
 
-    cheapest_steps._moves = recorded  # noqa: SLF001 - restored below
+    cheapest_steps._candidate_steps = recorded  # noqa: SLF001 - restored below
     try:
         yield expanded
     finally:
-        cheapest_steps._moves = moves  # noqa: SLF001 - as above
+        cheapest_steps._candidate_steps = moves  # noqa: SLF001 - as above
 
 
 def late_plans() -> Iterator[str]:
     """Yield limits of the search that it does not keep: it must expand no more layouts, and have a plan by then."""
-    mesh, most = mesh_of((2, 3)), cheapest_steps.MOST_STATES
+    mesh, most = mesh_of((2, 3)), cheapest_steps.MAX_STATES
     source = Layout.of(mesh, ((), ()), ((0, "sum"), (1, "sum")), (12, 12))
     target = Layout.of(mesh, ((0,), (1,)), (), (12, 12))
     try:
-        for cheapest_steps.MOST_STATES in (1, 2, 3):
+        for cheapest_steps.MAX_STATES in (1, 2, 3):
             with _expanded_layouts() as expanded:
                 steps = cheapest_steps.cheapest_steps(source, target)
-            if len(expanded) != cheapest_steps.MOST_STATES or steps[-1].target is not target:
+            if len(expanded) != cheapest_steps.MAX_STATES or steps[-1].target is not target:
                 texts = [str(step) for step in steps]
-                yield f"{len(expanded)} layouts expanded of {cheapest_steps.MOST_STATES}: {texts}"
+                yield f"{len(expanded)} layouts expanded of {cheapest_steps.MAX_STATES}: {texts}"
     finally:
-        cheapest_steps.MOST_STATES = most
+        cheapest_steps.MAX_STATES = most
 
 
 @dataclass(frozen=True)

@@ -142,10 +142,10 @@ def plans_are_kept_and_bounded(fixture: Fixture) -> None:
     whole = [Layout.place(fixture.mesh, [R], (size,)) for size in range(3, 9)]
     sizes: list[int] = []
     duals: list[int] = []
-    most = transition._MOST_CACHED  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
-    transition._MOST_CACHED = 4  # noqa: SLF001 - as above
+    most = transition._MAX_CACHED  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
+    transition._MAX_CACHED = 4  # noqa: SLF001 - as above
     try:
-        transition.forget_transitions()
+        transition.clear_transition_cache()
         for one, other in zip(held, whole, strict=True):
             found, gradient = plan_transition(one, other), dual(one)
             assert (plan_transition(one, other), dual(one)) == (found, gradient)
@@ -153,13 +153,13 @@ def plans_are_kept_and_bounded(fixture: Fixture) -> None:
             assert found.adjoint is found.adjoint
             assert found.cost(4) is found.cost(4)
             sizes.append(len(transition._TRANSITIONS))  # noqa: SLF001 - as above
-        transition.forget_transitions()
+        transition.clear_transition_cache()
         for one in held:
             dual(one)
             duals.append(len(transition._DUALS))  # noqa: SLF001 - as above
     finally:
-        transition._MOST_CACHED = most  # noqa: SLF001 - as above
-        transition.forget_transitions()
+        transition._MAX_CACHED = most  # noqa: SLF001 - as above
+        transition.clear_transition_cache()
     assert sizes == duals == [1, 2, 3, 4, 1, 2]
 
 

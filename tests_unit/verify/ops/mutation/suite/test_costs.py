@@ -10,7 +10,7 @@ from hyper_parallel.verify.ops.mutation.suite import costs
 def test_planning_ends(monkeypatch):
     """After a limited number of layouts the search takes its best plan; a search that goes on is noticed."""
     assert list(costs.late_plans()) == []
-    assert cheapest_steps.MOST_STATES == 2000
+    assert cheapest_steps.MAX_STATES == 2000
     monkeypatch.setattr(cheapest_steps, "cheapest_steps", lambda source, _: (Slice(source, source, ()),))
     differences = list(costs.late_plans())
     assert [text.partition(": ")[0] for text in differences] == [
