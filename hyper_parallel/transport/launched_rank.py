@@ -115,7 +115,7 @@ class _Rank:
         os.chdir(task.folder)
         self._home.seed_rank()
         random.seed(0)
-        np.random.seed(0)  # noqa: NPY002 - the global state that rank code may draw from
+        np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
         return run_rank(task, self._transport)
 
 

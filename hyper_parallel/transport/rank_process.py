@@ -185,7 +185,7 @@ def _serve(task: RankTask, line: Connection) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the global state that rank code may draw from
+    np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
     transport: Transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
     return run_rank(task, transport)
 

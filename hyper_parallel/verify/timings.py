@@ -168,7 +168,7 @@ def _command(command: Sequence[str]) -> tuple[float, str]:
 
 
 def _import() -> tuple[float, str]:
-    """Return the best of some processes: the time of a busy disk or another program is not ours."""
+    """Return the best of some processes, to exclude noise from disk and other programs."""
     runs = [_run(python_command("timeit", "-n1", "-r1", "-u", "sec", "import hyper_parallel")) for _ in range(5)]
     problem = next((problem for _, problem, _ in runs if problem), "")
     return (0.0, problem) if problem else (min(float(done.stdout.split()[-4]) for _, _, done in runs), "")

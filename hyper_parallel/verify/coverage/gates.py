@@ -65,11 +65,11 @@ def check_exceptions(report: Report, settings: EnvironmentSettings, exceptions: 
     names, failures = sorted(exceptions), []
     if len(names) > settings.exceptions:
         most = settings.exceptions
-        failures.append(f"{len(names)} files are excepted from their floor, at most {most} may be: write tests instead")
+        failures.append(f"{len(names)} files are excepted from their floor, at most {most} may be: add tests instead")
     for name in names:
         if settings.floor(name) is None or name not in report["files"]:
             problem = "has no floor" if settings.floor(name) is None else "was not measured"
-            failures.append(f"{name}: is excepted from its floor, but {problem}: drop its exception")
+            failures.append(f"{name}: is excepted from its floor, but {problem}: remove the exception")
     return failures
 
 
@@ -135,7 +135,7 @@ def check_started(launched: Mapping[int, str] | None, least: int, ledger: str, e
     if launched is None:
         return [f"ranks: there is no folder {ledger}, which names those that were started; {how}"]
     if len(launched) < least:
-        counted = f"{ledger} names {len(launched)} that were started, fewer than the {least} that must be"
+        counted = f"{ledger} names {len(launched)} that were started, fewer than the required {least}"
         fewer = f"where the environment starts fewer, set `ranks` of env.{environment} in pyproject.toml"
         return [f"ranks: {counted}; {how}; {fewer}"]
     return []

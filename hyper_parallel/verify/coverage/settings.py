@@ -101,7 +101,7 @@ def read_settings(pyproject: Path) -> Settings:
         msg = f"{pyproject}: {error}"
         raise ValueError(msg) from error
     except KeyError as error:
-        msg = f"{pyproject} has no table {_TABLE}: there are no floors to hold"
+        msg = f"{pyproject} has no table {_TABLE}: no floors are configured"
         raise ValueError(msg) from error
     _check_keys("", table, _KEYS)
     shared = table.get("shared", {})
@@ -129,12 +129,12 @@ def _parse(text: str) -> dict[str, Any]:
 def _check_keys(where: str, table: Any, known: dict[str, Any]) -> None:
     """Refuse unknown keys: a mistyped one would be a floor that is never checked."""
     if not isinstance(table, dict):
-        msg = f"{_TABLE} {where} = {table!r} is no table"
+        msg = f"{_TABLE} {where} = {table!r} must be a table"
         raise ValueError(msg)  # noqa: TRY004 - what a file says, not what a caller passes
     for key, value in table.items():
         name = f"{where}.{key}".lstrip(".")
         if key not in known and "*" not in known:
-            msg = f"{_TABLE} {name} means nothing; known: {', '.join(known)}"
+            msg = f"{_TABLE} {name} is unknown; known: {', '.join(known)}"
             raise ValueError(msg)
         inner = known.get(key, known.get("*"))
         if inner is not None:
@@ -153,7 +153,7 @@ def _environment(name: str, entry: dict[str, Any]) -> EnvironmentSettings:
 
 def _count(where: str, value: Any, of: str) -> int:
     if type(value) is not int or value < 0:
-        msg = f"{_TABLE} {where} = {value!r} is no number of {of}"
+        msg = f"{_TABLE} {where} = {value!r} must be a number of {of}"
         raise ValueError(msg)
     return value
 

@@ -17,7 +17,7 @@ from hyper_parallel.verify.pages import svg
 __all__ = ["layout_svg", "mesh_svg"]
 
 SHOWN = 8
-"""Positions of an axis that are drawn; larger axes end in dots."""
+"""Positions of an axis that are drawn; longer axes are truncated."""
 
 SLICES = 4
 """Positions of all axes but the last two together: each is a grid of its own."""

@@ -97,18 +97,18 @@ def _fault_ratchet_unmeasured():
 
 
 def _fault_exception_too_many():
-    message = "1 files are excepted from their floor, at most 0 may be: write tests instead"
+    message = "1 files are excepted from their floor, at most 0 may be: add tests instead"
     return check_exceptions(report(), EnvironmentSettings(0, (), {"core/*": 61}), ["core/b.py"]), message
 
 
 def _fault_exception_without_file():
     failures = check_exceptions(report(), EXCEPTED, ["core/c.py"])
-    return failures, "core/c.py: is excepted from its floor, but was not measured: drop its exception"
+    return failures, "core/c.py: is excepted from its floor, but was not measured: remove the exception"
 
 
 def _fault_exception_without_floor():
     failures = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"])
-    return failures, "core/b.py: is excepted from its floor, but has no floor: drop its exception"
+    return failures, "core/b.py: is excepted from its floor, but has no floor: remove the exception"
 
 
 def _fault_other_file_than_excepted():
@@ -163,7 +163,7 @@ def _fault_no_ledger():
 
 
 def _fault_no_rank_started():
-    counted = "ranks: ranks names 0 that were started, fewer than the 1 that must be"
+    counted = "ranks: ranks names 0 that were started, fewer than the required 1"
     fix = "where the environment starts fewer, set `ranks` of env.torch in pyproject.toml"
     return check_started({}, EnvironmentSettings().ranks, "ranks", "torch"), f"{counted}; {HOW}; {fix}"
 
@@ -241,12 +241,12 @@ def test_floors_are_read_from_pyproject(project):
         ("total = 80", 'total = "80"', r"env.torch.total = '80' is no percentage"),
         ('"core/*" = 95', '"core/*" = true', r"env.torch.files.core/\* = True is no percentage"),
         ("floor = 40", "floor = -1", r"shared.floor = -1 is no percentage"),
-        ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 is no number of files"),
-        ("total = 80", "exceptions = true", r"env.torch.exceptions = True is no number of files"),
-        ("total = 80", "ranks = false", r"env.torch.ranks = False is no number of ranks"),
-        ("total = 80", "totl = 80", r"env.torch.totl means nothing; known: total, omit, exceptions, ranks, files"),
-        ("combined = []", "combine = []", r"combine means nothing; known: combined, ratchet, shared, env"),
-        ("combined = []", "ratchet = 3", r"ratchet = 3 is no table"),
+        ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 must be a number of files"),
+        ("total = 80", "exceptions = true", r"env.torch.exceptions = True must be a number of files"),
+        ("total = 80", "ranks = false", r"env.torch.ranks = False must be a number of ranks"),
+        ("total = 80", "totl = 80", r"env.torch.totl is unknown; known: total, omit, exceptions, ranks, files"),
+        ("combined = []", "combine = []", r"combine is unknown; known: combined, ratchet, shared, env"),
+        ("combined = []", "ratchet = 3", r"ratchet = 3 must be a table"),
     ],
 )
 def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):
@@ -263,7 +263,7 @@ def test_a_file_that_does_not_parse_is_named(project, tmp_path):
 
 def test_a_project_without_floors_is_refused(project, tmp_path):
     """A missing table or file is an error, because a gate without floors would always pass."""
-    with pytest.raises(ValueError, match="there are no floors to hold"):
+    with pytest.raises(ValueError, match="no floors are configured"):
         project("[project]\nname = 'x'")
     with pytest.raises(ValueError, match="give --root"):
         read_settings(tmp_path / "nowhere.toml")
