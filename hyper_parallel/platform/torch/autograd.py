@@ -1,6 +1,6 @@
-"""PyTorch's functions of whole graphs: ``grad``, ``backward`` and custom autograd functions, on DTensors.
+"""``torch.autograd.grad``, ``torch.autograd.backward`` and custom autograd functions on DTensors.
 
-The graph lives on the locals, so these have to reach them. ``torch.autograd.grad`` and ``torch.autograd.backward``
+The graph is on local tensors, so these must reach them. ``torch.autograd.grad`` and ``torch.autograd.backward``
 call ``__torch_function__`` like any function. ``torch.autograd.Function.apply`` does not: unpatched it would take a
 DTensor for a tensor without gradient and drop the gradient silently (see ``patches.py``).
 """
@@ -29,9 +29,9 @@ _NATIVE = "_hyper_parallel_native"
 
 
 class LocalFunction(torch.autograd.Function):
-    """PyTorch's custom function as PyTorch made it, for functions that never see a DTensor.
+    """PyTorch's ``autograd.Function`` without DTensor handling, for functions that never see a DTensor.
 
-    Function transforms (vmap and its kin) need the Python half of ``apply``; without one, its look-ups cost more than
+    Function transforms (vmap, jvp) need the Python half of ``apply``; without one, its look-ups cost more than
     the node itself, so the native half is called.
     """
 
@@ -44,7 +44,7 @@ class LocalFunction(torch.autograd.Function):
 
 
 def install() -> None:
-    """Serve ``torch.autograd.grad`` and ``torch.autograd.backward``; again does nothing new."""
+    """Intercept ``torch.autograd.grad`` and ``torch.autograd.backward``; it may be called again."""
     intercept.GRAPH_FUNCTIONS.update({torch.autograd.grad: grad, torch.autograd.backward: backward})
 
 
@@ -59,7 +59,7 @@ def backward(
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """``torch.autograd.backward`` from DTensors and plain tensors alike."""
+    """``torch.autograd.backward`` for DTensors and plain tensors."""
     roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
     only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in _sequence(inputs)]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
@@ -103,7 +103,7 @@ def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
 
 
 def _refuse_partial(tensor: Any, what: str) -> None:
-    """The gradient of a partial value is per rank inside the graph; as one value its own gradient would be summed."""
+    """Reject partial tensors: their local gradients differ per rank, so second derivatives would be wrong."""
     if isinstance(tensor, DTensor) and tensor._layout.partials:
         msg = (
             f"{what}: the gradient of {tensor._layout.notation()} cannot be differentiated again; "

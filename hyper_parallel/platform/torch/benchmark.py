@@ -51,7 +51,7 @@ class BenchmarkRow:
 
     @property
     def ratio(self) -> float:
-        """Our overhead over PyTorch's DTensor's; for the block our time over the hand-written one's."""
+        """Our overhead divided by PyTorch's DTensor's; for the block, our time divided by the hand-written one's."""
         if self.name == "block":
             return self.ours / self.plain
         return (self.ours - self.plain) / (self.peer - self.plain)

@@ -20,7 +20,7 @@ __all__ = ["materialise", "parameters_on"]
 
 @contextmanager
 def parameters_on(device: torch.device) -> Iterator[None]:
-    """Parameters that this thread registers inside are moved to ``device``; buffers stay where they are made."""
+    """Inside this context, parameters that this thread registers are moved to ``device``; buffers are not."""
     thread = threading.get_ident()
 
     def move(module: nn.Module, name: str, value: Any) -> Any:
@@ -90,7 +90,7 @@ def _local(value: Any) -> Any:
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Pipeline stages after the first sample from seeds of their own; the first goes on with the program's."""
+    """Pipeline stages after the first use their own seeds; the first uses the program's."""
     if not stage_index:
         yield
         return

@@ -112,7 +112,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override] # ours is read-only
-        """True when no operation made it."""
+        """Whether the local tensor is a leaf."""
         return self._local.is_leaf
 
     @property
@@ -147,9 +147,9 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad(self) -> Any:
-        """The gradient in the dual layout: a true gradient, nothing is pending, except as ``defer_grad_reduce`` says.
+        """The gradient in the dual layout, already reduced unless ``defer_grad_reduce`` says otherwise.
 
-        Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
+        For Partial(avg), it is the gradient of each rank's value: that of the mean divided by the number of ranks.
         """
         local = self._local.grad
         deferred = get_deferred(self._local)
@@ -210,7 +210,7 @@ class TorchDTensor(DTensor, Tensor):
         create_graph: bool = False,
         inputs: Sequence[Any] | None = None,
     ) -> None:
-        """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
+        """Backpropagate; a scalar is seeded with 1, and gradients are never scaled by the mesh size."""
         if inputs is not None:
             torch.autograd.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
             return
@@ -319,7 +319,7 @@ class TorchDTensor(DTensor, Tensor):
         )
 
     def apply_(self, callable: Any) -> Any:  # noqa: A002 - PyTorch's name
-        """Refused: it would see this rank's shard."""
+        """Raise: it would act on this rank's shard only."""
         del callable
         raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor")
 
@@ -391,7 +391,7 @@ class TorchDTensor(DTensor, Tensor):
         return format(self.item(), spec) if not self._layout.shape else object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A leaf of its own storage; a parameter's gradient is not copied, as PyTorch has it."""
+        """Return a leaf with its own storage; as in PyTorch, a parameter's gradient is not copied."""
         if id(self) in memo:
             return memo[id(self)]
         local = self._leaf() if isinstance(self, torch.nn.Parameter) else self._local
@@ -405,7 +405,7 @@ class TorchDTensor(DTensor, Tensor):
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the local tensor and the layout; a gradient, pending or not, stays behind."""
+        """Pickle the local tensor and the layout; gradients are not pickled."""
         del protocol
         return (_rebuild, (self._leaf(), self._layout, self._extras()))
 
@@ -421,7 +421,7 @@ STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", d
 class MovedView(TorchDTensor):
     """A view that had to be a copy, because its operand had to move: stale once the operand is written.
 
-    Layout and local tensor are properties here, so that every use asks, and no other tensor pays for the question.
+    Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
 
     _followed: tuple[Tensor, int]
@@ -459,10 +459,10 @@ _ENTRIES: dict[Any, Any] = {}
 
 
 def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
-    """A DTensor over ``local``, trusted to have the values that ``layout`` states.
+    """Return a DTensor over ``local``, which is not checked against ``layout``.
 
     PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``. It warns where the local takes part in
-    autograd and the wrapper does not, which is this library's design; then the general constructor serves.
+    autograd and the wrapper does not, as is normal here; in that case use the general constructor.
     """
     tensor: TorchDTensor
     if local.requires_grad:

@@ -13,7 +13,7 @@ __all__ = ["TorchGroups"]
 
 
 class TorchGroups(GroupsFacet):
-    """Worlds and groups of ``torch.distributed``."""
+    """Process groups of ``torch.distributed``."""
 
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""

@@ -1,7 +1,7 @@
-"""Where PyTorch's calls on DTensors arrive: function level first, operator level for calls without a rule there.
+"""Intercepts PyTorch calls on DTensors: at function level, and at operator level for functions without a rule.
 
-A function without a rule runs as PyTorch wrote it, in C++, and its operators arrive singly below autograd's keys.
-There the dispatch state from before autograd is restored, so that each local operation records itself: composite
+A function without a rule runs as PyTorch wrote it, in C++, and its operators arrive one by one below autograd.
+The dispatch state from before autograd is then restored, so that each local operation records itself: composite
 functions decompose by themselves and stay differentiable.
 """
 
@@ -105,7 +105,7 @@ _WITHOUT_RESULT = frozenset({"split_copy", "split_with_sizes_copy", "unbind_copy
 
 
 def _into(kind: Any, name: str, out: Any, result: Any) -> Any:
-    """A call with ``out=``: the result moves to the layout of what is written."""
+    """Handle ``out=``: redistribute the result to the layout of ``out`` and copy it."""
     if out is None:
         return result
     many = isinstance(result, (list, tuple))
@@ -149,7 +149,7 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
         return tables.dispatcher.dispatch(entry, args, kwargs)
 
 
-# PyTorch's own code reads the wrapper's sizes in C++, which nothing but a new wrapper changes.
+# PyTorch reads the wrapper's sizes in C++; they cannot change in place.
 _RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"})
 
 
@@ -166,5 +166,5 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
         )
     msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
-        return msg  # run whole, a write would be lost, and every rank would sample its own numbers
+        return msg  # ReplicatedOp would lose a write, and ranks would sample different numbers
     return f"{msg}, or let it run whole on every rank: hyper_parallel.ReplicatedOp({str(func)!r})"

@@ -1,4 +1,4 @@
-"""To and from ``torch.distributed.tensor.DTensor``, sharing the local storage: for DCP and other tools of PyTorch's."""
+"""To and from ``torch.distributed.tensor.DTensor``, sharing the local storage: for PyTorch's tools such as DCP."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _ours(placement: Any) -> Placement:
 
 
 def _refuse_uneven(layout: Layout) -> None:
-    """Several axes on one dim shard it alike in both libraries only where every shard is even."""
+    """Reject dims that several axes split unevenly: the two libraries split those differently."""
     for dim, axes in enumerate(layout.dim_axes):
         size = (layout.shape or ())[dim]
         if len(axes) > 1 and size % layout.shard_count(dim):

@@ -112,7 +112,7 @@ class TorchTensors(TensorsFacet):
         return data if data.device.type in (device_type, "meta") else data.to(device_type)
 
     def is_dense(self, data: Any) -> bool:
-        """By storage format; dense with a layout of its own (as oneDNN's) is not meant either."""
+        """Return False for sparse tensors and for special dense formats such as oneDNN's."""
         return data.layout is torch.strided
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
@@ -185,7 +185,7 @@ class TorchTensors(TensorsFacet):
         return target
 
     def _unwritable(self, data: Any) -> str:
-        """Sparse and nested tensors, and those of inference mode outside of it."""
+        """Return why a tensor cannot be received into: it is sparse, nested, or an inference tensor."""
         if data.layout is not torch.strided or data.is_nested:
             return f"its layout is {'nested' if data.is_nested else data.layout}; give a dense one"
         if data.is_inference() and not torch.is_inference_mode_enabled():

@@ -17,10 +17,10 @@ __all__ = ["Peer"]
 
 
 class Peer:
-    """One rank of a one-dimensional mesh of processes.
+    """One process of a one-dimensional mesh that runs PyTorch's own DTensor.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         world: number of processes.
         store: the file of the rendezvous.
         seconds: the timeout of collectives.
@@ -60,7 +60,7 @@ class Peer:
     def call(
         run: Callable[[Sequence[Any]], Sequence[Any]], filled: Any, shards: Any, placements: Sequence[Placement]
     ) -> Any:
-        """Return a call that :meth:`program` can write as source."""
+        """Record a call so that :meth:`program` can write it as source."""
         from hyper_parallel.platform.torch.torch_dtensor_reproducer import RecordedCall
 
         return RecordedCall(run, filled.arrays, shards, placements, filled.requires_grad)

@@ -1,4 +1,4 @@
-"""A finding about PyTorch's own DTensor as a program that needs nothing but PyTorch, and the proof that it shows it.
+"""Writes a wrong result of PyTorch's DTensor as a program that needs only PyTorch, and runs it to confirm the result.
 
 What an operator of this library calls is recorded on plain tensors, call by call, and written as source.
 
@@ -67,8 +67,8 @@ class Finding(NamedTuple):
         call: whose.
         seeds: cotangent per output, None where it has none.
         gradient: the wrong value is a gradient.
-        which: of the outputs, or of the operands, whose gradient it is.
-        right: what it should be.
+        which: index of the output, or of the operand whose gradient it is.
+        right: the expected value.
     """
 
     call: RecordedCall

@@ -19,7 +19,7 @@ __all__ = ["TorchTraining"]
 
 
 class TorchTraining(TrainingFacet):
-    """Training by PyTorch's tape and ``torch.optim``."""
+    """Reference training with PyTorch's autograd and ``torch.optim``."""
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """The transformer of ``reference_model.py``."""
@@ -57,7 +57,7 @@ class TorchTraining(TrainingFacet):
         return parameter
 
     def kept_operators(self) -> list[Any]:
-        """Products of ``aten``."""
+        """Return the matrix-product operators of ``aten``."""
         aten = torch.ops.aten
         return [aten.mm.default, aten.addmm.default, aten.bmm.default]
 
@@ -82,7 +82,7 @@ class TorchTraining(TrainingFacet):
         return lambda _: engine.step()
 
     def overwritten(self, local: Any, array: Any) -> Any:
-        """In place: ``torch.optim`` reads gradients from the parameters."""
+        """Set the gradients in place: ``torch.optim`` reads them from the parameters."""
         with torch.no_grad():
             return local.copy_(torch.as_tensor(array))
 

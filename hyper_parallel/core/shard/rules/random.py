@@ -1,6 +1,6 @@
 """Random operators: results are equal for every layout, because a number depends only on its global element index.
 
-The generator is counter-based (Philox 4x32-10; Salmon et al., 2011). Numbers are sampled when the call runs, not when
+The generator is counter-based (Philox 4x64-10; Salmon et al., 2011). Numbers are sampled when the call runs, not when
 it is planned: the plan knows which elements are on this rank.
 """
 
