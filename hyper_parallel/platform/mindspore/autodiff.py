@@ -20,7 +20,7 @@ from hyper_parallel.platform.mindspore.dtensor import wrap
 __all__ = ["DIFFERENTIATED", "value_and_grad"]
 
 DIFFERENTIATED = "_hyper_parallel_differentiated"
-"""Marks local tensors of parameters by which :func:`value_and_grad` differentiates now."""
+"""Attribute of local tensors of parameters that :func:`value_and_grad` differentiates with respect to."""
 
 
 def value_and_grad(
@@ -34,9 +34,9 @@ def value_and_grad(
     Args:
         fn: a function or Cell; its first output is differentiated. An output with a pending reduction is reduced, so
             that its value is the true one.
-        grad_position: which positional arguments to differentiate by.
-        weights: parameters to differentiate by.
-        has_aux: only the first output is differentiated, the others are passed on.
+        grad_position: positional arguments to differentiate with respect to.
+        weights: parameters to differentiate with respect to.
+        has_aux: differentiate only the first output and return the others unchanged.
 
     Returns:
         a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
@@ -88,7 +88,7 @@ def _reduced(out: Any) -> Any:
 
 
 def _laid_out(grads: Any, values: Any) -> Any:
-    """Each gradient in the layout dual to its value's; MindSpore returns a single gradient without a tuple."""
+    """Return gradients as DTensors in their values' dual layouts; a single gradient comes without a tuple."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
         return type(grads)(_laid_out(grad, source) for grad, source in zip(grads, sources, strict=True))

@@ -55,18 +55,18 @@ def parameters_on(device: Any) -> AbstractContextManager[Any]:
 
 
 def is_delayed(data: Any) -> bool:
-    """True for a tensor that knows how to be initialised and is not."""
+    """Return True for a tensor whose initialisation is delayed."""
     return bool(getattr(data, "has_init", False))
 
 
 def without_values(data: Any, shape: tuple[int, ...]) -> Tensor:
-    """A delayed tensor of another shape that is initialised the same way."""
+    """Return a delayed tensor of another shape with the same initializer."""
     source = data.init_mode if isinstance(data, Parameter) else data
     return Tensor(shape=shape, dtype=data.dtype, init=source.init)
 
 
 class Place(NamedTuple):
-    """A parameter where it stands: its cell, and its name in it."""
+    """A parameter with its cell and its name there."""
 
     cell: Any
     name: str
@@ -146,7 +146,7 @@ def _xavier(init: Any, layout: Layout) -> float:
 
 
 def _truncated(init: Any, layout: Layout) -> Distribution:
-    """By the inverse of the distribution function; the bounds are values, whatever the deviation is."""
+    """Sample by inverse transform; the bounds are absolute values, not multiples of the deviation."""
     from scipy.special import ndtr, ndtri
 
     del layout
@@ -175,7 +175,7 @@ _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Later stages sample from seeds of their own; the first one continues with the program's."""
+    """Pipeline stages after the first use their own seeds; the first uses the program's."""
     if not stage_index:
         yield
         return

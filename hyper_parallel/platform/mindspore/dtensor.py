@@ -44,7 +44,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     @property
     def local_param_info(self) -> Any:
-        """The mark of a parameter in the gradient engine; without it the local tensor's gradient would be zero."""
+        """MindSpore's parameter info of the local tensor; without it, its gradient would be zero."""
         return self._local.param_info
 
     @local_param_info.setter
@@ -105,7 +105,7 @@ class MindSporeDTensor(DTensor, Tensor):
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
     def item(self, index: Any = None) -> Any:
-        """The single element, as a Python number; pending reductions are done first."""
+        """Return the only element as a Python number; partial values are reduced first."""
         whole = self.full_tensor()
         return whole.item() if index is None else whole.asnumpy().item(index)
 
@@ -130,7 +130,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return int(self.full_tensor().__index__())
 
     def asnumpy(self) -> Any:
-        """Refused: the whole tensor or the local one must be chosen."""
+        """Raise: the caller must choose the global or the local tensor."""
         raise UnsupportedOperatorError(_host_message("asnumpy"))
 
     def numpy(self) -> Any:
@@ -145,7 +145,7 @@ class MindSporeDTensor(DTensor, Tensor):
     # -- indexing and iteration ----------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """By the rule of indexing."""
+        """Dispatch indexing."""
         return intercept.call("__getitem__", (self, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -160,7 +160,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return iter([self[index] for index in range(self.shape[0])])
 
     def __contains__(self, element: Any) -> bool:
-        """True when an element equals ``element``."""
+        """Return True if any element equals ``element``."""
         whole = self.full_tensor().asnumpy()
         value = element.full_tensor() if isinstance(element, DTensor) else element
         return bool((whole == (value.asnumpy() if isinstance(value, Tensor) else value)).any())
@@ -213,11 +213,11 @@ class MindSporeDTensor(DTensor, Tensor):
         return self
 
     def isreal(self) -> Any:
-        """True per element without an imaginary part."""
+        """Return a boolean per element: True if it has no imaginary part."""
         return intercept.call("ops.isreal", (self,))
 
     def drop_views(self) -> None:
-        """As :meth:`DTensor.drop_views`; views of tensors of the same storage are invalid from now on, too."""
+        """As :meth:`DTensor.drop_views`; views of other tensors with the same storage become invalid, too."""
         super().drop_views()
         self._platform.wrote()
 
@@ -225,7 +225,7 @@ class MindSporeDTensor(DTensor, Tensor):
         """Write a DTensor of any layout, a number or an initializer, or this rank's shard.
 
         Raises:
-            LayoutError: a plain tensor has not the shape of the shard.
+            LayoutError: a plain tensor does not have the shape of the shard.
             UnsupportedOperatorError: the DTensor is read-only.
         """
         if isinstance(data, DTensor):
@@ -281,7 +281,7 @@ class MindSporeDTensor(DTensor, Tensor):
             parallel_optimizer=self.parallel_optimizer,
         )
 
-    # -- object --------------------------------------------------------------------------------------------------
+    # -- copying, pickling, printing -----------------------------------------------------------------------------
 
     __hash__ = object.__hash__  # identity, as tensors do
 

@@ -24,11 +24,11 @@ __all__ = ["MindSporeMemory"]
 
 
 class MindSporeMemory(MemoryFacet):
-    """Activations of MindSpore."""
+    """Checkpointing and offloading on MindSpore."""
 
     @property
     def checkpoint(self) -> Callable[..., Any]:
-        """``mindspore.recompute``, not reentrant unless asked for."""
+        """``mindspore.recompute``, non-reentrant by default."""
         return _checkpoint
 
     @property
@@ -94,7 +94,7 @@ def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManage
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
-    """MindSpore's, with the same random numbers in the second run, and an error where that is not possible.
+    """``mindspore.recompute`` with the same random numbers in both runs; raises where that is impossible.
 
     On CPU ``ops`` samples inside from a stream of its own, since MindSpore's has no state to return to, and the second
     run's results are compared with the first's: ``nn.Dropout`` of plain tensors samples anew.

@@ -104,7 +104,7 @@ def _places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
     )
 
 
-# -- calls that would take local tensors for whole ones ----------------------------------------------------------------
+# -- calls that would treat local tensors as global ones ---------------------------------------------------------------
 
 # Optimizers that update each element by itself. Norms of layers, factored moments and centralized gradients look at
 # whole parameters, so those are not among them.
@@ -118,7 +118,7 @@ DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results 
 
 
 def _without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, refused where it would see local tensors in place of DTensors.
+    """Return ``plain`` wrapped to raise if it would treat local tensors as global ones.
 
     Args:
         what: how messages name it.
@@ -170,7 +170,7 @@ def _local_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's step, refused while the reduction of a gradient is pending."""
+    """Wrap an optimizer's step to raise if a gradient is still partial."""
 
     @wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +242,7 @@ _STATES = "_hyper_parallel_states"
 
 
 def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward, which keeps its arguments on a stack; the random state goes on one beside it."""
+    """Wrap the forward to push the random state onto a stack."""
 
     @wraps(plain)
     def construct(self: Any, *args: Any, **kwargs: Any) -> Any:

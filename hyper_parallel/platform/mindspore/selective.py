@@ -35,7 +35,7 @@ _DETACH = "StopGradient"  # what recomputation itself calls; there is nothing to
 
 @dataclass(frozen=True)
 class Selection:
-    """The run that a policy decides on.
+    """Context passed to a selective-checkpoint policy.
 
     Attributes:
         is_recompute: always False: the decisions of the forward hold, and the policy is not called again.
@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass
 class _Kept:
-    """An operator's result, and what changes when it is written to."""
+    """A kept result, and a value that changes when it is written to."""
 
     result: Any
     state: Any
@@ -222,5 +222,5 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 def _detached(result: Any) -> Any:
-    """The same values as other tensors, which autograd may mark."""
+    """Return detached copies, which autograd may annotate."""
     return tree_map(lambda leaf: ops.stop_gradient(leaf) if isinstance(leaf, Tensor) else leaf, result)

@@ -1,6 +1,6 @@
 """Every patch of PyTorch, with its reason and the version that needs it.
 
-``PATCHES`` is the list to check when PyTorch is upgraded: a test fails while a patch names another version than the one
+``PATCHES`` is the list to check when PyTorch is upgraded: a test fails if a patch names a version other than the one
 that is installed. Where no DTensor is involved, each patch calls the original.
 """
 
@@ -38,8 +38,8 @@ class Patch:
     Attributes:
         places: owner (a module or class) and name of each attribute that has the function.
         replace: makes the replacement of the original function.
-        reason: why PyTorch's own does not serve.
-        version: of PyTorch for which the reason was last checked.
+        reason: why PyTorch's original does not work.
+        version: PyTorch version for which the reason was last checked.
     """
 
     places: tuple[tuple[Any, str], ...]
@@ -127,7 +127,7 @@ PATCHES: tuple[Patch, ...] = (
         "apply does not call __torch_function__: it would take a DTensor for a tensor without gradient, and drop the "
         "gradient silently",
     ),
-    Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - all that is not reentrant makes one
+    Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
     *(
         Patch(

@@ -64,7 +64,7 @@ class Finding(NamedTuple):
     """One wrong result.
 
     Attributes:
-        call: whose.
+        call: the call that gave it.
         seeds: cotangent per output, None where it has none.
         gradient: the wrong value is a gradient.
         which: index of the output, or of the operand whose gradient it is.
@@ -79,7 +79,7 @@ class Finding(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A call as lines, and its outputs with their names."""
+    """Return the source lines of a call, and its outputs with their variable names."""
 
     lines: list[str]
     outs: list[Any]
@@ -94,7 +94,7 @@ def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
         before: a call to make first.
 
     Returns:
-        None where it would be too long, or holds what cannot be written down.
+        The program, or None if it would be too long or cannot be expressed as source.
     """
     earlier = _Written([], [], []) if before is None else _written(before, "a", "b")
     shown = _written(finding.call, "x", "y")
@@ -262,7 +262,7 @@ def _forked(code: CodeType, rank: int, port: int, folder: Path) -> int:
     status = 0
     try:
         exec(code, {"__name__": "__main__"})  # noqa: S102 - our own program
-    except BaseException:  # noqa: BLE001 - a failure is what is looked for
+    except BaseException:  # noqa: BLE001 - the program is expected to fail
         sys.excepthook(*sys.exc_info())
         status = 1
     sys.stdout.flush()

@@ -87,7 +87,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 
 def indexed_shape(x: Tensor, index: Any) -> tuple[tuple[int, ...], Any]:
-    """Return shape and dtype of ``x[index]``, by NumPy: MindSpore's slicing of an empty tensor may divide by zero."""
+    """Compute shape and dtype of ``x[index]`` with NumPy: MindSpore may divide by zero on empty tensors."""
     return np.broadcast_to(0, tuple(x.shape))[index].shape, x.dtype
 
 
@@ -186,7 +186,7 @@ def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
 
 @decomposition("Squeeze")
 def _squeeze_dims(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """No dims mean every dim of size 1."""
+    """Without dims, all dims of size 1 are removed."""
     dim = args[0] if args else getattr(primitive, "init_attrs", {}).get("axis", ())
     return ops.squeeze(x, None if dim in ((), []) else dim)
 

@@ -1,7 +1,7 @@
 """Operators on empty shards, which uneven layouts have.
 
-MindSpore's CPU kernels leave memory as they found it where they reduce over no element at all: a sum, a contraction,
-and the gradient of anything that was broadcast. Wrapped here, such operators return what mathematics defines. What is
+MindSpore's CPU kernels return uninitialised memory when they reduce over no elements: a sum, a contraction, and
+the gradient of anything that was broadcast. This file wraps them to return the mathematically defined result. What is
 special about an operator is in the attributes of its ``kernel`` line.
 """
 
@@ -53,7 +53,7 @@ class OnEmpty:
 
 
 class _Zeros(_Function):
-    """Zeros that autograd takes to be made of ``source``, as often as it differentiates them."""
+    """Zeros that depend on ``source`` in the autograd graph, at any order of differentiation."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:
@@ -97,7 +97,7 @@ def _zero_gradients(
     inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any] | None
 ) -> list[Tensor]:
     zeros = [mint.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in inputs]
-    if not _pynative_executor.requires_grad():  # nobody differentiates the gradients
+    if not _pynative_executor.requires_grad():  # gradients are not differentiated again
         return zeros
     sources = _sources_in_grads(inputs, grads) if rerun is None else _sources_by_rerun(inputs, grads, rerun)
     return [

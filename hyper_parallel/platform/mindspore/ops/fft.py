@@ -70,7 +70,7 @@ for _dims in ("", "2", "n"):
 
 @decomposition("FFTShift")
 def _shift(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
-    """Half of each dim moves to its other end."""
+    """Swap the halves of each dim."""
     dims = _all_dims(x, dim)
     return ops.roll(x, tuple(x.shape[index] // 2 for index in dims), dims)
 

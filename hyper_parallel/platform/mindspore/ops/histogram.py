@@ -1,4 +1,4 @@
-"""Bins and counts of MindSpore; bins are found on the host, since its CPU kernels for them are few.
+"""Bins and counts of MindSpore; bins are computed with NumPy, because MindSpore has few CPU kernels.
 
 That of ``searchsorted`` uses sizes of earlier calls.
 """
@@ -34,7 +34,7 @@ def _side(right: bool, side: str | None = None) -> str:
 
 
 def _bisected(edges: Any, values: Any, side: str) -> Any:
-    """A bisection per element: NumPy's continues from its neighbour's, which shows where the edges are not sorted."""
+    """Bisect per element: NumPy's search starts from its neighbour's result, which differs on unsorted edges."""
     low, high = np.zeros(values.shape, np.int64), np.full(values.shape, len(edges))
     while (low < high).any():
         middle = (low + high) // 2

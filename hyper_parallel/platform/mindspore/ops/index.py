@@ -21,7 +21,7 @@ from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect
 __all__ = ["Window", "normalized_index", "positions", "select_column", "table_window"]
 
 Window = tuple[int, int, int]
-"""First and last index that the local table has, and the size of the whole dim."""
+"""First and last index in the local table, and the global size of the dim."""
 
 spellings("GatherD gather  IndexSelect index_select")
 
@@ -48,7 +48,7 @@ def table_window(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Te
 
 
 def _check_range(index: Tensor, size: int) -> None:
-    """Raise where reading the indices costs nothing; elsewhere the framework's own kernels do not look either."""
+    """Check indices on CPU only; MindSpore's device kernels do not check them either."""
     if not str(index.device).upper().startswith("CPU") or not index.size:
         return
     values = index.asnumpy()

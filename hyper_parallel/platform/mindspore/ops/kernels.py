@@ -1,6 +1,6 @@
-"""Kernels that several families and facets share: copy, fill, write and sample.
+"""Shared kernels: copy, fill, write and sample.
 
-MindSpore's own do not serve: ``mint.clone`` has no CPU kernel, ``ops.full`` makes integers of all values, drops
+MindSpore's own cannot be used: ``mint.clone`` has no CPU kernel, ``ops.full`` makes integers of all values, drops
 imaginary parts and knows no bfloat16, and on CPU ``copy_`` leaves a part of a tensor as it is.
 """
 
@@ -44,12 +44,12 @@ _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 
 def requires_grad(tensor: Tensor) -> bool:
-    """Return True where the gradient engine has a node for ``tensor``; MindSpore has no public name for it."""
+    """Return True where the gradient engine has a node for ``tensor``; there is no public API for it."""
     return bool(tensor._requires_grad)  # noqa: SLF001 - no public spelling
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Return True for tensors that no operation made; MindSpore has no public name for it."""
+    """Return True for tensors that no operation made; there is no public API for it."""
     return bool(tensor._is_leaf)  # noqa: SLF001 - no public spelling
 
 

@@ -83,7 +83,7 @@ def _group_norm(
 
 @decomposition("LayerNorm")
 def _legacy_layer_norm(ops: Any, primitive: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    """With the mean and the deviation, as the primitive returns them."""
+    """Return the normalised tensor, the mean and the deviation, as the primitive does."""
     begin = rest[0] if rest else primitive.begin_norm_axis
     eps = rest[2] if len(rest) > MATRIX else getattr(primitive, "epsilon", 1e-7)
     return ops.native_layer_norm(x, tuple(x.shape[begin % len(x.shape) :]), weight, bias, eps)

@@ -242,7 +242,7 @@ def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 
 @kernel("floor_divide", no_gradient=(0, 1))
 def _floor_divide(x: Any, y: Any) -> Tensor:
-    # The kernels for numbers are missing on CPU; a number meets integers as one of their kind, if it is whole.
+    # The kernels for numbers are missing on CPU; a whole number is an integer beside integers.
     if not isinstance(y, Tensor):
         return ops.stop_gradient(x // y)
     return ops.stop_gradient(mint.floor_divide(x, y))
@@ -277,7 +277,7 @@ def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
 
 @kernel("prelu")
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """The weight as it broadcasts; the kernel takes one per channel."""
+    """Multiply negative elements by a weight that broadcasts; MindSpore's kernel takes one per channel only."""
     return mint.where(x > 0, x, x * weight)
 
 
@@ -293,7 +293,7 @@ kernel("fill")(lambda x, value: _full_like(x, value) if not isinstance(value, Te
 
 @kernel("cast", reliable_on_empty=True)
 def _cast(x: Tensor, dtype: Any = None, device: Any = None, *, copy: bool = False, **_: Any) -> Tensor:
-    """The operand itself where it has the dtype and no copy is asked for."""
+    """Return the operand itself if it already has the dtype and no copy was requested."""
     del device
     if dtype is None or dtype == x.dtype:
         return copied(x) if copy else x
@@ -374,7 +374,7 @@ def _safe_quotient(ops: Any, x: Any, y: Any, zero: Any) -> Any:
 
 @decomposition("MulNoNan")
 def _safe_product(ops: Any, _: Any, x: Any, y: Any) -> Any:
-    """Zero where the second factor is, whatever the first."""
+    """Return a product that is zero wherever the second factor is zero."""
     zero = ops.eq(y, 0)
     return ops.mul(ops.where(zero, ops.zeros_like(x), x), y)
 
@@ -466,7 +466,7 @@ def _npu_gelu(ops: Any, _: Any, x: Any, approximate: str = "none") -> Any:
 
 @decomposition("Swiglu")
 def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
-    """Half of the dim gates the other half."""
+    """Gated linear unit: half of the dim gates the other half."""
     expect("Swiglu", f"the rest of size {x.shape[dim]} in halves", x.shape[dim] % 2, 0)
     gate, value = ops.chunk(x, 2, dim)
     return ops.mul(ops.silu(gate), value)
@@ -512,7 +512,7 @@ def into(x: Any, result: Any) -> Any:
 
 @decomposition("Assign", "AssignAdd", "AssignSub")
 def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
-    """MindSpore writes and records nothing for backward: right for parameters and buffers, wrong for results.
+    """MindSpore writes without recording: correct for parameters and buffers, wrong for results.
 
     Raises:
         UnsupportedOperatorError: gradients flow through ``x``.

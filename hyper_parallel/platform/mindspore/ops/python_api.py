@@ -63,7 +63,7 @@ def _randint_like(ops: Any, x: Any, low: int, high: int, seed: Any = None, *, dt
 
 @replacement("bernoulli")
 def _bernoulli(ops: Any, x: Any, p: Any = 0.5, seed: Any = None) -> Any:
-    """Of the shape of ``x``, whose values play no part."""
+    """Return a tensor of the shape of ``x``; its values are not used."""
     del seed
     if not isinstance(p, (int, float)):
         msg = "operator ops.bernoulli: a tensor as p has no sharding rule; pass a number, or use mint.bernoulli"
@@ -101,7 +101,7 @@ def _addcdiv(ops: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
 
 @replacement("rrelu")
 def _rrelu(ops: Any, x: Any, lower: float = 1.0 / 8, upper: float = 1.0 / 3) -> Any:
-    """Negative elements get a random slope each."""
+    """Multiply each negative element by a random slope."""
     return ops.where(ops.ge(x, 0), x, ops.mul(x, ops.rand_like(x, low=lower, high=upper)))
 
 
@@ -116,7 +116,7 @@ def _gumbel_softmax(ops: Any, x: Any, tau: float = 1.0, hard: bool = False, dim:
 
 
 def _extreme(along: Any, whole: Any, x: Any, axis: Any, keepdims: bool) -> Any:
-    """Values and indices; without an axis the extreme of all, and index 0 as MindSpore has it."""
+    """Return values and indices; without an axis, the extremum of all and index 0, as MindSpore does."""
     if axis is None:
         return whole(x), replicated(Tensor(0, mindspore.int64), x)
     return tuple(along(x, axis, keepdims))
@@ -189,7 +189,7 @@ def _trapz(ops: Any, y: Any, x: Any = None, *, dx: float = 1.0, dim: int = -1) -
 
 @replacement("clip_by_global_norm")
 def _clip_by_global_norm(ops: Any, xs: Sequence[Any], clip_norm: float = 1.0, use_norm: Any = None) -> Any:
-    """All scaled by one factor, so that their common norm is ``clip_norm`` at most."""
+    """Scale all tensors so that their global norm is at most ``clip_norm``."""
     expect("ops.clip_by_global_norm", "use_norm", use_norm, None)
     total = None
     for x in xs:

@@ -85,7 +85,7 @@ def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 
 
 def _over_dims(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``func`` takes dims as a tuple."""
+    """Adapt ``func``, which takes dims as a tuple."""
 
     def compute(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         dims = normalized_dims(x, dim)
@@ -207,7 +207,7 @@ def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tup
 
 def _running(accumulate: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def compute(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """The last index wins a tie; gradients go where the values came from."""
+        """Ties take the last index; gradients flow to the selected elements."""
         values = x.asnumpy()
         best = accumulate(values, axis=dim)
         where = np.arange(values.shape[dim]).reshape(

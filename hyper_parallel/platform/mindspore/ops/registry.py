@@ -3,10 +3,10 @@
 A family file declares three kinds of things:
 
 - ``spelling``: an operator of MindSpore that is a canonical one (``spellings`` takes many as text);
-- ``kernel``: a canonical operator on plain local tensors, with what is special about it as attributes;
+- ``kernel``: a canonical operator on plain local tensors, with its special properties as arguments;
 - ``decomposition``: an operator of MindSpore that is composed of canonical ones.
 
-MindSpore hands over an operator by its name, a tensor method that differs from the function of its name as
+MindSpore passes operators by name; a tensor method that differs from the function of the same name is passed as
 ``METHOD + name``.
 """
 
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 Handler = Callable[[Dispatcher, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""What serves an operator: ``handler(dispatcher, primitive, args, kwargs)``."""
+"""Handles an intercepted operator: ``handler(dispatcher, primitive, args, kwargs)``."""
 
 _KERNELS: dict[str, Callable[..., Any]] = {}
 _WRITING: dict[str, Callable[..., Any]] = {}
@@ -85,7 +85,7 @@ NEUTRAL = frozenset({"name", "use_lock", "dtype"})
 IGNORED = frozenset({"seed", "offset", "device"})
 
 
-# -- the three verbs ---------------------------------------------------------------------------------------------------
+# -- registration ------------------------------------------------------------------------------------------------------
 
 
 def spelling(op: str, *names: str, signature: str | None = None, in_place: bool = False) -> None:
@@ -126,7 +126,7 @@ def kernel(
 
     Args:
         ops: canonical operators.
-        reliable_on_empty: the function is right on empty tensors as it is; otherwise it is made so.
+        reliable_on_empty: whether the function is correct on empty tensors; otherwise it is wrapped.
         writes: the function writes into its first argument itself.
         empty: the result of a reduction over no element.
         empty_shape: see :attr:`OnEmpty.shape`.
@@ -379,5 +379,5 @@ def replicated(plain: Tensor, like: DTensor) -> Any:
 
 
 def computes_on_cpu(x: Any) -> bool:
-    """Return True where MindSpore falls back to the older meaning of a method of DTensor ``x``."""
+    """Return True if ``x`` is on the CPU, where MindSpore uses older semantics for some methods."""
     return str(x._local.device).upper().startswith("CPU")

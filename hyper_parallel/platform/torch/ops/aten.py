@@ -1,4 +1,4 @@
-"""Operator overloads to which functions without a rule of their own fall through, under names that no function has."""
+"""Operator overloads without a Python function of the same name, reached by functions without a rule."""
 
 from __future__ import annotations
 

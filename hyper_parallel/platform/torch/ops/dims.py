@@ -1,4 +1,4 @@
-"""PyTorch's spellings of what orders, adds, cuts and repeats dims."""
+"""PyTorch's operators that transpose, add, slice and repeat dims."""
 
 from __future__ import annotations
 

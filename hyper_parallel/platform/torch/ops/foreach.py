@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 
 
 def _foreach(name: str, element: Call, element_in_place: Call) -> None:
-    """Let ``torch._foreach_<name>`` be ``element`` for each element, ``torch._foreach_<name>_`` what writes it."""
+    """Register ``torch._foreach_<name>`` and ``torch._foreach_<name>_``, given the operation on one element."""
     signature = "x, y=None, third=None, fourth=None, *, alpha=None, value=None, scalars=None, weight=None"
     call, writing = getattr(torch, f"_foreach_{name}"), getattr(torch, f"_foreach_{name}_")
     decomposition(call, signature=signature)(_runner(call, element, in_place=False))

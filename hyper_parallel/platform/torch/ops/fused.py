@@ -1,6 +1,6 @@
 """Fused kernels of optimizers and of ``GradScaler``: one call for many parameters, on this rank's shards.
 
-A step is element by element: where a parameter, its gradient and its state have one layout, every rank steps its own
+A step is elementwise: if a parameter, its gradient and its state have the same layout, every rank updates its own
 shard, whatever the layouts of the list's other parameters.
 """
 
@@ -89,7 +89,7 @@ def _mark_written(tensors: Iterable[Any]) -> None:
                 torch.autograd.graph.increment_version(tensor._local)
 
 
-# -- GradScaler: its other function, which changes the scale, is given no gradient -------------------------------------
+# -- GradScaler: only unscaling sees gradients -------------------------------------------------------------------------
 
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -105,7 +105,7 @@ def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None
     torch._amp_foreach_non_finite_check_and_unscale_([_to_local(grad) for grad in x], local_inf, _to_local(inv_scale))
     _mark_written(grads)
     meshes = list(dict.fromkeys(grad.device_mesh for grad in grads))
-    for mesh in meshes * len(meshes):  # what reaches a rank over one mesh goes on over the others
+    for mesh in meshes * len(meshes):  # repeat, so that a maximum on one mesh reaches all
         local_inf.copy_(_maximum_over(ops.platform, mesh, local_inf))
 
 

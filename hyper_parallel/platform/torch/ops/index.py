@@ -1,7 +1,6 @@
 """PyTorch's indexing, and the functions whose result's size depends on values.
 
-Those look at the whole of what decides the size (a mask, class numbers), which is gathered; then an operator with
-known sizes runs.
+Those gather the tensor that determines the size (a mask, class numbers); then an operator with known sizes runs.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def _combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
     return x[_replicated(ops, places, x._layout)]
 
 
-# -- what the values decide --------------------------------------------------------------------------------------------
+# -- value-dependent sizes ---------------------------------------------------------------------------------------------
 
 
 @decomposition("nonzero", signature="x, *, as_tuple=False")

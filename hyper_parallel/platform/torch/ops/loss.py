@@ -1,4 +1,4 @@
-"""PyTorch's spellings of losses, which arrive as functions only."""
+"""PyTorch's losses; they are intercepted at function level only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ spelling("multilabel_margin_loss", F.multilabel_margin_loss, signature=f"x, targ
 
 
 def _weighted(op: str, signature: str) -> None:
-    """Let ``F.<op>`` weigh elements where a weight is given."""
+    """Register ``F.<op>`` with an optional elementwise weight."""
 
     @decomposition(getattr(F, op), signature=signature)
     def run(ops: Any, x: Any, target: Any, weight: Any, **rest: Any) -> Any:
@@ -48,7 +48,7 @@ _weighted("huber_loss", "x, target, reduction='mean', delta=1.0, weight=None")
 
 @decomposition(F.gaussian_nll_loss, signature="x, target, var, full=False, eps=1e-06, reduction='mean'")
 def _gaussian_nll_loss(_ops: Any, x: Any, target: Any, var: Any, **rest: Any) -> Any:
-    """As PyTorch wrote it; but a pending sum in ``var`` cannot be clamped in place."""
+    """Run PyTorch's implementation with ``var`` reduced first, since it is clamped in place."""
     run = unwrapped(F.gaussian_nll_loss)
     return run(x, target, settled(var, "gaussian_nll_loss", "var"), **rest)  # type: ignore[misc] # it is in Python
 
@@ -111,7 +111,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor) -> Tensor:
 
 
 def _in_float32(op: str) -> None:
-    """Let ``F.<op>`` run in float32 under autocast, all of it, as PyTorch's own does."""
+    """Register ``F.<op>`` so that it runs entirely in float32 under autocast, as in PyTorch."""
 
     @decomposition(getattr(F, op), signature=signature_of(op))
     def run(ops: Any, x: Any, **rest: Any) -> Any:

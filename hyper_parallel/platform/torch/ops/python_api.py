@@ -1,4 +1,4 @@
-"""Functions that PyTorch wrote in Python, run on DTensors as written: each function that they call is intercepted."""
+"""Runs PyTorch functions that are implemented in Python: the functions that they call are intercepted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _unwrap(function: FunctionType, copies: dict[Any, Any]) -> FunctionType:
 
 
 def _unwrap_cell(cell: CellType, copies: dict[Any, Any]) -> Any:
-    """A switch between two functions (``return_indices=``) closes over them: private ones would call the switch."""
+    """Unwrap functions that ``boolean_dispatch`` closes over; private ones would call the dispatcher again."""
     value = cell.cell_contents
     if not _python_written(value):
         return value

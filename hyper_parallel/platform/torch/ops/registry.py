@@ -1,8 +1,8 @@
-"""What PyTorch's calls are in canonical terms, in three verbs.
+"""Registry of PyTorch's operators: spellings, kernels and decompositions.
 
 ``spelling`` names the calls that are one canonical operator, ``kernel`` gives the operator on plain local tensors,
-``decomposition`` makes a call of several canonical operators. Each family's file states its own; the tables are built
-once, when the platform is.
+``decomposition`` defines a call in terms of canonical operators. Each family's file states its own; the tables are
+built once, when the platform is.
 
 A call is a function, a method, an operator overload, or a name: ``"mm"`` stands for ``torch.mm`` and ``Tensor.mm``,
 each where this release has it. A call whose name ends in an underscore writes its first operand.
@@ -72,14 +72,14 @@ def spelling(
     in_place: bool = False,
     copies_back: bool = False,
 ) -> None:
-    """State that ``calls`` are canonical operator ``op``.
+    """Register ``calls`` as canonical operator ``op``.
 
     Args:
         op: the canonical name.
-        calls: what the caller may write; the operator's own name by default.
+        calls: functions, methods or overloads; by default those named ``op``.
         signature: their parameters in canonical names; None where they are the rule's own.
-        canonical: the operator's kernel runs on locals, because the calls cannot.
-        in_place: the first operand is written and returned, although no name says so (``__iadd__``).
+        canonical: run the operator's kernel on local tensors, because the calls do not work there.
+        in_place: whether a call without a trailing underscore writes its first operand (``__iadd__``).
         copies_back: ``Tensor.<name>_`` has no rule of its own: it computes this and copies the result into ``self``.
 
     Raises:
@@ -94,7 +94,7 @@ def spelling(
 
 
 def kernel(*ops: str) -> Callable[[Call], Call]:
-    """Give the canonical operators ``ops`` on plain local tensors, called with their parameters' names.
+    """Register a function as the kernel of ``ops``; it is called with keyword arguments.
 
     An operator without one runs the first spelling that takes the rule's own arguments.
 
@@ -117,7 +117,7 @@ def kernel(*ops: str) -> Callable[[Call], Call]:
 def decomposition(
     *calls: Call | str, signature: str, op: str | None = None, copies_back: bool = False
 ) -> Callable[[Call], Call]:
-    """Let ``calls`` be what the function makes of their arguments: ``run(ops, **arguments)``, on DTensors.
+    """Register ``run(ops, **arguments)`` as the implementation of ``calls`` on DTensors.
 
     Args:
         calls: what the caller may write.
@@ -188,7 +188,7 @@ def _writes(call: Call) -> bool:
     return call in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-# -- the tables --------------------------------------------------------------------------------------------------------
+# -- look-up tables ----------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -291,7 +291,7 @@ def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
 
 
 def _keyword_call(function: Call, signature: str) -> Call:
-    """``function`` as one of canonical parameter names."""
+    """Return ``function`` wrapped to take canonical keyword arguments."""
     parameters = binder(signature).parameters.values()
     plain = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
