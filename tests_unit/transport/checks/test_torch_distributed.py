@@ -117,7 +117,8 @@ def test_every_disagreement_is_reported_with_both_calls():
             first, *lines = text.splitlines()
             assert f"disagree about the {what} of collective " in first, text
             assert any(line.startswith(f"  rank 1: dist.{wrong} at {__file__}:") for line in lines), text
-            assert len(lines) == 2, text
+            # Equal calls share a line; chunks differ on every rank, and the third rank may have joined before.
+            assert len(lines) == 2 or (what == "chunk shapes" and len(lines) == 3), text
             assert all(f" at {__file__}:" in line for line in lines), text
 
 
