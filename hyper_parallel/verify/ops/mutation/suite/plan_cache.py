@@ -244,7 +244,7 @@ def _broadcast(call: Any) -> Strategies:
 
 
 def python_operators_answer_like_dispatch(fixture: Fixture) -> None:
-    """Python's operators of one and two operands answer like dispatch itself; what nobody knows is left to Python."""
+    """Python's operators of one and two operands answer like dispatch itself; unknown types are left to Python."""
     array, other = values(5, 3), values(5, 3, seed=1)
     dispatcher, x, y = fixture.platform.dispatcher, fixture.spread(array), fixture.spread(other, R)
 
