@@ -189,7 +189,7 @@ def test_a_limited_choice_is_repeatable():
 def test_a_rule_that_contradicts_itself_is_not_a_refusal():
     """A rule that the dispatcher reports as wrong ends the check; it does not count as a refused placement."""
     wrong = operator(lambda x: x * 2.0, Row((R,), (R,)), shape=(9,))
-    with pytest.raises(RankFailedError, match="this is a wrong rule, please report it"):
+    with pytest.raises(RankFailedError, match="this is a bug in the rule; please report it"):
         check_function(wrong, [sample(4)], (2,), platform="torch")
 
 

@@ -1,4 +1,4 @@
-"""Room 3: how operators act on layouts. Names are imported when first used; no framework comes with them."""
+"""Sharding rules and dispatch. Names are imported lazily; importing this package imports no framework."""
 
 from __future__ import annotations
 

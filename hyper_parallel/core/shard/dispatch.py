@@ -1,4 +1,4 @@
-"""Dispatch, the hot path: from a framework's call on DTensors to its call on local tensors.
+"""The hot path: turns a framework call on DTensors into a call on local tensors.
 
 One dictionary lookup by an immutable key finds the executor of a call seen before; it fetches local tensors, calls the
 framework and wraps the result. Everything else happens once per key.
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["Dispatcher", "implicit_replication", "no_function"]
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
-_ATOMS = frozenset({int, bool, str, type(None)})  # of which equal values are the same value; 0.0 == -0.0
+# Equal values of these types are interchangeable; not those of float, since 0.0 == -0.0.
+_ATOMS = frozenset({int, bool, str, type(None)})
 _MOST_PLANS = 4096
 _NO_KWARGS: dict[str, Any] = {}
 
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Inside, a plain tensor without gradient that meets DTensors is taken to be equal on every rank."""
+    """Inside this context, plain tensors without gradient are taken as replicated: equal on all ranks."""
     token = _REPLICATE_PLAIN.set(True)
     try:
         yield
@@ -76,7 +77,7 @@ class Dispatcher:
             elif of in loose:
                 parts.append(of)
             elif of in _ATOMS:
-                # Flat, type before value: 1 == 1.0 == True, and no key reads two ways.
+                # Flat, type before value: 1 == 1.0 == True, and keys are unambiguous.
                 parts.append(of)
                 parts.append(arg)
             else:
@@ -158,9 +159,9 @@ class Dispatcher:
     def _composed_on_locals(
         self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
     ) -> Any:
-        """Run the caller's function itself on local tensors: its parts may need what only DTensors have.
+        """Run the framework's own function on local tensors, since the steps of the decomposition need DTensors.
 
-        What it writes is not declared; the versions of the operands tell.
+        Whether it writes is not declared, so the operands' version counters are compared.
         """
         if entry.func is no_function:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
@@ -195,7 +196,7 @@ class Dispatcher:
             return ("plain", tuple(value.shape), self.platform.needs_grad(value), _REPLICATE_PLAIN.get())
         if of is dict:
             return (dict, *((name, self._key(item)) for name, item in value.items()))
-        # Of complex numbers and NumPy's, too, equal ones may differ in the sign of a zero.
+        # Equal complex or NumPy numbers may also differ in the sign of zero.
         return (of, repr(value)) if isinstance(value, Number) else (of, value)
 
     def _refuse_unhashable(self, entry: OpEntry, values: tuple[Any, ...]) -> None:
@@ -203,8 +204,9 @@ class Dispatcher:
         for value in values:
             if hasattr(value, "__array__") and not self.platform.is_tensor(value):
                 msg = (
-                    f"{entry.name}: a {type(value).__name__} {list(value.shape)} meets DTensors; make it a tensor of "
-                    "the framework, and lay that out: hyper_parallel.distribute_tensor(tensor, mesh, placements)"
+                    f"{entry.name}: a {type(value).__name__} {list(value.shape)} was mixed with DTensors; convert it "
+                    "to a tensor of the framework, and distribute it: "
+                    "hyper_parallel.distribute_tensor(tensor, mesh, placements)"
                 )
                 raise MixedTensorError(msg)
 
@@ -242,13 +244,13 @@ class Dispatcher:
         if isinstance(target, Mark) and not isinstance(target.tensor, DTensor):
             msg = (
                 f"{entry.name}: a plain tensor {list(target.tensor.shape)} cannot be written with DTensors; write "
-                "what full_tensor() gives, and clip gradients of plain and distributed parameters with "
+                "the result of full_tensor(), and clip gradients of plain and distributed parameters with "
                 "hyper_parallel.clip_grad_norm_"
             )
             raise MixedTensorError(msg)
 
     def _mark(self, value: Any) -> Any:
-        """The same arguments with a mark for each occurrence of a tensor: one tensor may be passed twice."""
+        """Return the arguments with each tensor occurrence wrapped in a Mark; one tensor may be passed twice."""
         is_tensor = self.platform.is_tensor
         return tree_map(lambda leaf: Mark(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
 
@@ -321,6 +323,6 @@ class Ops:
 
 
 def no_function(*_: Any, **__: Any) -> Any:
-    """Stands for the function of a decomposition that is called by its canonical name."""
+    """Placeholder function for a decomposition called by its canonical name."""
     msg = "a decomposition has no local implementation"
     raise AssertionError(msg)

@@ -1,4 +1,4 @@
-"""What a framework's call resolves to: an :class:`OpEntry`, and the binder of its arguments to canonical names.
+"""Maps framework functions to canonical operators: :class:`OpEntry`, and :class:`Binder` for their arguments.
 
 A signature is text in Python's own syntax, ``"x, *shape"`` or ``"x, dim=None, keepdim=False, *, dtype=None"``, and
 calls that do not fit raise Python's own errors.
@@ -77,7 +77,7 @@ def _one_sequence(value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def binder(text: str) -> Binder:
-    """The binder of the signature ``text``; one per text."""
+    """Return the (cached) binder of the signature ``text``."""
     return Binder(text)
 
 
@@ -104,15 +104,15 @@ class OpEntry:
 
     Attributes:
         name: the spelling, for messages.
-        func: the function that the caller called; called on local tensors when ``canonical`` is False.
+        func: the framework function; called on local tensors when ``canonical`` is False.
         binder: its parameters in canonical names.
         rule: the operator's rule.
         local: the canonical local implementation.
-        canonical: always call ``local``, since ``func`` cannot run on local tensors.
+        canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
         composed: the function that runs instead of a plan, for a decomposition.
         by_dtype: the key holds the operands' dtypes.
-        loose: types of Python numbers of which the key holds the type only.
+        loose: scalar types whose value is not part of the cache key.
         cache: executors by key.
     """
 
@@ -150,5 +150,5 @@ class OpEntry:
         self.cache: dict[Any, Run] = {}
 
     def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The argument that an in-place call writes: its first parameter, passed by position or keyword."""
+        """Return the argument that an in-place call writes to: its first parameter, by position or keyword."""
         return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))

@@ -1,4 +1,4 @@
-"""The executor of a plan: one closure that fetches local tensors, calls the framework and wraps what it returns.
+"""Compiles an operator plan into a closure that fetches local tensors, calls the framework and wraps the results.
 
 A closure is compiled once per key of a call. What the key does not hold (the values of Python numbers, for operators
 whose placement ignores them) is read from the caller's arguments at each call.
@@ -104,7 +104,7 @@ def _same(value: Any) -> Any:
 
 
 def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
-    """How operand ``index`` becomes a local tensor in the layout that the plan wants."""
+    """Return the function that gives the local tensor of operand ``index`` in the layout of the plan."""
     operand = plan.call.operands[index]
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
     cause = Cause(entry.name, operand.name, implicit=True)
@@ -114,7 +114,7 @@ def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: M
             return _same
         return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
     if target is operand.layout and not varying:
-        # Not for integers that vary: the key knows no dtype, and the next tensor of this layout may be floating.
+        # Only if nothing varies: the key has no dtype, and the next tensor of this layout may be floating-point.
         return _LOCAL
     if target is operand.layout:
         return _varying_fetch(platform, target, varying, cause)
@@ -254,7 +254,7 @@ def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fe
 
 
 def _checking(call: Run, plan: OpPlan) -> Run:
-    """The call with its outputs compared with the plan: a rule that is wrong about shapes must not pass silently."""
+    """Return ``call`` with a check of its output shapes against the plan, so that a wrong rule is reported."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
@@ -301,7 +301,7 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
 
 
 def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> None:
-    """Make ``view`` read-only where a write would be lost, and stale once its base is written.
+    """Make ``view`` read-only if writes to it would be lost; it then becomes stale when its base is written.
 
     Args:
         platform: the framework.
@@ -318,7 +318,7 @@ def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> No
 
 
 def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None) -> Run:
-    """Return the operand itself where the local call returned its local tensor: one storage, one object."""
+    """Make the call return the operand itself, not a new DTensor, if the local call returned its local tensor."""
     wrap, (layout,), copied = platform.wrap, plan.choice.outputs, _readonly(plan)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -326,7 +326,7 @@ def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, in
         if out is x._local:
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
-            out = platform.local_op("clone")(out, memory_format=None)  # as the other ranks had to do
+            out = platform.local_op("clone")(out, memory_format=None)  # because the other ranks had to copy
         output = wrap(out, layout)
         if inherit is not None:
             _protect(platform, output, copied, inherit(args, kwargs))
@@ -336,16 +336,16 @@ def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, in
 
 
 def _views_lose_writes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a view is read-only on a framework whose views do not write through."""
+    """Return why views are read-only on a framework where writing to a view does not change its base."""
     del args, kwargs
     return (
-        "it is a view, through which this framework loses what is written; write to the tensor itself, "
+        "it is a view, and this framework loses writes to views; write to the tensor itself, "
         "as in x[index] = value, or use the out-of-place form"
     )
 
 
 def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
-    """The call with every tensor that it returns replicated; only the call knows how many and of what sizes."""
+    """Return ``call`` with every result wrapped as replicated; their number and sizes are known only after the call."""
     mesh = plan.call.mesh
 
     def wrap(leaf: Any) -> Any:
@@ -383,7 +383,7 @@ def _fused(  # noqa: PLR0911 - one closure per form
     kwargs: dict[str, Any],
     fetches: dict[int, Fetch],
 ) -> Run | None:
-    """One closure for the commonest calls, one or two positional arguments that stay where they are; else None."""
+    """Return a shorter closure for calls of one or two positional arguments, none redistributed; otherwise None."""
     if kwargs or plan.many or plan.local is not None or entry.canonical:
         return None
     if plan.impl is not None or plan.choice.outputs[0].shape is None:
@@ -407,7 +407,7 @@ def _readonly(plan: OpPlan) -> str | None:
         return None
     first = plan.call.operands[0]
     return (
-        f"it is a copy: {describe(plan.call)} had to move {first.name} to "
+        f"it is a copy: {describe(plan.call)} had to redistribute {first.name} to "
         f"{plan.choice.targets[0].notation(first.dtype)}, so a write would be lost; write to {first.name} itself"
     )
 

@@ -1,12 +1,12 @@
-"""Labelled dims: an einsum-like description of an operator, turned into rows.
+"""Turns einsum-like descriptions of operators ("labels") into rows.
 
 ``Labels(inputs=(("b", "k"), ("n", "k")), outputs=(("b", "n"),))`` gives every dim of every operand a label. A label in
 an input and an output may be sharded in both; a label missing from the output is reduced, if the operator reduces by
 addition; a label in ``whole`` may not be sharded. A dim labelled None (broadcast, size 1) is not sharded.
 
-A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` stands for leading dims that
-broadcast against each other and run through; brackets surround dims that may not be sharded. Operands are named, so
-that one which was not passed drops out.
+A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` means leading dims that
+broadcast against each other and run through; brackets surround dims that may not be sharded. Operands have names,
+and one that was not passed is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LINEAR_OPS = ("sum", "avg")
 
 @dataclass(frozen=True)
 class Labels:
-    """Which dims are the same, and which partial values pass.
+    """Which dims of operands and outputs correspond, and which partial values pass.
 
     Attributes:
         inputs: per operand, a label per dim.
@@ -45,8 +45,8 @@ class Labels:
             label may not be sharded.
         whole: labels that may not be sharded.
         each: operands in each of which the operator is linear while the others are fixed.
-        joint: operands in which it is linear together: on one axis they are all Partial, or none is.
-        joins: operands added once to a partial sum (a bias): Partial wherever the output is.
+        joint: operands in which it is linear together: on one axis, all of them are Partial or none of them is.
+        joins: operands that are added to the result once, such as a bias; Partial wherever the output is.
         monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator of one operand.
     """
 
@@ -196,7 +196,7 @@ def pattern(
     each: Sequence[str] = (),
     full: bool = False,
 ) -> Strategies:
-    """Rows and shapes that ``text`` implies for ``call``.
+    """Return the rows and shapes that ``text`` implies for ``call``.
 
     Args:
         call: the call.
@@ -256,5 +256,5 @@ def _pattern_rows(
 def patterned(
     text: str, *, each: Sequence[str] = (), full: bool = False, **sizes: int | Callable[[Sizes], int]
 ) -> Callable[[OpCall], Strategies]:
-    """The placement function of an operator whose every call has the pattern ``text``; see :func:`pattern`."""
+    """Return the placement function of an operator whose every call has the pattern ``text``; see :func:`pattern`."""
     return lambda call: pattern(call, text, sizes, each=each, full=full)

@@ -1,4 +1,4 @@
-"""The plan of a call: which layouts the operands need, and which the outputs have. Pure; no tensor in sight."""
+"""The plan of a call: which layouts the operands need, and which the outputs have. No tensors are involved."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class OpPlan:
         choice: layouts of operands and outputs.
         local: the local call where it differs from the caller's.
         many: True when the operator returns a sequence.
-        impl: what to call on locals instead of the spelled function, or None.
-        open: True when only the call tells how many outputs there are and of what sizes; all of them are replicated.
+        impl: function to call on local tensors instead of the framework's, or None.
+        open: True if the number and sizes of outputs are known only after the call; all of them are replicated.
     """
 
     call: OpCall
@@ -97,7 +97,7 @@ def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
 
 
 def _check_written(call: OpCall, choice: Choice, *, in_place: bool) -> None:
-    """Refuse an answer in whole layouts under which the operand that is written would change its layout."""
+    """Raise if the rule returned layouts in which the operand that is written in place would change its layout."""
     if not in_place:
         return
     first, (output, *_) = call.operands[0], choice.outputs
@@ -110,20 +110,20 @@ def _check_written(call: OpCall, choice: Choice, *, in_place: bool) -> None:
 
 
 def _check_rows(call: OpCall, strategies: Strategies) -> None:
-    """Refuse a row with another number of tensors than the call has."""
+    """Raise if a row does not have as many operands and outputs as the call."""
     expected = (len(call.operands), len(strategies.outputs))
     for row in strategies.rows:
         counts = (len(row.inputs), len(row.outputs))
         if counts != expected:
             msg = (
-                f"{describe(call)}: a row of the rule has {counts[0]} operands and {counts[1]} outputs, the call "
-                f"has {expected[0]} and {expected[1]}; this is a wrong rule, please report it"
+                f"{describe(call)}: a row of the rule has {counts[0]} operands and {counts[1]} outputs, but the call "
+                f"has {expected[0]} and {expected[1]}; this is a bug in the rule; please report it"
             )
             raise ShardMismatchError(msg)
 
 
 def _refuse_tensors_for_numbers(call: OpCall, error: Exception) -> None:
-    """Refuse a 0-d tensor where a rule reads a size, dim or count; frameworks take those as numbers too."""
+    """Reject a 0-d tensor where a rule needs a size, dim or count; frameworks accept those."""
     scalars = [operand for operand in call.operands[1:] if not operand.ndim and not operand.floating]
     if scalars and (isinstance(error, ShardMismatchError) or Operand.__name__ in str(error)):
         msg = (
@@ -138,7 +138,7 @@ def replicated_layout(mesh: DeviceMesh, shape: Sequence[int]) -> Layout:
 
 
 def describe(call: OpCall) -> str:
-    """``add(x=f32[4@tp, 3], y=f32[4, 3])``: the operator with its operands in the one notation."""
+    """Return the operator with its operands in notation: ``add(x=f32[4@tp, 3], y=f32[4, 3])``."""
     operands = ", ".join(f"{operand.name}={operand.layout.notation(operand.dtype)}" for operand in call.operands)
     return f"{call.op}({operands})"
 

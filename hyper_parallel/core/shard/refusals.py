@@ -1,4 +1,4 @@
-"""Refusals that several ways into an operator share: the exception, with the facts and the line that fixes it."""
+"""Errors that several callers raise, with the facts and the line of code that fixes them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["lost_write", "missing_shape", "not_writable", "only_mesh", "plain_te
 
 
 def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
-    """Return the mesh that all operands of ``op`` are on, or None without operands.
+    """Return the mesh of all operands of ``op``, or None without operands.
 
     Raises:
-        MeshMismatchError: there are several.
+        MeshMismatchError: the operands are on several meshes.
     """
     distinct = list(dict.fromkeys(meshes))
     if len(distinct) > 1:
@@ -29,10 +29,10 @@ def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
 
 
 def plain_tensor(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
-    """``argument`` is a plain tensor of ``shape`` where the other operands are DTensors; ``name`` is its variable."""
+    """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable."""
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
     return MixedTensorError(
-        f"{argument} is a plain tensor {list(shape)} and meets DTensors on {mesh!r}; "
+        f"{argument} is a plain tensor {list(shape)}, but other operands are DTensors on {mesh!r}; "
         f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         "use_local_output=False"
@@ -40,22 +40,22 @@ def plain_tensor(argument: str, name: str, shape: Iterable[int], mesh: DeviceMes
 
 
 def missing_shape(subject: str, layout: Layout, reason: str = "") -> LayoutError:
-    """``subject`` gave a layout without the global shape that is needed there."""
+    """Return the error for a layout of ``subject`` that lacks its global shape."""
     return LayoutError(f"{subject} {layout!r} without a global shape{reason}; use layout.with_shape(...)")
 
 
 def not_writable(op: str, operand: str, reason: str) -> UnsupportedOperatorError:
-    """``operand`` is read-only, for ``reason``."""
+    """Return the error for a write to ``operand``, which is read-only for ``reason``."""
     return UnsupportedOperatorError(f"{op}: {operand} cannot be written to: {reason}")
 
 
 def lost_write(op: str, operand: str, moved: str, fix: str) -> UnsupportedOperatorError:
-    """The local call wrote into an operand that was a copy, since its layout had to change."""
+    """Return the error for a local call that wrote into a copy of an operand, made because its layout had to change."""
     return UnsupportedOperatorError(
         f"{op}: {operand} was written in place, but had to be {moved} first, so the write is lost; {fix}"
     )
 
 
 def registered_twice(op: Any, registrar: str = "") -> ValueError:
-    """``op`` has a rule, so ``registrar`` cannot add another."""
+    """Return the error for an ``op`` that has a rule, so that ``registrar`` cannot add another."""
     return ValueError(f"{registrar}{registrar and ': '}operator {op!r} already has a rule")

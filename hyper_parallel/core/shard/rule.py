@@ -1,4 +1,4 @@
-"""The rule language: what one operator does along one mesh axis, as rows of placements.
+"""Sharding rules: what an operator does along one mesh axis, as rows of placements.
 
 A row maps placements of the operands to placements of the outputs. Rules never see several axes, uneven shards,
 costs or gradients: ``strategy``, ``op_plan`` and ``dispatch`` derive those.
@@ -79,7 +79,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands in bound arguments for operand number ``index``."""
+    """Placeholder for operand ``index`` in the arguments of a call."""
 
     index: int
 
@@ -90,7 +90,7 @@ class OpCall:
 
     Attributes:
         op: canonical name.
-        mesh: the mesh that every operand lives on.
+        mesh: the mesh of all operands.
         operands: tensor arguments, flattened, in the order in which they were bound.
         args: every argument by canonical name; tensors are :class:`Ref`, lists keep their nesting.
     """
@@ -105,7 +105,7 @@ class OpCall:
         return tree_map(lambda leaf: self.operands[leaf.index] if isinstance(leaf, Ref) else leaf, self.args.get(name))
 
     def index_of(self, name: str) -> int | None:
-        """The number of the operand that is the argument ``name``, or None where that is no tensor."""
+        """The number of the operand that is the argument ``name``, or None where that is not a tensor."""
         value = self.args.get(name)
         return value.index if isinstance(value, Ref) else None
 
@@ -130,12 +130,13 @@ class Row:
     Attributes:
         inputs: placement of each operand.
         outputs: placement of each output.
-        even: pairs of operand number and dim whose size must divide by the number of its shards, because the local
+        even: pairs of operand number and dim whose size must be divisible by the number of shards, because the local
             call would otherwise not see whole rows of the global one.
         full: pairs of operand number and dim of which no rank may hold an empty shard.
-        sizes: triples of operand number, dim and another size that must divide by the number of shards of the dim.
-        cut: operand number, dim and the number of shards into which axes further left must have split the dim; with
-            a fourth number, a multiple of these, and what this axis adds to it must divide that number.
+        sizes: triples of operand number, dim and another size that must be divisible by the dim's number of shards.
+        cut: used by view rules: operand number, dim, and the number of shards into which mesh axes further left must
+            have split the dim. With a fourth number, these axes must split the dim into a multiple of the third, and
+            the multiple times this axis' size must divide the fourth.
     """
 
     inputs: tuple[Placement, ...]
@@ -148,14 +149,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Strategies:
-    """The answer of a rule for one call.
+    """The result of a rule for one call.
 
     Attributes:
         rows: combinations of placements, any one of which may be used on any axis.
         outputs: global shape per output.
         localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
-        many: True when the operator returns a tuple or list, also of one tensor.
-        open: True where only the operands' values tell how many outputs there are and how large; see :func:`whole`.
+        many: True if the operator returns a tuple or list, even of one tensor.
+        open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
     """
 
     rows: tuple[Row, ...]
@@ -167,12 +168,12 @@ class Strategies:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An answer in layouts instead of rows: the operands stay as they are laid out.
+    """The result of a rule in layouts instead of rows: no operand is redistributed.
 
     Attributes:
         outputs: layout per output; one without a global shape gets that of even shards.
         many: True when the operator returns a sequence.
-        impl: what to call on locals instead of the spelled function, or None.
+        impl: function to call on local tensors instead of the framework's, or None.
     """
 
     outputs: tuple[Layout, ...]
@@ -182,7 +183,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Listed:
-    """An answer in layouts to choose from: the option that is cheapest to reach is taken.
+    """The result of a rule as layouts to choose from: the option that is cheapest to reach is taken.
 
     Attributes:
         options: layouts of the operands, layouts of the outputs, and the cost of reaching them: bytes that one rank
@@ -205,11 +206,11 @@ class Rule:
         op: canonical name.
         signature: parameters, as in ``"x, weight, bias=None"``.
         strategies: the placement function.
-        by_value: False where Python numbers do not influence placement, so that the cache must not grow with them.
+        by_value: whether placement depends on the values of Python numbers; if not, they are not part of the cache key.
         by_dtype: True where placement depends on the operands' dtype.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
-        itself: True where the framework may return its first operand itself; the call on DTensors then does, too.
+        itself: True where the framework may return its first operand itself; the call on DTensors then also does.
     """
 
     op: str
@@ -293,10 +294,10 @@ def rule_names() -> tuple[str, ...]:
 
 
 def replicated_row(inputs: int, outputs: int = 1) -> Row:
-    """The row that holds for every deterministic operator: replicated operands give replicated outputs."""
+    """Return the row that is valid for every deterministic operator: all replicated."""
     return Row((R,) * inputs, (R,) * outputs)
 
 
 def whole(call: OpCall) -> Strategies:
-    """The placement function of an operator on replicated operands whose output sizes only the call tells."""
+    """The placement function of operators whose output sizes depend on values: all operands replicated."""
     return Strategies((replicated_row(len(call.operands), 0),), (), open=True)

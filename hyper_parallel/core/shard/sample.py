@@ -1,8 +1,8 @@
-"""Samples: calls on which a rule is verified, declared beside it.
+"""Sample calls for verifying rules, declared next to each rule.
 
 A sample names operands by what they hold, and their sizes by letters: ``sample("matmul", real("mk"), real("kn"))``.
 The verifier gives the letters sizes, no two alike, some of them 1, indivisible or smaller than the number of ranks; so
-one line stands for many shapes. No array is made here, and nothing is imported that could make one.
+one line stands for many shapes. No arrays are created here, and no array library is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Shape = tuple[Dims, ...]
 
 @dataclass(frozen=True)
 class Value:
-    """An operand to be: what it holds, and its shape in letters and numbers.
+    """Description of an operand: which values it has, and its shape in letters and numbers.
 
     Attributes:
         kind: ``real``, ``ordered``, ``between``, ``integers``, ``booleans``, ``shuffled``, ``nonfinite``, ``complex``.
@@ -105,7 +105,7 @@ class Sample:
 
 
 def real(*shape: Dims) -> Value:
-    """Numbers of either sign: ``real("ab")``, ``real(4, 1, "b")``."""
+    """Describe an operand of real numbers between -2 and 2: ``real("ab")``, ``real(4, 1, "b")``."""
     return Value("real", _shape(shape), -2.0, 2.0)
 
 
@@ -177,7 +177,7 @@ def sample(ops: str, /, *args: Any, **kwargs: Any) -> None:
 
 
 def sample_call(ops: str, call: Sample) -> None:
-    """Add a call that needs saying more about it: what writes, draws, or gives constants."""
+    """Add a call with properties beyond its arguments: it writes in place, is random, or may return constants."""
     with _LOCK:
         for op in ops.split():
             _SAMPLES.setdefault(op, []).append(call)
@@ -189,11 +189,11 @@ def samples_of(op: str) -> tuple[Sample, ...]:
 
 
 def exempt(op: str, reason: str) -> None:
-    """Say why ``op`` can have no samples; the verifier lists it with the reason."""
+    """Record why ``op`` cannot have samples; the verifier lists the reason."""
     with _LOCK:
         _EXEMPT[op] = reason
 
 
 def exemption(op: str) -> str:
-    """The reason why ``op`` has no samples, or nothing."""
+    """Return the reason why ``op`` has no samples, or ``""``."""
     return _EXEMPT.get(op, "")

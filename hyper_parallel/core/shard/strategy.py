@@ -1,4 +1,4 @@
-"""The strategy of a call: a row per mesh axis, chosen by what it costs to get there, as layouts on the whole mesh."""
+"""Chooses the cheapest row for each mesh axis and combines the rows into layouts."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
         return (size - 1) / size * elements
     if isinstance(wanted, Shard):
         return (size - 1) / size / size * elements
-    return (size - 1) / size * elements  # shard to partial: gathered first
+    return (size - 1) / size * elements  # a shard becomes partial by gathering it first
 
 
 def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:

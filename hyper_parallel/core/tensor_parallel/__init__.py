@@ -1,4 +1,4 @@
-"""Room 4: parallel styles and plans, sharded losses and gradient clipping. Names are imported when first used.
+"""Tensor parallelism: styles, plans, sharded losses, gradient clipping. Names are imported lazily.
 
 Importing this package imports no framework.
 """

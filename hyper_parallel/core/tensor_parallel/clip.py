@@ -1,4 +1,4 @@
-"""Clipping by the global norm, over parameters of any layouts on any meshes."""
+"""``clip_grad_norm_`` for parameters of any layout on any mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["clip_grad_norm_"]
 
 _EPSILON = 1e-6
 
-# The ranks over which the elements of a gradient are spread: a mesh and the axes that shard it.
+# A mesh, and the axes of it that shard a gradient.
 Spread = tuple["DeviceMesh | None", tuple[int, ...]]
 
 
@@ -30,8 +30,8 @@ def clip_grad_norm_(
 ) -> Any:
     """Scale gradients in place so that their global norm is at most ``max_norm``.
 
-    Every element of the global gradients counts once, on however many ranks it is. Partial gradients are reduced
-    first. One small all-reduce per combination of mesh and sharding axes.
+    Every element of the global gradients counts once, even if several ranks hold it. Partial gradients are reduced
+    first. Costs one small all-reduce per combination of mesh and sharding axes.
 
     Args:
         parameters: one parameter, or an iterable of them; DTensors and plain ones may be mixed.
@@ -83,7 +83,7 @@ def _listed(parameters: Any) -> list[Any]:
 
 
 def _reduced_gradient(platform: Platform, parameter: Any) -> Any:
-    """The parameter's gradient, no longer partial, or None."""
+    """Return the parameter's gradient, reduced if it was partial, or None."""
     gradient = platform.gradient_of(parameter)
     if isinstance(gradient, DTensor) and gradient.layout.partials:
         gradient = gradient.reduce_partial()
@@ -96,7 +96,7 @@ def _local(gradient: Any) -> Any:
 
 
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
-    """The global norm: powers are summed per set of sharding axes, reduced over these, and combined."""
+    """Return the global norm: power sums per set of sharding axes are reduced over these axes, then added."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
     amounts: dict[Spread, Any] = {}
     for gradient in gradients:

@@ -1,7 +1,4 @@
-"""Cross entropy of logits that stay sharded over the vocabulary.
-
-The module is not called ``loss_parallel``: the package's attribute of that name is the function.
-"""
+"""Cross entropy of logits that stay sharded over the vocabulary."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ def loss_parallel() -> Iterator[None]:
     ::
 
         logits_BLV  [B, L, V@tp]   @tp Shard(-1)    (a ColwiseParallel head with use_local_output=False)
-        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are taken as replicated)
+        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are treated as replicated)
         loss        []             @tp Replicate    (per row, ranks exchange a maximum and sums; never logits)
 
     Backward needs no context. Outside of it, such logits are gathered first, which is correct but expensive. The
     whole signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class
-    probabilities, uneven vocabularies, meshes of several axes. Per thread and task; nestable.
+    probabilities, uneven vocabularies, meshes of several axes. Applies to the current thread and task; may be nested.
 
     Example:
         >>> with loss_parallel():

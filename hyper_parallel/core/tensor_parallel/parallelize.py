@@ -30,24 +30,25 @@ def parallelize_module(
 ) -> Any:
     """Parallelize ``module`` in place, as ``parallelize_plan`` says.
 
-    Styles act on the mesh axis called ``tp``, or on the only one. On a mesh of one axis, parameters that no style
-    covers stay plain: where activations are local (``use_local_output=True``) that is right, and where DTensors flow
-    through such a module :class:`NoParallel` makes it fit. On a mesh of several axes everything that flows is a
-    DTensor, so what no style covers is replicated.
+    Styles act on the mesh axis ``tp``, or on the only axis. On a 1-D mesh, parameters that no style covers stay plain.
+    This is right if activations are local (``use_local_output=True``); if DTensors pass through such a module, use
+    :class:`NoParallel`. On a mesh of several axes all activations are DTensors, so parameters that no style covers
+    are replicated.
 
     Args:
         module: the model.
         device_mesh: the mesh, by default the current one.
         parallelize_plan: one style for ``module`` itself, or styles by path; a segment of a path may be a glob
             (``layers.*.fc1``), and ``""`` is the module itself.
-        src_data_rank: position in the mesh of the rank whose parameter values count; None trusts every rank's own.
+        src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
+            own values.
 
     Returns:
-        ``module``. A parameter that was reachable under two paths still is, as one object.
+        ``module``. Tied parameters stay tied.
 
     Raises:
-        PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched.
-        TypeError: ``module`` is no module, or the plan is neither a style nor a mapping of paths to styles.
+        PlanError: (a ValueError) all problems of the plan; no parameter has been changed.
+        TypeError: ``module`` is not a module, or the plan is neither a style nor a mapping of paths to styles.
     """
     mesh = resolve_mesh(device_mesh)
     if parallelize_plan is None:

@@ -1,4 +1,4 @@
-"""Modules know their path: errors name it, and the event log attributes collectives to it."""
+"""Records each module's path, for error messages and the event log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def name_modules(platform: Platform, root: Any) -> None:
 
 
 def trace_modules(platform: Platform, root: Any) -> None:
-    """Tell the event log which module runs, while one is recording; otherwise the hooks cost one look-up."""
+    """Register hooks that tell the event log which module is running."""
     for _, module in platform.get_cells_and_names(root):
         if not module.__dict__.get(_TRACED):
             module.__dict__[_TRACED] = True

@@ -1,4 +1,4 @@
-"""Plans: which modules a mapping of paths to styles selects, and everything that is wrong with it. Pure."""
+"""Plans: which modules a mapping of paths to styles selects, and all problems of a plan. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -55,16 +55,17 @@ class PlanReport:
             return
         lines = [*self.problems, *(f"note: {note}" for note in self.notes)]
         count = len(self.problems)
-        head = f"the plan does not fit the module ({count} problem{'s' if count > 1 else ''}); no weight was touched:"
+        counted = f"{count} problem{'s' if count > 1 else ''}"
+        head = f"the plan does not fit the module ({counted}); no parameter was changed:"
         raise (UnsupportedModuleError if self.unsupported else PlanError)("\n  - ".join([head, *lines]))
 
 
 def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
-    Problems: a pattern that matches nothing, a style on a module it does not take, a number of attention heads that
-    the parallel axis does not divide, a tied weight that two styles would lay out differently. Notes: linear layers
-    left whole although siblings of theirs are sharded.
+    Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
+    that the parallel axis does not divide, a tied weight that two styles would lay out differently. Notes: linear
+    layers that stay unsharded although sibling layers are sharded.
 
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
@@ -85,7 +86,7 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
 
 
 def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
-    """The modules that the plan selects with their styles, in the plan's order.
+    """Return the modules that the plan selects with their styles, in the plan's order.
 
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
@@ -114,7 +115,7 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
         got = f"the class {plan.__name__}" if isinstance(plan, type) else type(plan).__name__
         msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
         if isinstance(plan, type) and issubclass(plan, ParallelStyle):
-            msg = f"{msg}; make one: {plan.__name__}()"
+            msg = f"{msg}; pass an instance: {plan.__name__}()"
         raise TypeError(msg)
 
 
@@ -170,7 +171,8 @@ def _indivisible_heads(
         for name in HEADS:
             heads = getattr(owner, name, None)
             if isinstance(heads, int) and heads % size:
-                yield f"{path or 'the module'}: {name}={heads} does not divide by the {size} ranks of the parallel axis"
+                owner_name = path or "the module"
+                yield f"{owner_name}: {name}={heads} is not divisible by the {size} ranks of the parallel axis"
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def _left_whole(
     for path, child in platform.get_cells_and_names(module):
         below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
-            yield f"linear layer {path} is left whole although layers beside it are sharded"
+            yield f"linear layer {path} is not sharded, although its sibling layers are"
 
 
 def _parent(path: str) -> str:

@@ -120,6 +120,6 @@ def _message(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     layouts = ", ".join(operand._layout.notation(operand.dtype) for operand in operands)
     return (
         f"operator {name} has no sharding rule (layouts: {layouts}); "
-        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "add one with hyper_parallel.DistributedOp, or run it replicated: "
         f"hyper_parallel.ReplicatedOp({name!r})"
     )

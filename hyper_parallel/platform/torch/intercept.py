@@ -167,4 +167,4 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
         return msg  # ReplicatedOp would lose a write, and ranks would sample different numbers
-    return f"{msg}, or let it run whole on every rank: hyper_parallel.ReplicatedOp({str(func)!r})"
+    return f"{msg}, or run it replicated: hyper_parallel.ReplicatedOp({str(func)!r})"

@@ -148,7 +148,7 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, mesh: DTensor.from_local(x, mesh, [Shard(0)], shape=(5, 6)), ShardMismatchError,
      "from_local: rank 0 holds [3, 6] of [5@tp, 6], but local has [4, 6]"),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)]) + x, MixedTensorError,
-     ("argument y is a plain tensor [4, 6] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+     ("argument y is a plain tensor [4, 6], but other operands are DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
      "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values; if it is a "
      "local shard that a parallel style returned, give that style use_local_output=False")),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
@@ -171,8 +171,8 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), ArgumentTypeError,
      "device_mesh must be a DeviceMesh, got list; init_device_mesh makes one"),
     (lambda x, mesh: x.mul_(distribute_tensor(x, mesh, [Shard(0)])), MixedTensorError,
-     ("mul_: a plain tensor [4, 6] cannot be written with DTensors; write what full_tensor() gives, and clip gradients "
-     "of plain and distributed parameters with hyper_parallel.clip_grad_norm_")),
+     ("mul_: a plain tensor [4, 6] cannot be written with DTensors; write the result of full_tensor(), and clip "
+     "gradients of plain and distributed parameters with hyper_parallel.clip_grad_norm_")),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
     """Each mistake raises a type that PyTorch's handlers catch, with the fault and the fix."""

@@ -108,7 +108,7 @@ def test_a_plain_result_is_refused_by_a_dispatched_operator():
         return str(caught.value).split(";")[0]
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "argument y is a plain tensor [2, 3] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
+        "argument y is a plain tensor [2, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
     )
 
 

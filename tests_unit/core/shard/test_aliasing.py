@@ -158,7 +158,7 @@ def refused_view(platform_name):
 def test_the_message_of_a_refused_write():
     """The refusal of a write through a view gives the reason and an alternative that works."""
     reason = (
-        "x cannot be written to: it is a view, through which this framework loses what is written; write to the "
+        "x cannot be written to: it is a view, and this framework loses writes to views; write to the "
         "tensor itself, as in x[index] = value, or use the out-of-place form"
     )
     for texts, values in simulate(refused_view, 2, "mindspore", args=("mindspore",)):

@@ -235,7 +235,7 @@ def test_plain_tensors_are_not_guessed():
         return text_of(RuntimeError, lambda: F.linear(sharded, w))
 
     assert on_ranks(on_rank, 2, 2)[0] == (
-        "argument weight is a plain tensor [4, 3] and meets DTensors on DeviceMesh(cpu, dp=2, tp=2, "
+        "argument weight is a plain tensor [4, 3], but other operands are DTensors on DeviceMesh(cpu, dp=2, tp=2, "
         "ranks=[0, 1, 2, 3]); weight = hyper_parallel.DTensor.from_local(weight, mesh, [Replicate(), Replicate()]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         "use_local_output=False"
@@ -410,7 +410,9 @@ def test_in_place_functions_called_by_keyword():
         return text_of(MixedTensorError, lambda: torch.ones(5, 2).add_(other=x))
 
     for text in on_ranks(rank, 2):
-        assert text.startswith("add_: a plain tensor [5, 2] cannot be written with DTensors; write what full_tensor")
+        assert text.startswith(
+            "add_: a plain tensor [5, 2] cannot be written with DTensors; write the result of full_tensor"
+        )
 
 
 def test_plans_are_bounded(monkeypatch):

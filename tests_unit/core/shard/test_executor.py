@@ -61,7 +61,7 @@ def test_a_rule_that_is_wrong_about_shapes_is_caught():
     for _ in range(2):
         text = (
             "probe(x=f32[4@tp, 3]): the local call returned [2, 2], the plan says [2, 5] of [4@tp, 5]; "
-            "this is a wrong rule, please report it"
+            "this is a bug in the rule; please report it"
         )
         assert run(entry, torch.ones(4, 3)) == [text, text]
     assert entry.cache == {}
@@ -129,5 +129,5 @@ def test_views_that_moved_are_marked():
     move = entry_of(lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)), lambda x: x.view(-1), view=True)
     assert run(stay, torch.ones(4))[0]._readonly is None
     assert run(move, torch.ones(4))[0]._readonly == (
-        "it is a copy: probe(x=f32[4@tp]) had to move x to f32[4], so a write would be lost; write to x itself"
+        "it is a copy: probe(x=f32[4@tp]) had to redistribute x to f32[4], so a write would be lost; write to x itself"
     )

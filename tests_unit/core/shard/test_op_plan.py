@@ -70,7 +70,7 @@ def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
             plan_call(call_of((S0, R), (R, R)), rule_of(Strategies((row,), ((6, 2),))))
         assert str(caught.value) == (
             f"op(x=f32[6@dp, 2], y=f32[6, 2]): a row of the rule has {len(row.inputs)} operands and "
-            f"{len(row.outputs)} outputs, the call has 2 and 1; this is a wrong rule, please report it"
+            f"{len(row.outputs)} outputs, but the call has 2 and 1; this is a bug in the rule; please report it"
         )
 
 

@@ -286,10 +286,10 @@ def test_a_wrong_plan_touches_nothing(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "the plan does not fit the module (2 problems); no weight was touched:\n"
+        "the plan does not fit the module (2 problems); no parameter was changed:\n"
         "  - 'fc3' (RowwiseParallel) matches no module; children of the module: fc1, act, fc2\n"
-        "  - act: ColwiseParallel takes linear and embedding layers, this is GELU\n"
-        "  - note: linear layer fc2 is left whole although layers beside it are sharded"
+        "  - act: ColwiseParallel supports linear and embedding layers, not GELU\n"
+        "  - note: linear layer fc2 is not sharded, although its sibling layers are"
     )
 
 
@@ -297,7 +297,7 @@ def test_a_linear_left_whole_beside_sharded_ones_is_a_warning(twin):
     """A replicated linear layer beside sharded ones gives a warning."""
 
     def rank(mesh):
-        with pytest.warns(UserWarning, match="linear layer fc2 is left whole although layers beside it are sharded"):
+        with pytest.warns(UserWarning, match="linear layer fc2 is not sharded, although its sibling layers are"):
             parallelize_module(twin.MLP(), mesh, {"fc1": ColwiseParallel()})
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="parallelize_module")

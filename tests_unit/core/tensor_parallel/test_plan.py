@@ -53,9 +53,9 @@ def test_a_fitting_plan_has_nothing_to_say(twin):
 def test_heads_must_divide(twin):
     """A rank holds whole heads, of keys and values too; uneven features alone are no problem."""
     report = checked(twin, lambda: attention(4, 2), PLAN, world=4)
-    assert report.problems == ("layers.0.attn: n_kv_heads=2 does not divide by the 4 ranks of the parallel axis",)
+    assert report.problems == ("layers.0.attn: n_kv_heads=2 is not divisible by the 4 ranks of the parallel axis",)
     report = checked(twin, lambda: attention(5, 3), PLAN, world=3)
-    assert report.problems == ("layers.0.attn: n_heads=5 does not divide by the 3 ranks of the parallel axis",)
+    assert report.problems == ("layers.0.attn: n_heads=5 is not divisible by the 3 ranks of the parallel axis",)
 
 
 def test_heads_do_not_matter_where_attention_is_whole(twin):
@@ -119,13 +119,13 @@ def test_all_problems_are_one_error(twin):
     with pytest.raises(UnsupportedModuleError) as caught:
         report.raise_problems()
     assert str(caught.value) == (
-        "the plan does not fit the module (3 problems); no weight was touched:\n"
+        "the plan does not fit the module (3 problems); no parameter was changed:\n"
         "  - 'nothing' (RowwiseParallel) matches no module; children of the module: layers\n"
-        "  - layers.0.norm: RowwiseParallel takes linear and embedding layers, this is LayerNorm\n"
-        "  - layers.0.attn: n_heads=5 does not divide by the 2 ranks of the parallel axis\n"
-        "  - note: linear layer layers.0.attn.wk is left whole although layers beside it are sharded\n"
-        "  - note: linear layer layers.0.attn.wv is left whole although layers beside it are sharded\n"
-        "  - note: linear layer layers.0.attn.wo is left whole although layers beside it are sharded"
+        "  - layers.0.norm: RowwiseParallel supports linear and embedding layers, not LayerNorm\n"
+        "  - layers.0.attn: n_heads=5 is not divisible by the 2 ranks of the parallel axis\n"
+        "  - note: linear layer layers.0.attn.wk is not sharded, although its sibling layers are\n"
+        "  - note: linear layer layers.0.attn.wv is not sharded, although its sibling layers are\n"
+        "  - note: linear layer layers.0.attn.wo is not sharded, although its sibling layers are"
     )
     assert isinstance(caught.value, (PlanError, ValueError, NotImplementedError))
 
@@ -140,7 +140,7 @@ def test_a_layer_whose_weight_is_computed(twin):
     assert checked(twin, build, {"fc": ColwiseParallel()}).problems == (
         (
             "fc: ColwiseParallel lays out parameters, and 'weight' of this ParametrizedLinear is none, but computed "
-            "from others (as weight_norm, spectral_norm and pruning do); make it one again first, with "
+            "from others (as weight_norm, spectral_norm and pruning do); remove the parametrization first, with "
             "remove_parametrizations, remove_weight_norm or remove"
         ),
     )
@@ -153,7 +153,7 @@ def test_a_layer_whose_weight_is_computed(twin):
      "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got NoneType under 'a.b'"),
     ({"fc1": ColwiseParallel},
      ("parallelize_plan must be a ParallelStyle or a mapping of paths to them, got the class ColwiseParallel under "
-      "'fc1'; make one: ColwiseParallel()")),
+      "'fc1'; pass an instance: ColwiseParallel()")),
     ({0: ColwiseParallel()}, "parallelize_plan: a path must be a str such as 'layers.0', got 0"),
 ])  # fmt: skip
 def test_what_is_no_plan(twin, plan, message):
@@ -180,4 +180,4 @@ def test_a_layer_is_parallelized_once(twin):
         model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
         return check(model, mesh, {"fc1": RowwiseParallel()}).problems
 
-    assert twin.on_mesh((2,), rank)[0] == ("fc1: it is parallelized already, by ColwiseParallel",)
+    assert twin.on_mesh((2,), rank)[0] == ("fc1: it is already parallelized by ColwiseParallel",)

@@ -254,7 +254,7 @@ def test_an_operator_without_rule_says_what_to_do():
     """An operator without a rule is refused by name, with the layouts and the fixes."""
     assert simulate(_unknown, 2, platform="mindspore")[0] == (
         "operator LinalgQr has no sharding rule (layouts: f32[3@m0, 3]); "
-        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "add one with hyper_parallel.DistributedOp, or run it replicated: "
         "hyper_parallel.ReplicatedOp('LinalgQr')"
     )
 

@@ -378,7 +378,7 @@ def test_writes_to_copies_are_refused():
 
     texts = on_ranks(on_rank, 2)[0]
     assert texts[0] == (
-        "add(x=f32[24@tp]): x cannot be written to: it is a copy: view(x=f32[4, 6@tp]) had to move x to "
+        "add(x=f32[24@tp]): x cannot be written to: it is a copy: view(x=f32[4, 6@tp]) had to redistribute x to "
         "f32[4@tp, 6], so a write would be lost; write to x itself"
     )
     assert all("so a write would be lost; write to x itself" in text for text in texts)

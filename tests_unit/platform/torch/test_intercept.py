@@ -61,7 +61,7 @@ def test_an_unknown_operator_says_what_to_do():
 
     assert on_ranks(on_rank)[0] == (
         "operator aten._to_sparse.default has no sharding rule (layouts: f32[4@tp, 4]); "
-        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "add one with hyper_parallel.DistributedOp, or run it replicated: "
         "hyper_parallel.ReplicatedOp('aten._to_sparse.default')"
     )
 
@@ -248,8 +248,8 @@ def test_arrays_and_lists_are_not_guessed():
 
     assert on_ranks(on_rank)[0] == (
         (
-            "__rmul__: a ndarray [3] meets DTensors; make it a tensor of the framework, and lay that out: "
-            "hyper_parallel.distribute_tensor(tensor, mesh, placements)"
+            "__rmul__: a ndarray [3] was mixed with DTensors; convert it to a tensor of the framework, and distribute "
+            "it: hyper_parallel.distribute_tensor(tensor, mesh, placements)"
         ),
         "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)",
     )

@@ -245,4 +245,6 @@ def test_a_plain_mask_is_refused():
         return str(raised.value)
 
     (message, _) = simulate(rank, 2, "torch")
-    assert message.startswith("argument condition is a plain tensor [5, 3] and meets DTensors on DeviceMesh(cpu, tp=2")
+    assert message.startswith(
+        "argument condition is a plain tensor [5, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2"
+    )

@@ -36,7 +36,7 @@ class DFunction:
     :class:`~hyper_parallel.core.shard.custom.distributed_op.DistributedOp`.
 
     Raises:
-        ValueError: DTensors meet a class without ``_op_name``.
+        ValueError: called with DTensors, but the class has no ``_op_name``.
         UnsupportedOperatorError: no rule is registered under ``_op_name``.
     """
 
@@ -120,7 +120,7 @@ def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _Signatur
             ]
             if missing:
                 msg = (
-                    f"{cls.__name__}: with this layout operator {cls._op_name} computes a rank's part by the arguments "
+                    f"{cls.__name__}: with this layout operator {cls._op_name} passes rank-dependent values in "
                     f"{', '.join(missing)}, which {cls.__name__}.forward does not take; redistribute the operands first"
                 )
                 raise UnsupportedOperatorError(msg)
@@ -131,7 +131,7 @@ def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _Signatur
 
 
 class _SignatureBinder(Binder):
-    """Binds by the user's ``forward``: its positions are the rule's, in order, and its keywords the rule's, by name.
+    """Binds by the user's ``forward``: positional arguments match the rule's in order, keyword arguments by name.
 
     An argument for which the rule has no parameter does not influence layouts: it reaches ``forward`` under its name
     there, unless it is a tensor.
@@ -198,7 +198,7 @@ def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
 
 
 def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
-    """Frameworks track positions only: keywords are passed after the positions, in the order of the signature."""
+    """Return a callable that passes keyword arguments by position: frameworks track only positional arguments."""
     signature = _signature(cls)
     packed: dict[tuple[str, ...], Any] = {}
 
@@ -224,7 +224,7 @@ def _packed(cls: type[DFunction], platform: Platform, names: tuple[str, ...]) ->
         return cls.forward(ctx, *flat[:split], **dict(zip(names, flat[split:], strict=True)))
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        """As many gradients as arguments: those that ``backward`` leaves out, for defaults, are None."""
+        """Pad the gradients with None up to the number of arguments."""
         result = cls.backward(ctx, *grads)
         gradients = tuple(result) if isinstance(result, (list, tuple)) else (result,)
         count = ctx.hyper_parallel_arguments
@@ -243,6 +243,6 @@ def _tensors(arguments: Any) -> Iterator[tuple[Platform, Any]]:
         try:
             platform = platform_of(leaf)
         except TypeError:
-            continue  # of no framework
+            continue  # not a tensor of any framework
         if platform.is_tensor(leaf):
             yield platform, leaf

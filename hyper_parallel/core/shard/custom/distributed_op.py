@@ -61,7 +61,7 @@ class UserOp(abc.ABC):
 
     @abc.abstractmethod
     def strategies(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
-        """The layouts that a call of ``func`` allows for its operands and outputs."""
+        """Return the layouts that a call of ``func`` may use."""
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -111,7 +111,7 @@ class DistributedOp(UserOp):
         raise NotImplementedError(msg)
 
     def preprocess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to dispatch instead of the caller's; by default those."""
+        """Return the arguments to dispatch; by default the caller's."""
         return args, kwargs
 
     def get_expand_impl(
@@ -201,11 +201,11 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(func)
     except (TypeError, ValueError):
-        return None  # functions of C often have none
+        return None  # C functions often have none
 
 
 def _plain_arguments(args: dict[str, Any]) -> Iterator[Any]:
-    """The arguments that are no tensors; a sequence is one argument unless it holds tensors."""
+    """Yield the non-tensor arguments; a sequence without tensors counts as one argument."""
     for argument in args.values():
         for value in argument.values() if isinstance(argument, dict) else (argument,):
             if any(isinstance(leaf, Ref) for leaf in leaves(value)):

@@ -1,4 +1,4 @@
-"""Function maps: a user's function of local tensors as a function of DTensors, whose layouts the user declares."""
+"""``local_map`` and ``custom_shard``: turn a function on local tensors into a function on DTensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["custom_shard", "local_map", "places_one_tensor"]
 
 _KEEP = object()
 _MOST_CACHED = 1024
-_LOCK = threading.Lock()  # one for all: a function that holds a lock cannot travel to another process
+_LOCK = threading.Lock()  # one for all: a function that holds a lock cannot be pickled
 _Leaf = tuple[str, Any]
 _Out = tuple[str, Any, "Layout | None"]
 _Known = tuple[Mapping[str, tuple[int, ...]], Mapping[str, Layout]]
@@ -58,7 +58,7 @@ def local_map(
         func: takes local tensors where the caller passes DTensors, in any nesting, by position or keyword. None
             returns a decorator.
         out_placements: placements (objects or aliases) of the output; for several outputs, a sequence or mapping of
-            them nested like the output, with None for a value that is no tensor.
+            them nested like the output, with None for a value that is not a tensor.
         in_placements: one entry per positional value (nested sequences and mappings count each of their values),
             None for a value that is no DTensor; or a mapping from parameter name to that parameter's entry, or to a
             list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
@@ -95,7 +95,7 @@ def local_map(
 
 
 custom_shard = local_map
-"""The same function under the name that MindSpore users know."""
+"""Alias for :func:`local_map` (MindSpore's name)."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class _Entered:
     """The operands of one call, as they enter the function.
 
     Attributes:
-        platform: of the DTensors.
-        mesh: of the DTensors.
+        platform: the platform of the DTensors.
+        mesh: the mesh of the DTensors.
         targets: layouts in which they enter, in order.
         args: positional arguments with local tensors in their place.
         kwargs: keyword arguments likewise.
@@ -134,7 +134,7 @@ class _Region:
         self.func, self.out, self.mesh, self.moves = func, out_placements, device_mesh, redistribute_inputs
         self.entries, self.grads = in_placements, in_grad_placements
         self.name = getattr(func, "__name__", type(func).__name__)
-        self._known: dict[DeviceMesh, dict[tuple[Layout, ...], _Known]] = {}  # a mesh is one rank's
+        self._known: dict[DeviceMesh, dict[tuple[Layout, ...], _Known]] = {}  # meshes differ per rank
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function on local tensors, and wrap its outputs."""
@@ -197,7 +197,7 @@ class _Region:
                 raise MixedTensorError(msg) if platform.is_tensor(value) else LayoutError(msg)
             return None
         if value.device_mesh is not mesh:
-            msg = f"local_map({self.name}): {name} lives on {value.device_mesh!r}, the function on {mesh!r}"
+            msg = f"local_map({self.name}): {name} is on {value.device_mesh!r}, but the function is on {mesh!r}"
             raise MeshMismatchError(msg)
         if entry is _KEEP:
             return value.layout
@@ -320,7 +320,7 @@ class _Region:
         """The outputs' layouts with global sizes, exchanged in the first call with these input layouts.
 
         Whether to exchange depends only on the input layouts, which are the same on every rank: not on the other
-        arguments, and not on this rank's outputs. A rank that decided otherwise than the others would wait for ever.
+        arguments, and not on this rank's outputs. Otherwise one rank could wait forever for the others.
         """
         shapes = {where: tuple(local.shape) for where, (local, _) in outputs.items()}
         with _LOCK:
@@ -341,9 +341,9 @@ class _Region:
         where = next(path for path in (*now, *before) if before.get(path) != now.get(path))
         has, had = (f"the local shape {list(of[where])}" if where in of else "no tensor" for of in (now, before))
         return ShardMismatchError(
-            f"local_map({self.name}): output{where} has {has}, and had {had} in an earlier call with the same "
-            "layouts; the other ranks cannot know. Where an argument decides on sizes, wrap the function for each of "
-            "its values: local_map(functools.partial(func, argument=value), ...)"
+            f"local_map({self.name}): output{where} has {has} but had {had} in an earlier call with the same "
+            "layouts; the other ranks do not know about the change. If an argument determines the sizes, wrap the "
+            "function for each of its values: local_map(functools.partial(func, argument=value), ...)"
         )
 
     def _agreed(self, outputs: Mapping[str, tuple[Any, Layout]], entered: _Entered) -> Mapping[str, Layout]:

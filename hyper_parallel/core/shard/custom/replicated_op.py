@@ -1,4 +1,4 @@
-"""Operators without a rule that a user lets run replicated, on whole operands on every rank."""
+"""``ReplicatedOp``: run an operator without a rule on replicated operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ReplicatedOp"]
 
 
 class ReplicatedOp(UserOp):
-    """Opt one operator into replication: instantiate once to register.
+    """Run one operator replicated; instantiate once to register it.
 
     Every rank gathers the operands and computes the whole result. The gathering is recorded as implicit, so
     ``strict()`` forbids it and the event log shows its cost. The operator must give the same result on every rank:
@@ -39,7 +39,7 @@ class ReplicatedOp(UserOp):
     def strategies(self, func: Callable[..., Any], call: OpCall) -> NoReturn:
         """Refuse to plan: only the call itself tells what its outputs are."""
         del func, call
-        msg = f"{self.op_name}: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"
+        msg = f"{self.op_name}: it is a ReplicatedOp, so its outputs are known only after the call"
         raise UnsupportedOperatorError(msg)
 
     def run(
@@ -81,7 +81,7 @@ class ReplicatedOp(UserOp):
     def _require_writable(self, operands: Iterable[Any]) -> None:
         for operand in operands:
             if not operand.layout.is_replicated:
-                msg = f"{self.op_name}: what is written in place must be replicated; use x = x.redistribute() first"
+                msg = f"{self.op_name}: operands written in place must be replicated; use x = x.redistribute() first"
                 raise UnsupportedOperatorError(msg)
             if operand._readonly is not None:
                 raise not_writable(self.op_name, "an operand", operand._readonly)

@@ -1,4 +1,4 @@
-"""A call as a registered strategy sees it, and the answers it gives. Values; no tensor in sight."""
+"""Arguments and results of user strategies (`OpSchema`, `OpStrategy`, …). No tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layouts = tuple[Layout, ...]
 
 @dataclass(frozen=True)
 class RuntimeSchemaInfo:
-    """Which arguments besides layouts tell calls of one operator apart.
+    """Which non-tensor arguments are part of the cache key.
 
     Attributes:
         static_argnum: from this position on, arguments that are no tensors belong to the key of the cache.
@@ -151,7 +151,7 @@ class TupleStrategy:
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """A tensor without its values.
+    """Shape and dtype of a tensor.
 
     Attributes:
         shape: the global shape.
@@ -180,7 +180,7 @@ class OutputSharding:
 
 @dataclass
 class OpInfo:
-    """A call on its way through propagation.
+    """A call and, after propagation, its result.
 
     Attributes:
         schema: the call.

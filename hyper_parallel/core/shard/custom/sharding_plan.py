@@ -54,7 +54,7 @@ class ShardingPlan:
 
 
 def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: ShardingPlan) -> Any:
-    """Lay out ``module`` in place by ``sharding_plan``.
+    """Shard ``module`` in place as ``sharding_plan`` says.
 
     Args:
         module: the model; every parameter and buffer becomes a DTensor.
@@ -67,7 +67,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     Raises:
         PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
             that name nothing, placements that do not fit, a tied parameter with two layouts.
-        TypeError: ``sharding_plan`` is no :class:`ShardingPlan`.
+        TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`.
     """
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
@@ -110,7 +110,8 @@ def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: Sh
     for pattern, placements in plan.plan.items():
         matches = [path for path in values if path_matches(pattern, path)]
         if not matches:
-            problems.append(f"plan: {pattern!r} names no parameter; {describe_nearest(pattern, ['', *cells, *values])}")
+            nearest = describe_nearest(pattern, ["", *cells, *values])
+            problems.append(f"plan: {pattern!r} matches no parameter; {nearest}")
         for path in matches:
             shape = tuple(values[path].shape)
             try:
@@ -131,7 +132,7 @@ def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: Sh
     problems.extend(_conflicts(platform, module, layouts))
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        head = f"shard_module: the plan does not fit the module ({count}); no weight was touched:"
+        head = f"shard_module: the plan does not fit the module ({count}); no parameter was changed:"
         raise PlanError("\n  - ".join([head, *problems]))
     return layouts
 
@@ -180,7 +181,7 @@ class _Boundary:
         where = f"shard_module({self.name}): {what}"
         if isinstance(value, DTensor):
             if value.device_mesh is not self.mesh:
-                msg = f"{where} lives on {value.device_mesh!r}, the module on {self.mesh!r}"
+                msg = f"{where} is on {value.device_mesh!r}, but the module is on {self.mesh!r}"
                 raise MeshMismatchError(msg)
             target = Layout.place(self.mesh, placements, tuple(value.shape))
             return value.redistribute_to(target, Cause(f"shard_module({self.name})", what))

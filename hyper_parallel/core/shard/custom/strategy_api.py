@@ -69,7 +69,7 @@ class _Registered(UserOp):
 class ShardingPropagator:
     """Registers operators by function, and propagates layouts without tensors.
 
-    A registration counts for every dispatched call, like a rule of the library; propagation uses the same plans as
+    A registration applies to every dispatched call, like a rule of the library; propagation uses the same plans as
     dispatch.
     """
 
@@ -92,7 +92,7 @@ class ShardingPropagator:
             The registration; its ``unregister()`` removes it.
 
         Raises:
-            ValueError: the operator has a rule already.
+            ValueError: the operator already has a rule.
         """
         return _Registered(_name(op), strategy, schema_info)
 
@@ -110,7 +110,7 @@ class ShardingPropagator:
             The registration; its ``unregister()`` removes it.
 
         Raises:
-            ValueError: the operator has a rule already.
+            ValueError: the operator already has a rule.
         """
 
         def strategy(schema: OpSchema) -> OpStrategy:
@@ -163,7 +163,7 @@ class ShardingPropagator:
 
         Args:
             op_schema: the call.
-            dtypes: of its tensors, in order; the framework's.
+            dtypes: the framework's dtypes of its tensors, in order.
 
         Returns:
             the output, or a tuple of outputs.
@@ -177,7 +177,7 @@ class ShardingPropagator:
         return self._cached("meta", key, lambda: _meta_of(op_schema, _callable(op_schema), dtypes))
 
     def _cached(self, cache: str, asked: Any, compute: Callable[[], _Result]) -> _Result:
-        """``compute()``, cached in this thread for the same question, framework and registrations."""
+        """Return ``compute()``, cached per thread, key, framework and registry version."""
         results: dict[Any, _Result] = self._caches.__dict__.setdefault(cache, {})
         key = (registrations(), current_platform().platform_type, asked)
         if key not in results:
@@ -256,10 +256,10 @@ def _sharding(schema: OpSchema, plan: OpPlan) -> OutputSharding:
 def _without_rule(name: str, layouts: Sequence[Layout], *, composed: bool) -> str:
     seen = ", ".join(layout.notation() for layout in layouts) or "none"
     if composed:
-        return f"operator {name} is composed of others (layouts: {seen}); ask for those it calls"
+        return f"operator {name} is a decomposition (layouts: {seen}); query the operators that it calls"
     return (
         f"operator {name} has no sharding rule (layouts: {seen}); add one with "
-        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or run it replicated: "
         f"hyper_parallel.ReplicatedOp({name!r})"
     )
 
@@ -305,7 +305,7 @@ def _option(
     targets = tuple(layout.with_shape(operand.shape) for layout, operand in zip(layouts, operands, strict=True))
     for operand, target in zip(operands, targets, strict=True):
         if target.mesh is not operand.layout.mesh:
-            msg = f"{name}: the layout of {operand.name} in input_specs lives on another mesh than {operand.name}"
+            msg = f"{name}: the layout of {operand.name} in input_specs is on a different mesh than {operand.name}"
             raise MeshMismatchError(msg)
     for layout in spec.outputs:
         if layout.shape is None:

@@ -9,6 +9,6 @@ __all__ = ["load"]
 
 
 def load() -> None:
-    """Import every family; a family is any module of this package."""
+    """Import every module of this package, which registers its rules."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")

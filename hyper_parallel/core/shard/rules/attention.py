@@ -24,7 +24,7 @@ Names = tuple[str | None, ...]
 def attention(call: OpCall) -> Strategies:
     """``…hl[e], …h[s][e], …[s]f -> …hlf``, linear in ``v``: queries may be sharded (causal ones too), keys may not.
 
-    It drops nothing: a rank would draw a mask of its own (``attention_with_dropout`` does).
+    It has no dropout, for which each rank would need its part of one mask; see ``attention_with_dropout``.
     """
     q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
     _check(call)
@@ -47,7 +47,7 @@ def attention(call: OpCall) -> Strategies:
 def _check(call: OpCall) -> None:
     q, k, v = call["q"], call["k"], call["v"]
     if min(operand.ndim for operand in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        msg = "q, k and v must be …le, …se and …sf"
+        msg = "q, k and v must have shapes (..., L, E), (..., S, E) and (..., S, F)"
         raise ValueError(msg)
     if call["is_causal"] and call["attn_mask"] is not None:
         msg = "attn_mask and is_causal exclude each other"
@@ -95,7 +95,7 @@ def attention_with_dropout(
     ops: Any, q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
     enable_gqa: bool,
 ) -> Any:  # fmt: skip
-    """Attention in single steps, so that dropout comes from the library's generator and is equal for every layout."""
+    """Attention as separate operators, so that dropout uses the library's generator, whatever the layout."""
     if is_causal and attn_mask is not None:
         msg = "scaled_dot_product_attention: attn_mask and is_causal exclude each other"
         raise ValueError(msg)

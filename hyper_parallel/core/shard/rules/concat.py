@@ -22,7 +22,7 @@ def unbind(call: OpCall) -> Strategies:
     kept = [d for d in range(x.ndim) if d != dim]
     count = x.shape[dim]
     if not count:
-        msg = f"dim {dim} of {list(x.shape)} has nothing to unbind"
+        msg = f"dim {dim} of {list(x.shape)} is empty, so it cannot be unbound"
         raise ValueError(msg)
     return Strategies(keep_dims(kept, count), (tuple(x.shape[d] for d in kept),) * count, many=True)
 

@@ -31,7 +31,8 @@ def window_count(size: int, kernel: int, stride: int, padding: int, dilation: in
 def convolution(call: OpCall) -> Strategies:
     """``nc…, oc…, o -> no…`` (a transposed weight is ``co…``).
 
-    A sharded ``c`` leaves Partial(sum), to which the bias is added once. Groups of channels are never divided.
+    A sharded ``c`` leaves Partial(sum), to which the bias is added once. A group of
+    channels is never split across ranks.
     """
     x, weight, groups = call["x"], call["weight"], call["groups"]
     out, inner = (1, 0) if call["transposed"] else (0, 1)
@@ -54,11 +55,11 @@ def convolution(call: OpCall) -> Strategies:
 def _check(call: OpCall, inner: int) -> None:
     x, weight, groups = call["x"], call["weight"], call["groups"]
     if x.ndim != weight.ndim or x.ndim < 3:
-        msg = f"x has {x.ndim} dims and weight {weight.ndim}; both need samples or outputs, channels, and the same more"
+        msg = f"x has {x.ndim} dims and weight {weight.ndim}; both need the same number of dims, at least 3"
         raise ValueError(msg)
     wanted = weight.shape[inner] * (1 if call["transposed"] else groups)
     if x.shape[1] != wanted or x.shape[1] % groups:
-        msg = f"x has {x.shape[1]} channels, weight {list(weight.shape)} in {groups} group(s) takes {wanted}"
+        msg = f"x has {x.shape[1]} channels, weight {list(weight.shape)} with {groups} group(s) needs {wanted}"
         raise ValueError(msg)
 
 

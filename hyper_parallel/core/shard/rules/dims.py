@@ -42,7 +42,7 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
 
 
 def keep_sums(kept: Sequence[int | None]) -> tuple[Row, ...]:
-    """As :func:`keep_dims`, for an operator that also adds or drops elements: of the Partials only sum and avg pass."""
+    """As :func:`keep_dims`, for an operator that also adds or drops elements: only Partial sum and avg pass."""
     return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
 
@@ -71,7 +71,7 @@ def permute(call: OpCall) -> Strategies:
     ndim = call["x"].ndim
     order = [normal_dim(dim, ndim) for dim in call["dims"]]
     if sorted(order) != list(range(ndim)):
-        msg = f"dims {list(call['dims'])} do not name each of {ndim} dims once"
+        msg = f"dims {list(call['dims'])} must be a permutation of the {ndim} dims"
         raise ValueError(msg)
     return _permuted(call, order)
 
@@ -150,7 +150,7 @@ def expand(call: OpCall) -> Strategies:
     new = len(wanted) - x.ndim
     source = (*(None for _ in range(new)), *x.shape)
     if new < 0 or any(size != -1 and have not in (None, 1, size) for size, have in zip(wanted, source, strict=True)):
-        msg = f"sizes {list(wanted)} do not stretch {list(x.shape)}"
+        msg = f"sizes {list(wanted)} cannot be expanded from {list(x.shape)}"
         raise ValueError(msg)
     if -1 in wanted[:new]:
         msg = f"sizes {list(wanted)}: -1 cannot stand for a new dim"

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
 )
 def embedding(call: OpCall) -> Strategies:
-    """``…, vh -> …h``; a sharded ``v`` leaves Partial(sum): a rank adds zeros for ids whose rows it does not hold."""
+    """``…, vh -> …h``; a sharded ``v`` leaves Partial(sum): a rank contributes zeros for ids outside its rows."""
     x, weight = call["x"], call["weight"]
     if weight.ndim != 2:
         msg = f"weight has {weight.ndim} dims, it must have 2"
         raise ValueError(msg)
     padding = call["padding_idx"]
     if padding is not None and not -weight.shape[0] <= padding < weight.shape[0]:
-        msg = f"padding_idx {padding} does not exist in a table of {weight.shape[0]} rows"
+        msg = f"padding_idx {padding} is out of range for a table of {weight.shape[0]} rows"
         raise ValueError(msg)
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
@@ -38,7 +38,7 @@ def _only_whole(call: OpCall) -> None:
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
         if call[name] not in (None, False) and not all(operand.layout.is_replicated for operand in call.operands):
             msg = (
-                f"{name} looks at rows or counts of the whole table, so it needs whole operands: "
+                f"{name} needs the whole table, so the operands must be replicated: "
                 "x = x.redistribute(); weight = weight.redistribute()"
             )
             raise ValueError(msg)

@@ -32,7 +32,7 @@ __all__ = ["Picked", "lookup", "pick", "shared_dims", "unshared_dims", "window"]
 
 @dataclass
 class Picked:
-    """What ``x[index]`` reads.
+    """Result of parsing ``x[index]``: which dims survive and which must be whole.
 
     Attributes:
         shape: sizes of the result.
@@ -51,7 +51,7 @@ def pick(x: Operand, index: Any) -> Picked:
     """Parse an index of numbers, slices, None, Ellipsis and integer tensors (masks were converted to those before).
 
     Raises:
-        ValueError: the index does not fit, or is of another kind.
+        ValueError: the index does not fit, or has an unsupported type.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(item is not None and item is not Ellipsis for item in items)

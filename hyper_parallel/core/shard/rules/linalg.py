@@ -103,7 +103,7 @@ for _op, _signature in {
 
 @rule("svd", "x, full_matrices=True, *, driver=None")
 def svd(call: OpCall) -> Strategies:
-    """Both bases (complete, or one vector per singular value) and the singular values."""
+    """Singular value decomposition: U, S, Vh."""
     sides = "...[m][m], ...[k], ...[n][n]" if call["full_matrices"] else "...[m][k], ...[k], ...[k][n]"
     return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
 
@@ -143,7 +143,7 @@ def qr(call: OpCall) -> Strategies:
     """An orthonormal basis and an upper triangular matrix."""
     mode = {True: "reduced", False: "complete"}.get(call["mode"], call["mode"])
     if mode not in QR:
-        msg = f"mode {mode!r} is none of {', '.join(map(repr, QR))}"
+        msg = f"mode must be one of {', '.join(map(repr, QR))}, got {mode!r}"
         raise ValueError(msg)
     return pattern(call, f"x ...[m][n] -> {QR[mode]}", {"k": _least, "none": 0}, full=True)
 

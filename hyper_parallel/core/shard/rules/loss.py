@@ -48,7 +48,7 @@ def vocab_parallel_loss() -> Iterator[None]:
         VOCAB_PARALLEL.reset(token)
 
 
-# -- what the losses need beyond the common operators ------------------------------------------------------------------
+# -- helper operators --------------------------------------------------------------------------------------------------
 
 
 @rule("take_class", "x, target, dim, start=0, classes=None")
@@ -59,7 +59,10 @@ def take_class(call: OpCall) -> Strategies:
     rest = tuple(name for name in names if name != "c")
     shape = tuple(size for d, size in enumerate(x.shape) if d != dim)
     if tuple(target.shape) != shape:
-        msg = f"target has shape {list(target.shape)}; classes in dim {dim} of {list(x.shape)} need {list(shape)}"
+        msg = (
+            f"target has shape {list(target.shape)}; expected {list(shape)} for logits {list(x.shape)} "
+            f"with classes in dim {dim}"
+        )
         raise ValueError(msg)
     rows = labelled_rows(Labels((names, rest), (rest,), each=(0,)))
     return Strategies(rows, (shape,), _shifted)
@@ -105,10 +108,10 @@ def cross_entropy(
     """Cross entropy of logits, classes in dim 1 (dim 0 of an unbatched row).
 
     Raises:
-        ValueError: a smoothing outside [0, 1] or an unknown reduction.
+        ValueError: label_smoothing outside [0, 1] or an unknown reduction.
     """
     if not 0.0 <= label_smoothing <= 1.0:
-        msg = f"cross_entropy: label_smoothing must lie between 0 and 1, got {label_smoothing}"
+        msg = f"cross_entropy: label_smoothing must be between 0 and 1, got {label_smoothing}"
         raise ValueError(msg)
     reduction = reduction_name("cross_entropy", reduction, size_average, reduce)
     dim = min(1, x.ndim - 1)
@@ -260,7 +263,7 @@ def plain_loss(op: str, extra: str) -> None:
         reduction = reduction_name(op, reduction, size_average, reduce)
         rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
         if reduction == "batchmean":
-            # One number is a batch of one.
+            # A 0-d input is a batch of one.
             return reduced(ops, rows, "mean", x.shape[0] if x.shape else 1)
         return reduced(ops, rows, reduction)
 

@@ -32,7 +32,7 @@ def linear(call: OpCall) -> Strategies:
     batch = tuple(f"b{dim}" for dim in range(x.ndim - 1))
     out = () if weight.ndim == 1 else ("n",)
     if x.shape[-1] != weight.shape[-1]:
-        msg = f"x has {x.shape[-1]} features, weight takes {weight.shape[-1]}"
+        msg = f"x has {x.shape[-1]} features, weight expects {weight.shape[-1]}"
         raise ValueError(msg)
     inputs: list[Dims] = [(*batch, "k"), (*out, "k")]
     if bias is not None:
@@ -166,7 +166,7 @@ def bilinear(call: OpCall) -> Strategies:
     if bias is not None:
         inputs.append(("n",))
     labels = Labels(tuple(inputs), ((*batch, "n"),), each=(0, 1, 2), joins=(3,) if bias is not None else ())
-    # The kernel refuses empty contracted dims.
+    # The kernel does not accept empty contracted dims.
     features = {(0, Shard(x.ndim - 1)): x.ndim - 1, (1, Shard(y.ndim - 1)): y.ndim - 1}
     rows = [
         replace(
@@ -234,7 +234,7 @@ def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Na
     left, arrow, right = equation.replace(" ", "").partition("->")
     texts = left.split(",")
     if len(texts) != len(ndims):
-        msg = f"einsum: equation {equation!r} names {len(texts)} operands, {len(ndims)} are given"
+        msg = f"einsum: equation {equation!r} has {len(texts)} operands, but {len(ndims)} were given"
         raise ValueError(msg)
     terms = [_term(text, ndim, equation) for text, ndim in zip(texts, ndims, strict=True)]
     dots = max((sum(name.startswith("...") for name in term) for term in terms), default=0)

@@ -23,7 +23,7 @@ def _over_last(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
     x, sizes = call["x"], call["normalized_shape"]
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if tuple(x.shape[x.ndim - len(sizes) :]) != sizes:
-        msg = f"normalized_shape {list(sizes)} does not end x's shape {list(x.shape)}"
+        msg = f"normalized_shape {list(sizes)} is not the end of x's shape {list(x.shape)}"
         raise ValueError(msg)
     for operand in call.operands[1:]:
         if operand.shape != sizes:

@@ -1,7 +1,7 @@
 """Pointwise operators: every dim may be sharded; whether Partial passes depends on the operator's linearity.
 
 An operator that declares nothing is nonlinear: partial values are reduced first. Partial(max) and Partial(min) pass
-only through operators whose gradient is zero wherever they map different values to one, so that gradients stay exact.
+only through non-decreasing operators whose gradient is zero where they are constant, so that gradients stay exact.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ def elementwise(
         outputs: number of outputs.
 
     Raises:
-        UnknownOperandError: (a TypeError) a list instead of an operand: every local shard would meet the whole list.
+        UnknownOperandError: (a TypeError) a list instead of an operand: each rank would combine its
+            shard with the whole list.
     """
     for name in ("x", "y"):
         if isinstance(call.args.get(name), (list, tuple)):
             type_name = type(call.args[name]).__name__
-            msg = (
-                f"{call.op}: {name} is a {type_name}; make it a tensor of the framework, and lay that out as a DTensor"
-            )
+            msg = f"{call.op}: {name} is a {type_name}; convert it to a tensor of the framework, and distribute it"
             raise UnknownOperandError(msg)
     inputs, output, shape = broadcast_labels([operand.shape for operand in call.operands])
     labels = Labels(inputs, (output,) * outputs, None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
@@ -337,7 +336,7 @@ def glu(ops: Any, x: Any, dim: int) -> Any:
     """One half of ``dim`` times the sigmoid of the other half (Dauphin et al., 2016)."""
     size = tuple(x.shape)[dim]
     if size % 2:
-        msg = f"glu: dim {dim} of size {size} has no halves"
+        msg = f"glu: dim {dim} of size {size} must be even to be split in two"
         raise ValueError(msg)
     half = size // 2
     value, gate = ops.split(x, [half, half], dim)

@@ -34,7 +34,7 @@ def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
     Args:
         platform: the framework of ``like``.
         like: a plain tensor of the wanted dtype and device.
-        layout: layout of the tensor that is dropped; the mask covers the local shard.
+        layout: layout of the tensor that dropout is applied to; the mask covers the local shard.
         p: probability of dropping an element.
     """
     kept = platform.from_numpy(random.bernoulli(layout, 1.0 - p), device=like.device)
@@ -45,7 +45,7 @@ def _dropout(call: OpCall) -> Strategies:
     """All dims may be sharded; partial values are reduced first, unless nothing is dropped."""
     p = call["p"]
     if not 0.0 <= p <= 1.0:
-        msg = f"p is {p}; a probability lies between 0 and 1"
+        msg = f"p is {p}; it must be between 0 and 1"
         raise ValueError(msg)
     if not call["training"] or p == 0.0:
         elements = elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
@@ -107,7 +107,7 @@ def _cauchy(args: dict[str, Any]) -> Distribution:
 def _geometric(args: dict[str, Any]) -> Distribution:
     p = args["p"]
     if not 0 < p < 1:
-        msg = f"geometric: p is {p}; it lies between 0 and 1"
+        msg = f"geometric: p is {p}; it must be between 0 and 1"
         raise LayoutError(msg)
     return sampling.uniform().map(lambda sampled: np.maximum(np.ceil(np.log1p(-sampled) / np.log1p(-p)), 1.0))
 

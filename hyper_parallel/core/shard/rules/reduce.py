@@ -1,6 +1,7 @@
 """Reductions: a reduced dim may be sharded, and leaves Partial, where that is exact for values and gradients.
 
-For the others (products, norms, variances, floating extrema, whose ties share a gradient) reduced dims must be whole.
+For the rest (products, norms, variances, floating-point max and min, where ties share a gradient), reduced dims
+must not be sharded.
 """
 
 from __future__ import annotations

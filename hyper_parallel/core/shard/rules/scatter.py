@@ -106,7 +106,7 @@ def scatter(call: OpCall) -> Strategies:
 
 @rule("scatter_reduce", "x, dim, index, src, reduce, *, include_self=True")
 def scatter_reduce(call: OpCall) -> Strategies:
-    """``scatter`` that reduces what reaches one index; ``dim`` must be whole."""
+    """``scatter`` that reduces all values written to one index; ``dim`` must be whole."""
     return _scattered(call, call["src"], adds=False, linear=False)
 
 
@@ -251,7 +251,7 @@ register_rule(Rule("put", "x, index, source, accumulate=False", _all_whole))
 
 @rule("masked_scatter", "x, mask, source")
 def masked_scatter(call: OpCall) -> Strategies:
-    """Elements of ``source`` are used in the order of all True elements, so every operand must be whole."""
+    """Elements of ``source`` are assigned to True elements in order, so every operand must be whole."""
     _, _, shape = broadcast_labels([call["x"].shape, call["mask"].shape])
     return Strategies((replicated_row(len(call.operands)),), (shape,))
 

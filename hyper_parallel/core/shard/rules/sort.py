@@ -62,7 +62,7 @@ def kthvalue(call: OpCall) -> Strategies:
 
 
 def _quantile(call: OpCall) -> Strategies:
-    """Quantiles over dims that must be whole; several of them make a new leading dim."""
+    """Quantiles over dims that must be whole; several quantiles add a leading dim."""
     x, q, dim = call["x"], call["q"], call["dim"]
     dims = tuple(range(x.ndim)) if dim is None else (normal_dim(dim, x.ndim),)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=bool(call["keepdim"]))

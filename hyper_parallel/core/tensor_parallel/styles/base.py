@@ -33,7 +33,8 @@ class ParallelStyle(abc.ABC):
     unchanged.
 
     Attributes:
-        src_data_rank: position in the mesh of the rank whose parameter values count; None trusts every rank's own.
+        src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
+            own values.
     """
 
     src_data_rank: int | None = 0
@@ -75,8 +76,8 @@ class LayerStyle(ParallelStyle):
         platform = platform_of(module)
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
             by = module.__dict__.get(_STYLED)
-            return self._without_parameter(platform, module) if by is None else f"it is parallelized already, by {by}"
-        return f"{type(self).__name__} takes linear and embedding layers, this is {type(module).__name__}"
+            return self._without_parameter(platform, module) if by is None else f"it is already parallelized by {by}"
+        return f"{type(self).__name__} supports linear and embedding layers, not {type(module).__name__}"
 
     def _without_parameter(self, platform: Platform, module: Any) -> str | None:
         """The reason why a parametrized layer is refused: its weight is computed, not a parameter."""
@@ -85,9 +86,9 @@ class LayerStyle(ParallelStyle):
         if not computed:
             return None
         return (
-            f"{type(self).__name__} lays out parameters, and {computed[0]!r} of this {type(module).__name__} is none, "
-            "but computed from others (as weight_norm, spectral_norm and pruning do); make it one again first, with "
-            "remove_parametrizations, remove_weight_norm or remove"
+            f"{type(self).__name__} lays out parameters, and {computed[0]!r} of this {type(module).__name__} is "
+            "not a parameter, but computed from others (as weight_norm, spectral_norm and pruning do); remove the "
+            "parametrization first, with remove_parametrizations, remove_weight_norm or remove"
         )
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
@@ -154,7 +155,7 @@ class LayerStyle(ParallelStyle):
         """Placement of the input that the layer computes on."""
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         return options(self, "input_layouts", "output_layouts", "use_local_output")
 
 

@@ -1,4 +1,4 @@
-"""Conversion of tensors that enter and leave a parallel module: the style's mesh axis, and the meaning of its layouts.
+"""Converts inputs and outputs of parallel modules, and interprets the layouts that users give to styles.
 
 A **spec** is what a user writes for one tensor: a placement for the style's own axis (on the others DTensors keep
 theirs), or a layout over all axes: a tuple of one placement per mesh axis or of one alias per dim.
@@ -32,18 +32,18 @@ Spec = Any
 
 
 def parallel_axis(mesh: DeviceMesh) -> int:
-    """The mesh axis that styles act on: the only one, or the one called ``tp``.
+    """Return the mesh axis that styles act on: the only one, or the one called ``tp``.
 
     Raises:
-        MeshError: (a ValueError) several axes, and none is called ``tp``.
+        MeshError: (a ValueError) several axes, and none of them is called ``tp``.
     """
     if mesh.ndim == 1:
         return 0
     if AXIS in mesh.names:
         return mesh.names.index(AXIS)
     msg = (
-        f"parallel styles act on the mesh axis {AXIS!r}, and {mesh!r} has none of that name among several; "
-        f"name one so, or pass one axis: mesh[{mesh.names[-1]!r}]"
+        f"parallel styles act on the mesh axis {AXIS!r}, but {mesh!r} has several axes and none with "
+        f"that name; name an axis {AXIS!r}, or pass a 1-D mesh: mesh[{mesh.names[-1]!r}]"
     )
     raise MeshError(msg)
 
@@ -124,7 +124,7 @@ class Boundary:
         """Redistribute ``value`` to ``spec``; a single placement changes the style's axis only."""
         if not isinstance(value, DTensor):
             type_name = type(value).__name__
-            msg = f"{self.module}: {argument} must be a DTensor for {self.style} to lay it out, got {type_name}"
+            msg = f"{self.module}: {argument} must be a DTensor for {self.style} to redistribute it, got {type_name}"
             raise ValueError(msg)  # noqa: TRY004 - the contract says ValueError for every wrong argument
         target = self._target(value.layout, spec)
         return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
@@ -146,7 +146,7 @@ class Boundary:
     def _same_mesh(self, value: DTensor, argument: str) -> DTensor:
         if value.device_mesh is not self.mesh:
             msg = (
-                f"{self.module}: {argument} lives on {value.device_mesh!r}, the module was parallelized on "
+                f"{self.module}: {argument} is on {value.device_mesh!r}, but the module was parallelized on "
                 f"{self.mesh!r}; distribute {argument} on the module's mesh"
             )
             raise MeshMismatchError(msg)
@@ -181,9 +181,9 @@ class Boundary:
         others = ", ".join(name for axis, name in enumerate(names) if axis != self.axis)
         batch = ", ".join("Replicate()" if axis == self.axis else "Shard(0)" for axis in range(len(names)))
         return (
-            f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it lies along "
-            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; give the style that "
-            f"made it use_local_output=False, or, where it is the batch, distribute it: "
+            f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it is placed along "
+            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; pass use_local_output=False "
+            f"to the style that produced it or, if it is the batch, distribute it: "
             f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}])"
         )
 

@@ -1,4 +1,4 @@
-"""Column-wise parallelism (Megatron-LM; Shoeybi et al., 2019): every rank computes some of the output features."""
+"""Column-wise parallelism (Megatron-LM; Shoeybi et al., 2019): each rank computes part of the output features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ColwiseParallel(LayerStyle):
                      w_VD      [V, D@tp]          @tp Shard(1)
                      y_BLD     [B, L, D@tp]       @tp Shard(-1)
 
-    Nothing is communicated in forward unless the layouts ask for it; the gradient of x is summed over tp once.
+    Nothing is communicated in forward unless the layouts ask for it; the gradient of x is all-reduced over tp once.
 
     Args:
         input_layouts: layout of a plain input along tp; Replicate by default. DTensors keep their own layout.

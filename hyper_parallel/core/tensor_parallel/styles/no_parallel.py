@@ -1,4 +1,4 @@
-"""No parallelism: weights and activations are replicated, so that a module fits between DTensors."""
+"""``NoParallel``: replicate a module's parameters and activations, so that it accepts and returns DTensors."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class NoParallel(ReplicatedStyle):
         return moved.to_local() if self.use_local_output else moved
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         return options(self, "input_layout", "output_layout", "use_local_output")

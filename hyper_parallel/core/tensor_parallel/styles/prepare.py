@@ -37,7 +37,7 @@ class PrepareModuleInput(ParallelStyle):
         use_local_output: pass local tensors to the module instead of DTensors.
 
     Raises:
-        ValueError: the two descriptions do not have the same inputs.
+        ValueError: the two arguments do not describe the same inputs.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PrepareModuleInput(ParallelStyle):
             raise ValueError(msg)
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Hook the inputs."""
+        """Register the hooks that convert inputs."""
         axis = parallel_axis(device_mesh)
 
         def before(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ class PrepareModuleInput(ParallelStyle):
         }
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         return options(
             self,
             "input_layouts",
@@ -107,7 +107,7 @@ class PrepareModuleInput(ParallelStyle):
 
 
 class PrepareModuleOutput(ParallelStyle):
-    """Make a module's outputs DTensors, and bring them to the layouts that its consumers want.
+    """Convert a module's outputs to DTensors and redistribute them to the layouts that its consumers need.
 
     ::
 
@@ -152,7 +152,7 @@ class PrepareModuleOutput(ParallelStyle):
         return type(output)(*converted) if hasattr(output, "_fields") else type(output)(converted)
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         return options(self, "output_layouts", "desired_output_layouts", "use_local_output")
 
 
@@ -206,7 +206,7 @@ class PrepareModuleInputOutput(ParallelStyle):
         return self.prepare_module_output.apply(module, device_mesh)
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         before, after = self.prepare_module_input, self.prepare_module_output
         facts = {
             "input_layouts": before.input_layouts,

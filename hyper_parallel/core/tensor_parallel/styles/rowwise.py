@@ -1,4 +1,4 @@
-"""Row-wise parallelism (Megatron-LM; Shoeybi et al., 2019): ranks use some input features and sum the results."""
+"""Row-wise parallelism (Megatron-LM; Shoeybi et al., 2019): each rank uses part of the input features."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class RowwiseParallel(LayerStyle):
                      b_D       [D]                @tp Replicate     (added once)
                      y_BLD     [B, L, D]          @tp Partial(sum)  (-> output_layouts, Replicate by default)
         embedding    ids_BL    [B, L]             @tp Replicate     (input_layouts -> Replicate)
-                     w_VD      [V@tp, D]          @tp Shard(0)      (ids of other ranks' rows give zeros)
+                     w_VD      [V@tp, D]          @tp Shard(0)      (ids outside a rank's rows give zeros)
                      y_BLD     [B, L, D]          @tp Partial(sum)
 
     One all-reduce in forward (a reduce-scatter if ``output_layouts`` is a shard), none in backward.
 
     Args:
         input_layouts: layout of a plain input along tp; ``Shard(-1)`` by default, Replicate for an embedding.
-            Features need not be divisible: the weight has the global size. DTensors keep their own layout.
+            The number of features need not be divisible by the number of ranks. DTensors keep their own layout.
         output_layouts: wanted layout of the output; Replicate by default.
         use_local_output: return the local tensor instead of a DTensor.
     """

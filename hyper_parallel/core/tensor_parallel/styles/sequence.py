@@ -43,5 +43,5 @@ class SequenceParallel(ReplicatedStyle):
         return to_local(value) if self.use_local_output else value
 
     def __repr__(self) -> str:
-        """Every option."""
+        """Return the style with all its options."""
         return options(self, "sequence_dim", "use_local_output")

@@ -206,7 +206,7 @@ def test_rules_that_replace_arguments_serve(mesh):
     assert report.ok, report.wrong
     assert not report.all_held
     text = (
-        "Rows: with this layout operator embedding computes a rank's part by the arguments window, which Rows.forward "
+        "Rows: with this layout operator embedding passes rank-dependent values in window, which Rows.forward "
         "does not take; redistribute the operands first"
     )
     assert {reason.partition(": ")[2] for reason in report.rejected} == {text}

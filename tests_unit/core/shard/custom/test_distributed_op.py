@@ -134,7 +134,7 @@ def test_wrong_answers(register):
     wrong, text, missing = register(Wrong, "wrong"), register(Text, "text"), register(DistributedOp, "missing")
     assert run(wrong)[0] == (
         "wrong(x=f32[6@tp, 2], w=f32[2]): the local call returned [3, 2], the plan says [6, 2] of [6, 2]; "
-        "this is a wrong rule, please report it"
+        "this is a bug in the rule; please report it"
     )
     assert run(text)[0] == (
         "text(x=f32[6@tp, 2], w=f32[2]): text: infer_layout must return a Layout or a sequence of them, got ('tp',)"

@@ -327,9 +327,9 @@ def test_sizes_that_depend_on_values():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "local_map(<lambda>): output has the local shape [1, 2], and had the local shape [2, 2] in an earlier call "
-        "with the same layouts; the other ranks cannot know. Where an argument decides on sizes, wrap the function for "
-        "each of its values: local_map(functools.partial(func, argument=value), ...)"
+        "local_map(<lambda>): output has the local shape [1, 2] but had the local shape [2, 2] in an earlier call "
+        "with the same layouts; the other ranks do not know about the change. If an argument determines "
+        "the sizes, wrap the function for each of its values: local_map(functools.partial(func, argument=value), ...)"
     )
 
 
@@ -342,7 +342,7 @@ def test_another_mesh():
         other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         with pytest.raises(MeshMismatchError) as caught:
             local_map(same, [Shard(0)], device_mesh=other)(rows(mesh))
-        return str(caught.value).startswith("local_map(same): x lives on DeviceMesh(")
+        return str(caught.value).startswith("local_map(same): x is on DeviceMesh(")
 
     assert all(simulate(body, 2, platform="torch"))
 

@@ -183,9 +183,9 @@ def test_all_faults_of_a_plan_are_one_error():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0].splitlines() == [
-        "shard_module: the plan does not fit the module (5 problems); no weight was touched:",
+        "shard_module: the plan does not fit the module (5 problems); no parameter was changed:",
         "  - plan: 0.bias [7]: placements: Shard(1) names dim 1, the tensor has 1 dims",
-        "  - plan: '5.weight' names no parameter; children of the module: 0, 1",
+        "  - plan: '5.weight' matches no parameter; children of the module: 0, 1",
         (
             "  - plan: 1.bias [7]: placements: got None; give one placement per mesh axis, such as [Replicate()], "
             "or one alias per dim"
@@ -233,8 +233,8 @@ def test_inputs_that_do_not_fit_the_plan():
         "shard_module(0): input has no 'y'; it has x",
         "shard_module(0): input is a sequence of 1, its entry is ([Shard(0)], [Shard(0)])",
         (
-            "shard_module(0): input lives on DeviceMesh(cpu, dp=2, ranks=[0, 1]), "
-            "the module on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
+            "shard_module(0): input is on DeviceMesh(cpu, dp=2, ranks=[0, 1]), "
+            "but the module is on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
         ),
     ]
 

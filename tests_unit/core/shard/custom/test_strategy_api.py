@@ -300,7 +300,7 @@ def test_an_operator_without_rule():
 
     assert simulate(body, 2, platform="torch")[0] == (
         "operator nobody has no sharding rule (layouts: [4@tp]); add one with "
-        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or run it replicated: "
         "hyper_parallel.ReplicatedOp('nobody')"
     )
 
@@ -376,7 +376,7 @@ def test_an_operator_that_writes_is_not_gathered_unnoticed():
         with registered(ReplicatedOp("hp_test.triple_.default")):
             assert simulate(body, 2, platform="torch")[0] == (
                 [3.0] * 3,
-                "hp_test.triple_.default: what is written in place must be replicated; use x = x.redistribute() first",
+                "hp_test.triple_.default: operands written in place must be replicated; use x = x.redistribute() first",
             )
 
 
@@ -537,7 +537,7 @@ def test_layouts_of_different_meshes():
 
     with registered(ShardingPropagator().register_op_strategy("elsewhere", strategy)):
         assert asked(MeshMismatchError, elsewhere) == (
-            "elsewhere(_[0]=[4@tp]): elsewhere: the layout of _[0] in input_specs lives on another mesh than _[0]"
+            "elsewhere(_[0]=[4@tp]): elsewhere: the layout of _[0] in input_specs is on a different mesh than _[0]"
         )
 
 
@@ -546,7 +546,7 @@ def test_an_operator_that_runs_whole_has_no_layouts_to_ask_for():
     """Propagation of a ReplicatedOp is refused, since its outputs are known only after a call."""
     with registered(ReplicatedOp("whole_of_a_test")):
         assert asked(UnsupportedOperatorError, lambda x, _: OpSchema("whole_of_a_test", (x,))) == (
-            "whole_of_a_test: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"
+            "whole_of_a_test: it is a ReplicatedOp, so its outputs are known only after the call"
         )
 
 
@@ -586,9 +586,9 @@ def test_operands_of_an_operator_that_runs_whole():
                     "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
                 ),
                 (
-                    "both_ways: an operand is a plain tensor [3] and meets DTensors on DeviceMesh(cpu, tp=2, "
-                    "ranks=[0, 1]); operand = hyper_parallel.DTensor.from_local(operand, mesh, [Replicate()]) if every "
-                    "rank holds the same values; if it is a local shard that a parallel style returned, give that "
+                    "both_ways: an operand is a plain tensor [3], but other operands are DTensors on DeviceMesh(cpu, "
+                    "tp=2, ranks=[0, 1]); operand = hyper_parallel.DTensor.from_local(operand, mesh, [Replicate()]) "
+                    "if every rank holds the same values; if it is a local shard that a parallel style returned, give that "
                     "style use_local_output=False"
                 ),
             ],

@@ -154,8 +154,8 @@ SDPA = F.scaled_dot_product_attention
 MISFITS = {
     "attention of other features": (
         SDPA, (4, 3), (4, 2), (4, 2),
-        ("scaled_dot_product_attention(q=f64[4@tp, 3], k=f64[4@tp, 2], v=f64[4@tp, 2]): q, k and v must be …le, …se "
-        "and …sf"),
+        ("scaled_dot_product_attention(q=f64[4@tp, 3], k=f64[4@tp, 2], v=f64[4@tp, 2]): q, k and v must have "
+        "shapes (..., L, E), (..., S, E) and (..., S, F)"),
     ),
     "attention under two masks": (
         lambda x, mask: SDPA(x, x, x, mask, is_causal=True), (4, 3), (4, 4),

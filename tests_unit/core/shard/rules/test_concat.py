@@ -89,7 +89,7 @@ def test_a_call_that_does_not_fit_is_refused(refuses, name):
 BEYOND = {
     "nothing to unbind": (
         lambda x: x.unbind(1), (4, 0),
-        "unbind(x=f64[4@tp, 0]): dim 1 of [4, 0] has nothing to unbind",
+        "unbind(x=f64[4@tp, 0]): dim 1 of [4, 0] is empty, so it cannot be unbound",
     ),
 }  # fmt: skip
 

@@ -89,8 +89,8 @@ def test_a_convolution_that_does_not_fit_is_refused(ranks):
 MISFITS = {
     "convolution of images": (
         F.conv2d, (4, 3, 5, 5), (2, 3, 3),
-        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 3, 3]): x has 4 dims and weight 3; both need samples or "
-        "outputs, channels, and the same more"),
+        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 3, 3]): x has 4 dims and weight 3; both need the "
+        "same number of dims, at least 3"),
     ),
     "convolution of channels": (
         F.conv2d, (4, 3, 5, 5), (2, 2, 3, 3),

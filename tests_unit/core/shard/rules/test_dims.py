@@ -98,7 +98,7 @@ MISFITS = {
     ),
     "permute": (
         lambda x: x.permute(0, 0), (4, 3),
-        "permute(x=f64[4@tp, 3]): dims [0, 0] do not name each of 2 dims once",
+        "permute(x=f64[4@tp, 3]): dims [0, 0] must be a permutation of the 2 dims",
     ),
     "movedim to fewer": (
         lambda x: x.movedim((0, 1), (1,)), (4, 3),
@@ -110,7 +110,7 @@ MISFITS = {
     ),
     "t": (lambda x: x.t(), (4, 3, 2), "t(x=f64[4@tp, 3, 2]): t() takes at most 2 dims, x has 3"),
     "mT": (lambda x: x.mT, (4,), "matrix_transpose(x=f64[4@tp]): mT takes at least 2 dims, x has 1"),
-    "expand": (lambda x: x.expand(4, 5), (4, 3), "expand(x=f64[4@tp, 3]): sizes [4, 5] do not stretch [4, 3]"),
+    "expand": (lambda x: x.expand(4, 5), (4, 3), "expand(x=f64[4@tp, 3]): sizes [4, 5] cannot be expanded from [4, 3]"),
     "expand a new dim": (
         lambda x: x.expand(-1, 4, 3), (4, 3),
         "expand(x=f64[4@tp, 3]): sizes [-1, 4, 3]: -1 cannot stand for a new dim",

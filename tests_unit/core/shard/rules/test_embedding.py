@@ -66,8 +66,8 @@ def test_embedding_options_that_need_the_whole(ranks, name):
         return str(caught.value)
 
     assert ranks(2, run)[0] == (
-        f"embedding(x=i64[3], weight=f32[6@tp, 4]): {name} looks at rows or counts of the whole table, so it needs "
-        "whole operands: x = x.redistribute(); weight = weight.redistribute()"
+        f"embedding(x=i64[3], weight=f32[6@tp, 4]): {name} needs the whole table, so the "
+        "operands must be replicated: x = x.redistribute(); weight = weight.redistribute()"
     )
 
 
@@ -101,7 +101,7 @@ REFUSED = {
     "renormalised bags": (
         lambda ids, x: F.embedding_bag(ids, x, max_norm=1.0),
         (
-            "max_norm looks at rows or counts of the whole table, so it needs whole operands: "
+            "max_norm needs the whole table, so the operands must be replicated: "
             "x = x.redistribute(); weight = weight.redistribute()"
         ),
     ),
@@ -129,7 +129,7 @@ MISFITS = {
     ),
     "padding_idx": (
         lambda i, w: F.embedding(i, w, padding_idx=7), (3, (4, 3)), (4, 2),
-        "embedding(x=i64[4@tp, 3], weight=f64[4@tp, 2]): padding_idx 7 does not exist in a table of 4 rows",
+        "embedding(x=i64[4@tp, 3], weight=f64[4@tp, 2]): padding_idx 7 is out of range for a table of 4 rows",
     ),
 }  # fmt: skip
 

@@ -184,7 +184,9 @@ def test_a_target_that_is_no_class_is_refused():
             F.cross_entropy(x, placed(torch.tensor([7, 8]), mesh, Replicate()))
         return str(caught.value)
 
-    assert simulate(run, 2, "torch")[0].endswith("target has shape [2]; classes in dim 1 of [3, 8] need [3]")
+    assert simulate(run, 2, "torch")[0].endswith(
+        "target has shape [2]; expected [3] for logits [3, 8] with classes in dim 1"
+    )
 
 
 FEW = {(2,): 8, (3,): 4, (4,): 3, (2, 2): 3}
@@ -293,7 +295,7 @@ def test_what_does_not_fit_is_refused(ranks, name):
 MISFITS = {
     "label_smoothing": (
         lambda x, t: F.cross_entropy(x, t, label_smoothing=1.5), (4, 3), (3, (4,)),
-        "cross_entropy: label_smoothing must lie between 0 and 1, got 1.5",
+        "cross_entropy: label_smoothing must be between 0 and 1, got 1.5",
     ),
     "reduction": (
         lambda x, t: F.cross_entropy(x, t, reduction="avg"), (4, 3), (3, (4,)),

@@ -108,7 +108,7 @@ def test_wrong_sizes_are_named(ranks):
 MISFITS = {
     "linear": (
         F.linear, (4, 3), (4, 2),
-        "linear(x=f64[4@tp, 3], weight=f64[4@tp, 2]): x has 3 features, weight takes 2",
+        "linear(x=f64[4@tp, 3], weight=f64[4@tp, 2]): x has 3 features, weight expects 2",
     ),
     "matmul of a number": (
         torch.matmul, (4, 3), (),

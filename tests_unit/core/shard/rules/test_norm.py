@@ -178,7 +178,7 @@ def test_what_is_refused(ranks):
 MISFITS = {
     "layer_norm": (
         lambda x: F.layer_norm(x, (4,)), (4, 3),
-        "layer_norm(x=f64[4@tp, 3]): normalized_shape [4] does not end x's shape [4, 3]",
+        "layer_norm(x=f64[4@tp, 3]): normalized_shape [4] is not the end of x's shape [4, 3]",
     ),
     "layer_norm's weight": (
         lambda x, w: F.layer_norm(x, (3,), w), (4, 3), (4,),

@@ -426,7 +426,7 @@ def test_conjugates_travel_by_value(ranks):
 
 
 MISFITS = {
-    "glu": (F.glu, (4, 3), "glu: dim -1 of size 3 has no halves"),
+    "glu": (F.glu, (4, 3), "glu: dim -1 of size 3 must be even to be split in two"),
 }  # fmt: skip
 
 

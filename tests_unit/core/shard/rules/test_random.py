@@ -336,14 +336,14 @@ def test_what_multinomial_refuses():
         "multinomial: fewer than 3 weights are positive, and none may be drawn twice",
         "multinomial: weights must be finite, not negative, and not all zero",
         "multinomial(x=f32[1, 1, 3]): x has 3 dims; weights are a vector or a matrix of one vector per row",
-        "geometric: p is 1.5; it lies between 0 and 1",
+        "geometric: p is 1.5; it must be between 0 and 1",
     ]
 
 
 MISFITS = {
     "dropout": (
         lambda x: F.dropout(x, 1.5), (4, 3),
-        "dropout(x=f64[4@tp, 3]): p is 1.5; a probability lies between 0 and 1",
+        "dropout(x=f64[4@tp, 3]): p is 1.5; it must be between 0 and 1",
     ),
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_a_view_that_had_to_move_is_read_only(ranks):
     text, kept = ranks(2, run)[0]
     assert kept == [[2.0, 1.0, 1.0]] * 2
     assert text == (
-        "mul(x=f32[1, 3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to move x to "
+        "mul(x=f32[1, 3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to redistribute x to "
         "f32[4, 3@tp], so a write would be lost; write to x itself"
     )
 
@@ -270,11 +270,11 @@ def test_a_shard_that_had_to_move_says_why_it_cannot_be_written(ranks):
 
     copied, viewed = ranks(2, run)[0]
     assert copied == (
-        "fill(x=f32[3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to move x to "
+        "fill(x=f32[3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to redistribute x to "
         "f32[4, 3@tp], so a write would be lost; write to x itself"
     )
     assert viewed == (
-        "add(x=f32[2@tp]): x cannot be written to: it is a copy: getitem(x=f32[3@tp, 2]) had to move x to "
+        "add(x=f32[2@tp]): x cannot be written to: it is a copy: getitem(x=f32[3@tp, 2]) had to redistribute x to "
         "f32[3, 2@tp], so a write would be lost; write to x itself"
     )
 

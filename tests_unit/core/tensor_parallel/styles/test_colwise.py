@@ -130,7 +130,7 @@ def test_a_module_of_another_kind_is_refused(twin):
         assert isinstance(caught.value, UnsupportedModuleError)
         return str(caught.value)
 
-    assert twin.on_mesh((2,), rank)[0] == "ColwiseParallel takes linear and embedding layers, this is LayerNorm"
+    assert twin.on_mesh((2,), rank)[0] == "ColwiseParallel supports linear and embedding layers, not LayerNorm"
 
 
 def test_plain_tensors_are_refused_on_several_axes(twin):
@@ -143,9 +143,9 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
-        "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it lies along tp, but not along dp of "
-        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); give the style that made it use_local_output=False, "
-        "or, where it is the batch, distribute it: "
+        "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it is placed along tp, but not along dp of "
+        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that produced it "
+        "or, if it is the batch, distribute it: "
         "hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), Replicate()])"
     )
 
@@ -180,7 +180,7 @@ def test_a_dtensor_of_another_mesh_is_refused(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "Linear: input lives on DeviceMesh(cpu, x=2, ranks=[0, 1]), the module was parallelized on "
+        "Linear: input is on DeviceMesh(cpu, x=2, ranks=[0, 1]), but the module was parallelized on "
         "DeviceMesh(cpu, 0=2, ranks=[0, 1]); distribute input on the module's mesh"
     )
 
@@ -194,8 +194,8 @@ def test_several_axes_without_tp(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2, 2), rank, ("a", "b"))[0] == (
-        "parallel styles act on the mesh axis 'tp', and DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]) has none of that "
-        "name among several; name one so, or pass one axis: mesh['b']"
+        "parallel styles act on the mesh axis 'tp', but DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]) has several axes "
+        "and none with that name; name an axis 'tp', or pass a 1-D mesh: mesh['b']"
     )
 
 
@@ -266,5 +266,5 @@ def test_a_layer_that_returns_a_plain_tensor(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "Leaving: output must be a DTensor for ColwiseParallel to lay it out, got Tensor"
+        "Leaving: output must be a DTensor for ColwiseParallel to redistribute it, got Tensor"
     )

@@ -275,7 +275,7 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
         copied = fixture.call(move, x)
         for one in (copied, fixture.call(stay, copied), *fixture.call(pieces, copied)):
             text = raises(UnsupportedOperatorError, lambda one=one: fixture.call(write, one))  # type: ignore[misc] # a default
-            assert "had to move x to" in text
+            assert "had to redistribute x to" in text
         fixture.same(x, array)
         two = fixture.call(moves_one, x, fixture.spread(values(3), R))
         assert two._readonly is not None
