@@ -264,7 +264,7 @@ def _checking(call: Run, plan: OpPlan) -> Run:
             if layout.shape is not None and tuple(local.shape) != layout.local_shape:
                 msg = (
                     f"{describe(plan.call)}: the local call returned {list(local.shape)}, the plan says "
-                    f"{list(layout.local_shape)} of {layout.notation()}; this is a wrong rule, please report it"
+                    f"{list(layout.local_shape)} of {layout.notation()}; this is a bug in the rule; please report it"
                 )
                 raise ShardMismatchError(msg)
         return out

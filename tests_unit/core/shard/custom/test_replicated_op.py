@@ -76,7 +76,10 @@ def test_writes_arrive_in_what_is_whole_or_are_refused():
         "was written in place, but had to be gathered first, so the write is lost; use x = x.redistribute() first"
     )
     must_be_replicated = "adds_up_: operands written in place must be replicated; use x = x.redistribute() first"
-    copy = "it is a copy: view(x=f32[3@tp, 2]) had to redistribute x to f32[3, 2], so a write would be lost; write to x itself"
+    copy = (
+        "it is a copy: view(x=f32[3@tp, 2]) had to redistribute x to f32[3, 2], so a write would be lost; "
+        "write to x itself"
+    )
     assert outcome == (
         [2.0, 2.0, 2.0],
         [8.0],

@@ -588,8 +588,8 @@ def test_operands_of_an_operator_that_runs_whole():
                 (
                     "both_ways: an operand is a plain tensor [3], but other operands are DTensors on DeviceMesh(cpu, "
                     "tp=2, ranks=[0, 1]); operand = hyper_parallel.DTensor.from_local(operand, mesh, [Replicate()]) "
-                    "if every rank holds the same values; if it is a local shard that a parallel style returned, give that "
-                    "style use_local_output=False"
+                    "if every rank holds the same values; if it is a local shard that a parallel style returned, give "
+                    "that style use_local_output=False"
                 ),
             ],
         )

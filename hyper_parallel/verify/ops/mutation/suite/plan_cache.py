@@ -159,7 +159,7 @@ def failures_leave_no_plan(fixture: Fixture) -> None:
     assert len(entry.cache) == 1
     wrong = fixture.entry(lambda x: x[:, :2], "x")
     for _ in range(2):
-        assert "this is a wrong rule" in raises(ShardMismatchError, lambda: fixture.call(wrong, x))
+        assert "this is a bug in the rule" in raises(ShardMismatchError, lambda: fixture.call(wrong, x))
     assert not wrong.cache
 
 
