@@ -140,8 +140,8 @@ def test_a_layer_whose_weight_is_computed(twin):
     assert checked(twin, build, {"fc": ColwiseParallel()}).problems == (
         (
             "fc: ColwiseParallel lays out parameters, and 'weight' of this ParametrizedLinear is not a parameter, "
-            "but computed from others (as weight_norm, spectral_norm and pruning do); remove the parametrization first, "
-            "with remove_parametrizations, remove_weight_norm or remove"
+            "but computed from others (as weight_norm, spectral_norm and pruning do); remove the parametrization "
+            "first, with remove_parametrizations, remove_weight_norm or remove"
         ),
     )
 
