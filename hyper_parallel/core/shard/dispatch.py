@@ -15,9 +15,9 @@ from hyper_parallel._tree import leaves, tree_map, tree_map_named
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.entry import OpEntry, Run, binder
-from hyper_parallel.core.shard.executor import Mark, compile_plan, marks_in
+from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
-from hyper_parallel.core.shard.refusals import only_mesh, plain_tensor
+from hyper_parallel.core.shard.refusals import common_mesh, plain_tensor_error
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 
@@ -33,7 +33,7 @@ __all__ = ["Dispatcher", "implicit_replication", "no_function"]
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 # Equal values of these types are interchangeable; not those of float, since 0.0 == -0.0.
 _ATOMS = frozenset({int, bool, str, type(None)})
-_MOST_PLANS = 4096
+_MAX_PLANS = 4096
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -103,7 +103,7 @@ class Dispatcher:
         if run is None:
             first, run = self._compile(entry, args, kwargs)
             result = first(args, kwargs)  # a call that fails must not leave a plan behind
-            if len(entry.cache) >= _MOST_PLANS:  # sizes and numbers that never come again must not fill the memory
+            if len(entry.cache) >= _MAX_PLANS:  # sizes and numbers that never come again must not fill the memory
                 entry.cache.clear()
             entry.cache[key] = run
             return result
@@ -228,7 +228,7 @@ class Dispatcher:
         mesh = self._mesh(entry, bound)
         if entry.in_place:
             self._refuse_plain_target(entry, entry.target(marked, named))
-        marks: list[Mark] = []
+        marks: list[TensorArgument] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
         # A spelling may name the parameters in another order; operands are counted in the rule's.
@@ -241,7 +241,7 @@ class Dispatcher:
 
     def _refuse_plain_target(self, entry: OpEntry, target: Any) -> None:
         """Refuse to write a distributed value into a plain tensor."""
-        if isinstance(target, Mark) and not isinstance(target.tensor, DTensor):
+        if isinstance(target, TensorArgument) and not isinstance(target.tensor, DTensor):
             msg = (
                 f"{entry.name}: a plain tensor {list(target.tensor.shape)} cannot be written with DTensors; write "
                 "the result of full_tensor(), and clip gradients of plain and distributed parameters with "
@@ -252,12 +252,12 @@ class Dispatcher:
     def _mark(self, value: Any) -> Any:
         """Return the arguments with each tensor occurrence wrapped in a Mark; one tensor may be passed twice."""
         is_tensor = self.platform.is_tensor
-        return tree_map(lambda leaf: Mark(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
+        return tree_map(lambda leaf: TensorArgument(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
 
     def _mesh(self, entry: OpEntry, bound: dict[str, Any]) -> DeviceMesh:
         """The mesh of the operands."""
         tensors = (mark.tensor for mark in marks_in(tuple(bound.values())))
-        mesh = only_mesh(entry.name, (tensor._layout.mesh for tensor in tensors if isinstance(tensor, DTensor)))
+        mesh = common_mesh(entry.name, (tensor._layout.mesh for tensor in tensors if isinstance(tensor, DTensor)))
         if mesh is None:
             msg = (
                 f"{entry.name}: no DTensor among the arguments "
@@ -266,11 +266,13 @@ class Dispatcher:
             raise UnsupportedOperatorError(msg)
         return mesh
 
-    def _template(self, name: str, value: Any, mesh: DeviceMesh, operands: list[Operand], marks: list[Mark]) -> Any:
+    def _template(
+        self, name: str, value: Any, mesh: DeviceMesh, operands: list[Operand], marks: list[TensorArgument]
+    ) -> Any:
         """The argument ``value`` with a :class:`Ref` for each tensor, which joins ``operands`` and ``marks``."""
 
         def refer(leaf_name: str, leaf: Any) -> Any:
-            if not isinstance(leaf, Mark):
+            if not isinstance(leaf, TensorArgument):
                 return leaf
             tensor = leaf.tensor
             distributed = isinstance(tensor, DTensor)
@@ -286,7 +288,7 @@ class Dispatcher:
         """The layout of a constant, which is replicated; any other plain tensor is refused."""
         shape = tuple(tensor.shape)
         if self.platform.needs_grad(tensor) or (shape and not _REPLICATE_PLAIN.get()):
-            raise plain_tensor(f"argument {name}", name, shape, mesh)
+            raise plain_tensor_error(f"argument {name}", name, shape, mesh)
         return replicated_layout(mesh, shape)
 
 

@@ -14,7 +14,7 @@ from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
-from hyper_parallel.core.shard.refusals import not_writable
+from hyper_parallel.core.shard.refusals import read_only_error
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
 from hyper_parallel.errors import ShardMismatchError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Mark", "compile_plan", "marks_in"]
+__all__ = ["TensorArgument", "compile_plan", "marks_in"]
 
 Fetch = Callable[[Any], Any]
 
@@ -32,7 +32,7 @@ _SCALARS = (int, float, bool, complex)
 _ARGUMENTS = (list, tuple, dict)
 
 
-class Mark:
+class TensorArgument:
     """One occurrence of a tensor among the arguments of a call: the same tensor may be passed twice."""
 
     __slots__ = ("tensor",)
@@ -42,9 +42,9 @@ class Mark:
         self.tensor = tensor
 
 
-def marks_in(tree: Any) -> Iterator[Mark]:
+def marks_in(tree: Any) -> Iterator[TensorArgument]:
     """The marks in nested sequences, in order."""
-    return (leaf for leaf in leaves(tree) if isinstance(leaf, Mark))
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, TensorArgument))
 
 
 def compile_plan(
@@ -53,7 +53,7 @@ def compile_plan(
     plan: OpPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    marks: Sequence[Mark],
+    marks: Sequence[TensorArgument],
 ) -> tuple[Run, Run]:
     """Compile ``plan`` for the first call of a key, which checks the outputs against the plan, and for later ones.
 
@@ -69,25 +69,25 @@ def compile_plan(
         two closures over the caller's arguments: of the first call, and of later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
-    stays = all(fetch is _LOCAL or fetch is _same for fetch in fetches.values())
+    stays = all(fetch is _LOCAL or fetch is _identity for fetch in fetches.values())
     if plan.local is not None or entry.canonical:
         call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     else:
-        call = _spelled(plan.impl or entry.func, args, kwargs, fetches)
+        call = _framework_call(plan.impl or entry.func, args, kwargs, fetches)
     if entry.in_place:
-        run = _writing(call, plan, entry.target)
+        run = _in_place_call(call, plan, entry.target)
         return run, run
     if plan.open:
         run = _replicated_outputs(platform, plan, call)
         return run, run
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
-    inherit = _reader(marks[0], args, kwargs, _same) if rule.view else None
-    checked = _checking(call, plan)
+    inherit = _reader(marks[0], args, kwargs, _identity) if rule.view else None
+    checked = _with_shape_check(call, plan)
     if rule.itself:
-        operand = _reader(marks[0], args, kwargs, _same)
+        operand = _reader(marks[0], args, kwargs, _identity)
         return (
-            _unless_itself(platform, plan, checked, operand, inherit),
-            _unless_itself(platform, plan, call, operand, inherit),
+            _returning_operand_if_unchanged(platform, plan, checked, operand, inherit),
+            _returning_operand_if_unchanged(platform, plan, call, operand, inherit),
         )
     if inherit is not None and platform.loses_writes_through_views:
         inherit = _views_lose_writes
@@ -99,11 +99,11 @@ def compile_plan(
 # -- operands ----------------------------------------------------------------------------------------------------------
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
-def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
+def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: TensorArgument) -> Fetch:
     """Return the function that gives the local tensor of operand ``index`` in the layout of the plan."""
     operand = plan.call.operands[index]
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
@@ -111,7 +111,7 @@ def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: M
     if not isinstance(mark.tensor, DTensor):
         # A constant, equal on every rank: it is sharded or made partial like any replicated operand.
         if target is operand.layout:
-            return _same
+            return _identity
         return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
     if target is operand.layout and not varying:
         # Only if nothing varies: the key has no dtype, and the next tensor of this layout may be floating-point.
@@ -142,11 +142,13 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
 # -- the local call ----------------------------------------------------------------------------------------------------
 
 
-def _spelled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]) -> Run:
+def _framework_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]
+) -> Run:
     """The caller's own call, on locals."""
-    slots = [_slot(arg, fetches) for arg in args]
-    named = {name: _slot(value, fetches) for name, value in kwargs.items()}
-    if named and all(slot is _same for slot in named.values()):
+    slots = [_argument_converter(arg, fetches) for arg in args]
+    named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
+    if named and all(slot is _identity for slot in named.values()):
         return lambda args, kwargs: func(*[slot(arg) for slot, arg in zip(slots, args)], **kwargs)  # noqa: B905 - hot
     if not named:
         if len(slots) == 1:
@@ -162,14 +164,14 @@ def _spelled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     )
 
 
-def _slot(value: Any, fetches: dict[int, Fetch]) -> Fetch:
+def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:
     """How one argument of the caller's call becomes one of the local call."""
-    if isinstance(value, Mark):
+    if isinstance(value, TensorArgument):
         return fetches[id(value)]
     if isinstance(value, (list, tuple)) and any(marks_in(value)):
-        slots, container = [_slot(item, fetches) for item in value], type(value)
+        slots, container = [_argument_converter(item, fetches) for item in value], type(value)
         return lambda items: container([slot(item) for slot, item in zip(slots, items)])  # noqa: B905 - hot
-    return _same
+    return _identity
 
 
 def _canonical(
@@ -178,7 +180,7 @@ def _canonical(
     plan: OpPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    marks: Sequence[Mark],
+    marks: Sequence[TensorArgument],
     fetches: dict[int, Fetch],
 ) -> Run:
     """The canonical operator on locals, with the arguments that the plan replaces."""
@@ -192,14 +194,16 @@ def _canonical(
     scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
     func = entry.local
     nested = {
-        name: _filler(value)
+        name: _nested_argument_builder(value)
         for name, value in template.items()
         if isinstance(value, (list, tuple)) and any(isinstance(leaf, Ref) for leaf in leaves(value))
     }
     if run is None and len(readers) == 1 and (by_value or not scalars):
         only = next((name for name, value in template.items() if type(value) is Ref), None)
         if only is not None:
-            return _of_one(func, only, readers[0], {name: value for name, value in template.items() if name != only})
+            return _single_operand_call(
+                func, only, readers[0], {name: value for name, value in template.items() if name != only}
+            )
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         locals_ = [read(args, kwargs) for read in readers]
@@ -215,17 +219,17 @@ def _canonical(
     return call
 
 
-def _filler(value: Any) -> Callable[[Sequence[Any]], Any]:
+def _nested_argument_builder(value: Any) -> Callable[[Sequence[Any]], Any]:
     """How a nested argument of the template is filled with local tensors."""
     if isinstance(value, Ref):
         return itemgetter(value.index)
     if isinstance(value, (list, tuple)):
-        fillers = [_filler(item) for item in value]
+        fillers = [_nested_argument_builder(item) for item in value]
         return lambda locals_: rebuild(value, [fill(locals_) for fill in fillers])
     return lambda _: value
 
 
-def _of_one(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
+def _single_operand_call(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
     """The canonical operator of one tensor: everything else is known beforehand."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,7 +240,7 @@ def _of_one(func: Callable[..., Any], name: str, read: Run, constants: dict[str,
     return call
 
 
-def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
+def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
     """Reads one operand from the caller's arguments."""
     path = next((path for path, leaf in paths((args, kwargs), _ARGUMENTS) if leaf is mark), None)
     if path is None:
@@ -253,7 +257,7 @@ def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fe
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def _checking(call: Run, plan: OpPlan) -> Run:
+def _with_shape_check(call: Run, plan: OpPlan) -> Run:
     """Return ``call`` with a check of its output shapes against the plan, so that a wrong rule is reported."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -294,13 +298,13 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view = wrap(call(args, kwargs), layout)
-        _protect(platform, view, copied, inherit(args, kwargs))
+        _mark_read_only(platform, view, copied, inherit(args, kwargs))
         return view
 
     return run_view
 
 
-def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> None:
+def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any) -> None:
     """Make ``view`` read-only if writes to it would be lost; it then becomes stale when its base is written.
 
     Args:
@@ -317,7 +321,9 @@ def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> No
             platform.invalidate_with(view, base)
 
 
-def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None) -> Run:
+def _returning_operand_if_unchanged(
+    platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None
+) -> Run:
     """Make the call return the operand itself, not a new DTensor, if the local call returned its local tensor."""
     wrap, (layout,), copied = platform.wrap, plan.choice.outputs, _readonly(plan)
 
@@ -329,7 +335,7 @@ def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, in
             out = platform.local_op("clone")(out, memory_format=None)  # because the other ranks had to copy
         output = wrap(out, layout)
         if inherit is not None:
-            _protect(platform, output, copied, inherit(args, kwargs))
+            _mark_read_only(platform, output, copied, inherit(args, kwargs))
         return output
 
     return run
@@ -360,7 +366,7 @@ def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Ru
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
         for view in outs:
-            _protect(platform, view, copied, base)
+            _mark_read_only(platform, view, copied, base)
         return outs
 
     return run_views
@@ -389,7 +395,7 @@ def _fused(  # noqa: PLR0911 - one closure per form
     if plan.impl is not None or plan.choice.outputs[0].shape is None:
         return None
     wrap, func, (layout,) = platform.wrap, entry.func, plan.choice.outputs
-    local = [isinstance(arg, Mark) and fetches[id(arg)] is _LOCAL for arg in args]
+    local = [isinstance(arg, TensorArgument) and fetches[id(arg)] is _LOCAL for arg in args]
     if any(isinstance(arg, (list, tuple)) for arg in args):
         return None
     if local == [True]:
@@ -412,13 +418,13 @@ def _readonly(plan: OpPlan) -> str | None:
     )
 
 
-def _writing(call: Run, plan: OpPlan, target: Run) -> Run:
+def _in_place_call(call: Run, plan: OpPlan, target: Run) -> Run:
     """The call of an operator that writes its first operand, which it returns."""
 
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = target(args, kwargs)
         if written._readonly is not None:
-            raise not_writable(describe(plan.call), plan.call.operands[0].name, written._readonly)
+            raise read_only_error(describe(plan.call), plan.call.operands[0].name, written._readonly)
         if call(args, kwargs) is NotImplemented:
             raise _unknown_operand(plan)
         written.drop_views()

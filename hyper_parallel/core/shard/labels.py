@@ -27,7 +27,7 @@ __all__ = [
     "nonempty_row",
     "nonempty_rows",
     "pattern",
-    "patterned",
+    "pattern_rule",
 ]
 
 Label = Hashable
@@ -145,7 +145,7 @@ def broadcast_labels(
     """
     ndim = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes]
-    out = tuple(_stretched([shape[dim] for shape in padded], shapes) for dim in range(ndim))
+    out = tuple(_broadcast_size([shape[dim] for shape in padded], shapes) for dim in range(ndim))
     labels = tuple(
         tuple(f"{prefix}{dim}" if padded[index][dim] == out[dim] else None for dim in range(ndim - len(shape), ndim))
         for index, shape in enumerate(shapes)
@@ -153,7 +153,7 @@ def broadcast_labels(
     return labels, tuple(f"{prefix}{dim}" for dim in range(ndim)), out
 
 
-def _stretched(sizes: list[int], shapes: Sequence[Sequence[int]]) -> int:
+def _broadcast_size(sizes: list[int], shapes: Sequence[Sequence[int]]) -> int:
     distinct = {size for size in sizes if size != 1}
     if len(distinct) > 1:
         msg = f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast"
@@ -253,7 +253,7 @@ def _pattern_rows(
         )
 
 
-def patterned(
+def pattern_rule(
     text: str, *, each: Sequence[str] = (), full: bool = False, **sizes: int | Callable[[Sizes], int]
 ) -> Callable[[OpCall], Strategies]:
     """Return the placement function of an operator whose every call has the pattern ``text``; see :func:`pattern`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.rule import Fixed, Listed, LocalCall, OpCall, Operand, Rule, Strategies
+from hyper_parallel.core.shard.rule import FixedLayouts, LayoutOptions, LocalCall, OpCall, Operand, Rule, Strategies
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
 
@@ -79,14 +79,14 @@ def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
     except ValueError as error:
         msg = f"{describe(call)}: {error}"
         raise (MeshMismatchError if isinstance(error, MeshMismatchError) else LayoutError)(msg) from error
-    if isinstance(strategies, Fixed):
+    if isinstance(strategies, FixedLayouts):
         layouts = tuple(operand.layout for operand in call.operands)
         choice = Choice(layouts, strategies.outputs, varying_operands(call, layouts))
-        _check_written(call, choice, in_place=in_place)
+        _check_in_place_layout(call, choice, in_place=in_place)
         return OpPlan(call, choice, None, strategies.many, strategies.impl)
-    if isinstance(strategies, Listed):
+    if isinstance(strategies, LayoutOptions):
         choice = cheapest(call, strategies)
-        _check_written(call, choice, in_place=in_place)
+        _check_in_place_layout(call, choice, in_place=in_place)
         return OpPlan(call, choice, None, strategies.many)
     _check_rows(call, strategies)
     chosen = choose(call, strategies, in_place=in_place)
@@ -96,7 +96,7 @@ def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
     return OpPlan(call, chosen, local, strategies.many, open=strategies.open)
 
 
-def _check_written(call: OpCall, choice: Choice, *, in_place: bool) -> None:
+def _check_in_place_layout(call: OpCall, choice: Choice, *, in_place: bool) -> None:
     """Raise if the rule returned layouts in which the operand that is written in place would change its layout."""
     if not in_place:
         return

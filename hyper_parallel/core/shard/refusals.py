@@ -11,10 +11,17 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["lost_write", "missing_shape", "not_writable", "only_mesh", "plain_tensor", "registered_twice"]
+__all__ = [
+    "common_mesh",
+    "duplicate_rule_error",
+    "lost_write_error",
+    "missing_shape_error",
+    "plain_tensor_error",
+    "read_only_error",
+]
 
 
-def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
+def common_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
     """Return the mesh of all operands of ``op``, or None without operands.
 
     Raises:
@@ -28,7 +35,7 @@ def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
     return distinct[0] if distinct else None
 
 
-def plain_tensor(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
+def plain_tensor_error(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
     """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable."""
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
     return MixedTensorError(
@@ -39,23 +46,23 @@ def plain_tensor(argument: str, name: str, shape: Iterable[int], mesh: DeviceMes
     )
 
 
-def missing_shape(subject: str, layout: Layout, reason: str = "") -> LayoutError:
+def missing_shape_error(subject: str, layout: Layout, reason: str = "") -> LayoutError:
     """Return the error for a layout of ``subject`` that lacks its global shape."""
     return LayoutError(f"{subject} {layout!r} without a global shape{reason}; use layout.with_shape(...)")
 
 
-def not_writable(op: str, operand: str, reason: str) -> UnsupportedOperatorError:
+def read_only_error(op: str, operand: str, reason: str) -> UnsupportedOperatorError:
     """Return the error for a write to ``operand``, which is read-only for ``reason``."""
     return UnsupportedOperatorError(f"{op}: {operand} cannot be written to: {reason}")
 
 
-def lost_write(op: str, operand: str, moved: str, fix: str) -> UnsupportedOperatorError:
+def lost_write_error(op: str, operand: str, moved: str, fix: str) -> UnsupportedOperatorError:
     """Return the error for a local call that wrote into a copy of an operand, made because its layout had to change."""
     return UnsupportedOperatorError(
         f"{op}: {operand} was written in place, but had to be {moved} first, so the write is lost; {fix}"
     )
 
 
-def registered_twice(op: Any, registrar: str = "") -> ValueError:
+def duplicate_rule_error(op: Any, registrar: str = "") -> ValueError:
     """Return the error for an ``op`` that has a rule, so that ``registrar`` cannot add another."""
     return ValueError(f"{registrar}{registrar and ': '}operator {op!r} already has a rule")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hyper_parallel._tree import tree_map
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
-from hyper_parallel.core.shard.refusals import registered_twice
+from hyper_parallel.core.shard.refusals import duplicate_rule_error
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decomposition",
-    "Fixed",
-    "Listed",
+    "FixedLayouts",
+    "LayoutOptions",
     "LocalCall",
     "OpCall",
     "Operand",
@@ -167,7 +167,7 @@ class Strategies:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedLayouts:
     """The result of a rule in layouts instead of rows: no operand is redistributed.
 
     Attributes:
@@ -182,7 +182,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Listed:
+class LayoutOptions:
     """The result of a rule as layouts to choose from: the option that is cheapest to reach is taken.
 
     Attributes:
@@ -215,7 +215,7 @@ class Rule:
 
     op: str
     signature: str
-    strategies: Callable[[OpCall], Strategies | Fixed | Listed]
+    strategies: Callable[[OpCall], Strategies | FixedLayouts | LayoutOptions]
     by_value: bool = True
     by_dtype: bool = False
     view: bool = False
@@ -256,7 +256,7 @@ def register_rule(new: Rule | Decomposition) -> Rule | Decomposition:
     """
     with _LOCK:
         if new.op in _RULES:
-            raise registered_twice(new.op)
+            raise duplicate_rule_error(new.op)
         _RULES[new.op] = new
     return new
 

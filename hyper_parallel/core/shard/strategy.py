@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate
 from hyper_parallel.core.dtensor.transition import plan_transition
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.rule import Listed, OpCall, Row, Strategies
+    from hyper_parallel.core.shard.rule import LayoutOptions, OpCall, Row, Strategies
 
 __all__ = ["Choice", "cheapest", "choose", "combine", "move_cost", "varying_operands"]
 
@@ -54,7 +54,7 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
         picked.append(best)
         _count_cuts(best, call.mesh.shape[axis], cuts)
     choice = _expand(call, strategies, picked, in_place=in_place)
-    return choice if not in_place or _stays(call, choice) else None
+    return choice if not in_place or _keeps_written_layout(call, choice) else None
 
 
 def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice | None:
@@ -71,10 +71,10 @@ def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: 
     """
     cuts: dict[tuple[int, int], int] = {}
     for axis, row in enumerate(picked):
-        if not _fits(call, row, axis, cuts):
+        if not _row_applies(call, row, axis, cuts):
             return None
         _count_cuts(row, call.mesh.shape[axis], cuts)
-    return _arranged(call, strategies, picked, order)
+    return _combine_rows(call, strategies, picked, order)
 
 
 def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
@@ -84,14 +84,14 @@ def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
             cuts[key] = cuts.get(key, 1) * size
 
 
-def cheapest(call: OpCall, listed: Listed) -> Choice:
+def cheapest(call: OpCall, listed: LayoutOptions) -> Choice:
     """Choose the option that is cheapest to reach; among equals the one that moves fewest operands, then the first."""
-    best = min(listed.options, key=lambda option: _reach(call, *option))
+    best = min(listed.options, key=lambda option: _option_cost(call, *option))
     varying = varying_operands(call, best[0]) if listed.varying is None else listed.varying
     return Choice(best[0], best[1], varying)
 
 
-def _reach(
+def _option_cost(
     call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...], declared: float | None
 ) -> tuple[float, int]:
     del outputs
@@ -117,7 +117,7 @@ def varying_operands(call: OpCall, layouts: Sequence[Layout]) -> tuple[tuple[int
     )
 
 
-def _stays(call: OpCall, choice: Choice) -> bool:
+def _keeps_written_layout(call: OpCall, choice: Choice) -> bool:
     """Whether the operand that is written keeps its layout: the same axes in the same order, and the same shape."""
     first = call.operands[0].layout
     return choice.targets[0] is first and choice.outputs[0] is first
@@ -131,7 +131,7 @@ def _cheapest(
     for row in rows:
         if in_place and not _keeps_first(call, row, axis):
             continue
-        if not _fits(call, row, axis, cuts):
+        if not _row_applies(call, row, axis, cuts):
             continue
         cost = _row_cost(call, row, axis)
         if cost < best_cost:
@@ -144,7 +144,7 @@ def _keeps_first(call: OpCall, row: Row, axis: int) -> bool:
     return row.inputs[0] == now and row.outputs[0] == now
 
 
-def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -> bool:
+def _row_applies(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -> bool:
     size = call.mesh.shape[axis]
     for index, dim in row.even:
         if call.operands[index].shape[dim] % (cuts.get((index, dim), 1) * size):
@@ -152,14 +152,14 @@ def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -
     for index, dim, other in row.sizes:
         if other % (cuts.get((index, dim), 1) * size):
             return False
-    if not all(_is_cut(cuts.get((index, dim), 1), size, *wanted) for index, dim, *wanted in row.cut):
+    if not all(_is_split_into(cuts.get((index, dim), 1), size, *wanted) for index, dim, *wanted in row.cut):
         return False
     return all(
         _never_empty(call.operands[index].shape[dim], cuts.get((index, dim), 1), size) for index, dim in row.full
     )
 
 
-def _is_cut(cut: int, size: int, parts: int, rest: int | None = None) -> bool:
+def _is_split_into(cut: int, size: int, parts: int, rest: int | None = None) -> bool:
     if rest is None:
         return cut == parts
     return cut % parts == 0 and rest % (cut // parts * size) == 0
@@ -208,10 +208,10 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
 
 
 def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:
-    return _arranged(call, strategies, picked, _axis_order(call, picked, in_place=in_place))
+    return _combine_rows(call, strategies, picked, _axis_order(call, picked, in_place=in_place))
 
 
-def _arranged(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice:
+def _combine_rows(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice:
     targets = tuple(
         _layout(call, [row.inputs[index] for row in picked], operand.shape, order)
         for index, operand in enumerate(call.operands)

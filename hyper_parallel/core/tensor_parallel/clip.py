@@ -18,7 +18,7 @@ __all__ = ["clip_grad_norm_"]
 _EPSILON = 1e-6
 
 # A mesh, and the axes of it that shard a gradient.
-Spread = tuple["DeviceMesh | None", tuple[int, ...]]
+ShardAxes = tuple["DeviceMesh | None", tuple[int, ...]]
 
 
 def clip_grad_norm_(
@@ -55,7 +55,7 @@ def clip_grad_norm_(
     if not max_norm >= 0:  # a negative bound would change the gradients' signs
         msg = f"clip_grad_norm_: max_norm must not be negative, got {max_norm}"
         raise ValueError(msg)
-    listed = _listed(parameters)
+    listed = _as_list(parameters)
     platform = platform_of(listed[0]) if listed else current_platform()
     gradients = [
         gradient for gradient in (_reduced_gradient(platform, each) for each in listed) if gradient is not None
@@ -77,7 +77,7 @@ def clip_grad_norm_(
     return norm
 
 
-def _listed(parameters: Any) -> list[Any]:
+def _as_list(parameters: Any) -> list[Any]:
     single = hasattr(parameters, "shape") or not isinstance(parameters, Iterable)
     return [parameters] if single else list(parameters)
 
@@ -98,10 +98,10 @@ def _local(gradient: Any) -> Any:
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     """Return the global norm: power sums per set of sharding axes are reduced over these axes, then added."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
-    amounts: dict[Spread, Any] = {}
+    amounts: dict[ShardAxes, Any] = {}
     for gradient in gradients:
         amount = platform.power_sum(_local(gradient), order)
-        spread = _spread(gradient)
+        spread = _shard_axes(gradient)
         amounts[spread] = amount if spread not in amounts else join(amounts[spread], amount)
     total = None
     for spread, amount in amounts.items():
@@ -110,14 +110,14 @@ def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     return total if order in (1.0, math.inf) else platform.root(total, order)
 
 
-def _spread(gradient: Any) -> Spread:
+def _shard_axes(gradient: Any) -> ShardAxes:
     if not isinstance(gradient, DTensor):
         return None, ()
     layout = gradient.layout
     return layout.mesh, tuple(sorted(axis for axes in layout.dim_axes for axis in axes))
 
 
-def _reduced(platform: Platform, amount: Any, spread: Spread, op: str) -> Any:
+def _reduced(platform: Platform, amount: Any, spread: ShardAxes, op: str) -> Any:
     mesh, axes = spread
     if mesh is None or not axes:
         return amount

@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
-from hyper_parallel.core.tensor_parallel.plan import check, matches
+from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def parallelize_module(
         return module
     platform = platform_of_argument(module, "parallelize_module: module", module=True)
     name_modules(platform, module)
-    report = check(module, mesh, parallelize_plan)
+    report = check_plan(module, mesh, parallelize_plan)
     report.raise_problems()
     for note in report.notes:
         warnings.warn(f"parallelize_module: {note}", stacklevel=2)
     ties = TiedParameters(platform, module)
-    for match in matches(module, parallelize_plan):
+    for match in matched_modules(module, parallelize_plan):
         match.style.src_data_rank = src_data_rank
         match.style.apply(match.module, mesh)
         ties.restore()

@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.events import module_path, set_module_path, wat
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["label", "name_modules", "trace_modules"]
+__all__ = ["module_label", "name_modules", "trace_modules"]
 
 _PATH = "_hyper_parallel_path"
 _TRACED = "_hyper_parallel_traced"
@@ -19,7 +19,7 @@ _TRACED = "_hyper_parallel_traced"
 _RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_running", default=())
 
 
-def label(module: Any) -> str:
+def module_label(module: Any) -> str:
     """The path and type of a module, ``layers.0.fc1 (Linear)``, or the type alone if the path is unknown."""
     path = module.__dict__.get(_PATH)
     type_name = type(module).__name__

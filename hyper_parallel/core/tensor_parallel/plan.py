@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["HEADS", "Match", "PlanReport", "check", "matches"]
+__all__ = ["HEAD_COUNT_ATTRIBUTES", "Match", "PlanReport", "check_plan", "matched_modules"]
 
-HEADS = (
+HEAD_COUNT_ATTRIBUTES = (
     "n_heads", "num_heads", "n_head", "num_attention_heads",
     "n_kv_heads", "num_kv_heads", "num_key_value_heads",
 )  # fmt: skip
@@ -60,7 +60,7 @@ class PlanReport:
         raise (UnsupportedModuleError if self.unsupported else PlanError)("\n  - ".join([head, *lines]))
 
 
-def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
+def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
@@ -72,9 +72,9 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
     """
     platform = platform_of(module)
     size = device_mesh.shape[parallel_axis(device_mesh)]
-    matched = matches(module, plan)
-    misfits = _misfits(matched)
-    fitting = [match for match in matched if match.style.complaint(match.module) is None]
+    matched = matched_modules(module, plan)
+    misfits = _unsupported_modules(matched)
+    fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]
     placed = _layouts_by_parameter(fitting)
     problems = [
         *_unmatched(platform, module, plan, matched),
@@ -82,10 +82,10 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
     ]
-    return PlanReport(tuple(problems), tuple(_left_whole(platform, module, matched, placed)), bool(misfits))
+    return PlanReport(tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed)), bool(misfits))
 
 
-def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
+def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
     """Return the modules that the plan selects with their styles, in the plan's order.
 
     Raises:
@@ -130,9 +130,13 @@ def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match])
             yield f"{pattern!r} ({type(style).__name__}) matches no module; {describe_nearest(pattern, paths)}"
 
 
-def _misfits(matched: list[Match]) -> list[str]:
-    complaints = [(match.path, match.style.complaint(match.module)) for match in matched]
-    return [f"{path or 'the module'}: {complaint}" for path, complaint in complaints if complaint is not None]
+def _unsupported_modules(matched: list[Match]) -> list[str]:
+    complaints = [(match.path, match.style.unsupported_reason(match.module)) for match in matched]
+    return [
+        f"{path or 'the module'}: {complaint}"
+        for path, unsupported_reason in complaints
+        if unsupported_reason is not None
+    ]
 
 
 def _layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
@@ -168,7 +172,7 @@ def _indivisible_heads(
         start = f"{path}." if path else ""
         if not any(linear.startswith(start) and "." not in linear[len(start) :] for linear in split):
             continue
-        for name in HEADS:
+        for name in HEAD_COUNT_ATTRIBUTES:
             heads = getattr(owner, name, None)
             if isinstance(heads, int) and heads % size:
                 owner_name = path or "the module"
@@ -178,7 +182,7 @@ def _indivisible_heads(
 # -- notes ---------------------------------------------------------------------------------------------------------
 
 
-def _left_whole(
+def _unsharded_siblings(
     platform: Platform, module: Any, matched: list[Match], layouts: dict[str, list[tuple[Placement, Match]]]
 ) -> Iterator[str]:
     sharded = {match.path for pairs in layouts.values() for placement, match in pairs if isinstance(placement, Shard)}

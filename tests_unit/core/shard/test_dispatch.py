@@ -421,7 +421,7 @@ def test_plans_are_bounded(monkeypatch):
 
     from hyper_parallel.platform.torch import intercept
 
-    monkeypatch.setattr(dispatch, "_MOST_PLANS", 4)
+    monkeypatch.setattr(dispatch, "_MAX_PLANS", 4)
     entry = intercept.interception().functions[torch.softmax]
     entry.cache.clear()
 

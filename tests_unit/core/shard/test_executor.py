@@ -8,7 +8,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.entry import OpEntry, binder
-from hyper_parallel.core.shard.executor import Mark, marks_in
+from hyper_parallel.core.shard.executor import TensorArgument, marks_in
 from hyper_parallel.core.shard.rule import LocalCall, Row, Rule, Strategies
 from hyper_parallel.errors import ShardMismatchError
 from hyper_parallel.platform.select import get_torch_platform
@@ -47,7 +47,7 @@ def run(entry, *args, **kwargs):
 
 def test_marks_tell_occurrences_apart():
     """The same tensor marked twice is two marks, which nested sequences give in order."""
-    first, second = Mark("t"), Mark("t")
+    first, second = TensorArgument("t"), TensorArgument("t")
     assert list(marks_in([1, (first, [second]), "x"])) == [first, second]
     assert first is not second
 

@@ -6,7 +6,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.op_plan import describe, plan_call
-from hyper_parallel.core.shard.rule import Fixed, LocalCall, OpCall, Operand, Ref, Row, Rule, Strategies
+from hyper_parallel.core.shard.rule import FixedLayouts, LocalCall, OpCall, Operand, Ref, Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
 MESH = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
@@ -45,7 +45,7 @@ def test_a_plan_holds_the_choice_and_the_local_call():
 def test_fixed_layouts_leave_operands_alone():
     """Under a fixed answer nothing moves, and a replicated operand varies where another is not replicated."""
     call = call_of((R, S0), (R, R), (P, R))
-    plan = plan_call(call, rule_of(Fixed((call.operands[0].layout,), many=True)))
+    plan = plan_call(call, rule_of(FixedLayouts((call.operands[0].layout,), many=True)))
     assert not plan.moves
     assert plan.many
     assert plan.choice.varying == ((0,), (0, 1), (1,))

@@ -113,15 +113,15 @@ def test_a_copy_of_a_model_keeps_its_paths(twin):
 
 def test_the_outermost_root_names_a_module(twin):
     """A block parallelized by itself, then within its model, has the path in the model."""
-    from hyper_parallel.core.tensor_parallel.paths import label
+    from hyper_parallel.core.tensor_parallel.paths import module_label
 
     def rank(mesh):
         block = twin.Block()
         parallelize_module(block, mesh, {"mlp.fc1": NoParallel()})
-        before = label(block.mlp.fc1)
+        before = module_label(block.mlp.fc1)
         parallelize_module(deep(twin, block), mesh, {"block.fc": NoParallel()})
         parallelize_module(block.mlp, mesh, {"fc2": NoParallel()})
-        return before, label(block.mlp.fc1), label(block)
+        return before, module_label(block.mlp.fc1), module_label(block)
 
     expected = ("mlp.fc1 (Linear)", "block.inner.mlp.fc1 (Linear)", "block.inner (Block)")
     assert twin.on_mesh((1,), rank)[0] == expected

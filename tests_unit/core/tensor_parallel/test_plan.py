@@ -11,7 +11,7 @@ from hyper_parallel import (
     SequenceParallel,
     Shard,
 )
-from hyper_parallel.core.tensor_parallel.plan import check, matches
+from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
 
 pytestmark = pytest.mark.platforms("torch")
@@ -40,7 +40,7 @@ PLAN = {
 
 def checked(twin, build, plan, world=2):
     """The report of a rank."""
-    return twin.on_mesh((world,), lambda mesh: check(build(), mesh, plan))[0]
+    return twin.on_mesh((world,), lambda mesh: check_plan(build(), mesh, plan))[0]
 
 
 def test_a_fitting_plan_has_nothing_to_say(twin):
@@ -159,17 +159,17 @@ def test_a_layer_whose_weight_is_computed(twin):
 def test_what_is_no_plan(twin, plan, message):
     """A plan of a wrong type raises a TypeError with its path, as in PyTorch."""
     with pytest.raises(TypeError) as caught:
-        matches(twin.MLP(), plan)
+        matched_modules(twin.MLP(), plan)
     assert str(caught.value) == message
 
 
 def test_globs_match_segment_by_segment(twin):
     """In a glob a star does not match a dot, and case matters."""
-    matched = matches(attention(), {"layers.*.attn.w*": ColwiseParallel()})
+    matched = matched_modules(attention(), {"layers.*.attn.w*": ColwiseParallel()})
     assert [match.path.rpartition(".")[2] for match in matched] == ["wq", "wk", "wv", "wo"]
-    assert matches(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
-    assert matches(attention(), {"*": ColwiseParallel()})[0].path == "layers"
-    assert matches(attention(), {"LAYERS": ColwiseParallel()}) == []
+    assert matched_modules(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
+    assert matched_modules(attention(), {"*": ColwiseParallel()})[0].path == "layers"
+    assert matched_modules(attention(), {"LAYERS": ColwiseParallel()}) == []
 
 
 def test_a_layer_is_parallelized_once(twin):
@@ -178,6 +178,6 @@ def test_a_layer_is_parallelized_once(twin):
 
     def rank(mesh):
         model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
-        return check(model, mesh, {"fc1": RowwiseParallel()}).problems
+        return check_plan(model, mesh, {"fc1": RowwiseParallel()}).problems
 
     assert twin.on_mesh((2,), rank)[0] == ("fc1: it is already parallelized by ColwiseParallel",)

@@ -100,7 +100,7 @@ class DFunction:
         return dispatcher.dispatch(_entry(cls, platform, rule), args, kwargs)
 
 
-def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
+def _call_by_rule_names(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
     """``native`` called by the rule's parameter names, for rules that replace arguments of the local call."""
     own = [
         parameter
@@ -183,7 +183,7 @@ def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
     with _LOCK:
         if key not in _ENTRIES:
             binder = _SignatureBinder(cls, rule)
-            _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _localized(cls, native, binder))
+            _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _call_by_rule_names(cls, native, binder))
         return _ENTRIES[key]
 
 

@@ -13,18 +13,27 @@ from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.entry import Binder, OpEntry
-from hyper_parallel.core.shard.refusals import missing_shape, registered_twice
-from hyper_parallel.core.shard.rule import Fixed, Listed, OpCall, Operand, Ref, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.refusals import duplicate_rule_error, missing_shape_error
+from hyper_parallel.core.shard.rule import (
+    FixedLayouts,
+    LayoutOptions,
+    OpCall,
+    Operand,
+    Ref,
+    Rule,
+    Strategies,
+    find_rule,
+)
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import Dispatcher
 
-__all__ = ["DistributedOp", "UserOp", "mutates", "registrations", "user_op", "writes"]
+__all__ = ["DistributedOp", "UserOp", "mutates", "registry_version", "user_op", "writes"]
 
 _USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
-_generation = 0  # counts changes of the registry, under the lock
+_registry_version = 0  # counts changes of the registry, under the lock
 
 
 class UserOp(abc.ABC):
@@ -44,23 +53,23 @@ class UserOp(abc.ABC):
         """Register under ``op_name``."""
         self.op_name = op_name
         self._entries: dict[Any, OpEntry] = {}
-        global _generation  # noqa: PLW0603 - under the lock
+        global _registry_version  # noqa: PLW0603 - under the lock
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
-                raise registered_twice(op_name, self._registrar)
+                raise duplicate_rule_error(op_name, self._registrar)
             _USER_OPS[op_name] = self
-            _generation += 1
+            _registry_version += 1
 
     def unregister(self) -> None:
         """Remove the operator from the registry."""
-        global _generation  # noqa: PLW0603 - under the lock
+        global _registry_version  # noqa: PLW0603 - under the lock
         with _LOCK:
             if _USER_OPS.get(self.op_name) is self:
                 del _USER_OPS[self.op_name]
-                _generation += 1
+                _registry_version += 1
 
     @abc.abstractmethod
-    def strategies(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> Strategies | FixedLayouts | LayoutOptions:
         """Return the layouts that a call of ``func`` may use."""
 
     def run(
@@ -74,7 +83,9 @@ class UserOp(abc.ABC):
         entry = self._entries.get(func)
         if entry is None:
             rule = Rule(self.op_name, "*args", partial(self.strategies, func), by_dtype=True)
-            entry = OpEntry(self.op_name, func, _FreeBinder(func), rule, func, in_place=writes(func, self.op_name))
+            entry = OpEntry(
+                self.op_name, func, _OwnSignatureBinder(func), rule, func, in_place=writes(func, self.op_name)
+            )
             self._entries[func] = entry
         return entry
 
@@ -126,7 +137,7 @@ class DistributedOp(UserOp):
         del layouts
         return output
 
-    def strategies(self, func: Callable[..., Any], call: OpCall) -> Fixed:
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> FixedLayouts:
         """The layouts that :meth:`infer_layout` returns, checked."""
         layouts = tuple(operand.layout for operand in call.operands)
         extra = tuple(_plain_arguments(call.args))
@@ -140,9 +151,9 @@ class DistributedOp(UserOp):
         for layout in outputs:
             if layout.shape is None and not even:
                 reason = ", which cannot be derived from uneven shards"
-                raise missing_shape(f"{self.op_name}: infer_layout returned", layout, reason)
+                raise missing_shape_error(f"{self.op_name}: infer_layout returned", layout, reason)
         impl = self.get_expand_impl(func, outputs, layouts, extra)
-        return Fixed(outputs, many=many, impl=impl)
+        return FixedLayouts(outputs, many=many, impl=impl)
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -158,9 +169,9 @@ def user_op(name: str) -> UserOp | None:
     return _USER_OPS.get(name)
 
 
-def registrations() -> int:
+def registry_version() -> int:
     """A number that changes whenever an operator is registered or unregistered."""
-    return _generation
+    return _registry_version
 
 
 def writes(func: Any, name: str) -> bool:
@@ -179,7 +190,7 @@ def mutates(func: Any, name: str) -> bool:
     return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
-class _FreeBinder(Binder):
+class _OwnSignatureBinder(Binder):
     """Binds by the function's own signature where it has one, by position where it has none."""
 
     def __init__(self, func: Callable[..., Any]) -> None:

@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_gathered_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
-from hyper_parallel.core.shard.refusals import lost_write
+from hyper_parallel.core.shard.refusals import lost_write_error
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["custom_shard", "local_map", "places_one_tensor"]
 
-_KEEP = object()
-_MOST_CACHED = 1024
+_NO_ENTRY = object()
+_MAX_CACHED = 1024
 _LOCK = threading.Lock()  # one for all: a function that holds a lock cannot be pickled
 _Leaf = tuple[str, Any]
 _Out = tuple[str, Any, "Layout | None"]
@@ -85,7 +85,7 @@ def local_map(
     options = (out_placements, in_placements, in_grad_placements, device_mesh)
     if func is None:
         return lambda decorated: local_map(decorated, *options, redistribute_inputs=redistribute_inputs)
-    region = _Region(func, *options, redistribute_inputs)
+    region = _LocalMap(func, *options, redistribute_inputs)
 
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ custom_shard = local_map
 
 
 @dataclass(frozen=True)
-class _Entered:
+class _PreparedCall:
     """The operands of one call, as they enter the function.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Entered:
     moved: tuple[tuple[str, Layout, Any], ...]
 
 
-class _Region:
+class _LocalMap:
     """A wrapped function with its declarations, and the layouts of its outputs for the inputs' layouts seen so far."""
 
     def __init__(
@@ -149,16 +149,18 @@ class _Region:
         for (name, layout, local), version in zip(entered.moved, before, strict=True):
             if platform.version(local) != version:
                 moved = f"moved to {layout.notation(local.dtype)}"
-                raise lost_write(f"local_map({self.name})", name, moved, "return the new value instead")
+                raise lost_write_error(f"local_map({self.name})", name, moved, "return the new value instead")
         return self._wrapped(output, entered)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def _enter(self, first: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered:
+    def _enter(
+        self, first: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _PreparedCall:
         mesh = first.device_mesh if self.mesh is None else self.mesh
         platform = first._platform
-        entries = self._aligned("in_placements", self.entries, arguments, args, kwargs)
-        grads = self._aligned("in_grad_placements", self.grads, arguments, args, kwargs)
+        entries = self._entries_per_argument("in_placements", self.entries, arguments, args, kwargs)
+        grads = self._entries_per_argument("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [
             None if argument[1] is None else self._target(mesh, platform, argument, entry)
             for argument, entry in zip(arguments, entries, strict=True)
@@ -175,7 +177,7 @@ class _Region:
             for (name, value), target, local in zip(arguments, targets, locals_, strict=True)
             if target is not None and local is not value._local
         )
-        return _Entered(
+        return _PreparedCall(
             platform,
             mesh,
             tuple(layouts),
@@ -188,7 +190,7 @@ class _Region:
         """The layout in which an argument enters; None for one that is no DTensor."""
         name, value = argument
         if not isinstance(value, DTensor):
-            if entry is not _KEEP and entry is not None:
+            if entry is not _NO_ENTRY and entry is not None:
                 described = "a plain tensor" if platform.is_tensor(value) else f"a {type(value).__name__}"
                 msg = (
                     f"local_map({self.name}): {name} is {described}, its entry of in_placements is {entry!r}; "
@@ -199,7 +201,7 @@ class _Region:
         if value.device_mesh is not mesh:
             msg = f"local_map({self.name}): {name} is on {value.device_mesh!r}, but the function is on {mesh!r}"
             raise MeshMismatchError(msg)
-        if entry is _KEEP:
+        if entry is _NO_ENTRY:
             return value.layout
         if entry is None:
             msg = (
@@ -226,19 +228,19 @@ class _Region:
         )
 
     def _local_for(self, name: str, value: Any, target: Layout, axes: tuple[int, ...], grad: Any) -> Any:
-        if grad is _KEEP or grad is None:
+        if grad is _NO_ENTRY or grad is None:
             varying = tuple(axis for axis in axes if target.placement_on(axis).is_replicate())
         else:
             varying = varying_axes(target, grad, f"local_map({self.name}): {name}")
         return value.local_for(target, varying, Cause(f"local_map({self.name})", name))
 
-    def _aligned(
+    def _entries_per_argument(
         self, option: str, entries: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         """The entry of every argument, nested ones included."""
         count = len(arguments)
         if entries is None:
-            return [_KEEP] * count
+            return [_NO_ENTRY] * count
         if isinstance(entries, Mapping):
             return self._by_name(option, entries, arguments)
         positional = count - sum(1 for _ in leaves(kwargs, CONTAINERS))
@@ -249,7 +251,7 @@ class _Region:
                 f"values in {len(args)} arguments; give one entry each, None for a value that is no DTensor"
             )
             raise PlacementError(msg)
-        return aligned + [_KEEP] * (count - positional)
+        return aligned + [_NO_ENTRY] * (count - positional)
 
     def _by_name(self, option: str, entries: Mapping[str, Any], arguments: list[_Leaf]) -> list[Any]:
         names = [name.partition("[")[0] for name, _ in arguments]
@@ -259,7 +261,7 @@ class _Region:
                 f"local_map({self.name}): {option} names {unknown[0]!r}; the call has {', '.join(dict.fromkeys(names))}"
             )
             raise PlacementError(msg)
-        aligned: list[Any] = [_KEEP] * len(arguments)
+        aligned: list[Any] = [_NO_ENTRY] * len(arguments)
         for name, entry in entries.items():
             indices = [index for index, argument in enumerate(names) if argument == name]
             if entry is None:  # no DTensor anywhere in the argument
@@ -276,7 +278,7 @@ class _Region:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def _wrapped(self, output: Any, entered: _Entered) -> Any:
+    def _wrapped(self, output: Any, entered: _PreparedCall) -> Any:
         """``output``, nested as it is, with a DTensor in place of each tensor."""
         values = list(self._outputs(output, self.out, entered, ""))
         tensors = {where: (value, layout) for where, value, layout in values if layout is not None}
@@ -285,38 +287,38 @@ class _Region:
         wrapped = [value if layout is None else wrap(value, layouts[where]) for where, value, layout in values]
         return unflatten(output, wrapped, CONTAINERS)
 
-    def _outputs(self, output: Any, placements: Any, entered: _Entered, where: str) -> Iterator[_Out]:
+    def _outputs(self, output: Any, placements: Any, entered: _PreparedCall, where: str) -> Iterator[_Out]:
         """Every value in ``output``, in order: its path, and its layout without sizes if it is a tensor."""
         if isinstance(output, DTensor):
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
             raise ArgumentTypeError(msg)
         if entered.platform.is_tensor(output):
             if placements is None or not may_place_a_tensor(placements):
-                raise self._misfit(output, placements, where, "the placements of one tensor")
+                raise self._wrong_output_error(output, placements, where, "the placements of one tensor")
             yield where, output, Layout.place(entered.mesh, placements, (0,) * len(output.shape)).with_shape(None)
         elif isinstance(output, Mapping) or (isinstance(output, (list, tuple)) and placements is not None):
             for value, inner, key in self._items(output, placements, where):
                 yield from self._outputs(value, inner, entered, where + key)
         elif placements is not None:
-            raise self._misfit(output, placements, where, "None")
+            raise self._wrong_output_error(output, placements, where, "None")
         else:
             values = leaves(output, CONTAINERS)
             if any(entered.platform.is_tensor(value) for value in values):
-                raise self._misfit(output, placements, where, "placements")
+                raise self._wrong_output_error(output, placements, where, "placements")
             yield from ((where, value, None) for value in values)
 
     def _items(self, output: Any, placements: Any, where: str) -> list[tuple[Any, Any, str]]:
         """The values of a mapping or sequence, each with its placements and its key."""
         if isinstance(output, Mapping):
             if not isinstance(placements, Mapping) or placements.keys() != output.keys():
-                raise self._misfit(output, placements, where, f"a mapping with the keys {list(output)}")
+                raise self._wrong_output_error(output, placements, where, f"a mapping with the keys {list(output)}")
             return [(value, placements[name], f"[{name!r}]") for name, value in output.items()]
         if places_one_tensor(placements) or not isinstance(placements, Sequence) or len(placements) != len(output):
-            raise self._misfit(output, placements, where, f"a sequence of {len(output)}")
+            raise self._wrong_output_error(output, placements, where, f"a sequence of {len(output)}")
         pairs = enumerate(zip(output, placements, strict=True))
         return [(value, inner, f"[{index}]") for index, (value, inner) in pairs]
 
-    def _sized(self, outputs: Mapping[str, tuple[Any, Layout]], entered: _Entered) -> Mapping[str, Layout]:
+    def _sized(self, outputs: Mapping[str, tuple[Any, Layout]], entered: _PreparedCall) -> Mapping[str, Layout]:
         """The outputs' layouts with global sizes, exchanged in the first call with these input layouts.
 
         Whether to exchange depends only on the input layouts, which are the same on every rank: not on the other
@@ -327,9 +329,9 @@ class _Region:
             regions = self._known.setdefault(entered.mesh, {})
             known = regions.get(entered.targets)
         if known is None:
-            known = (shapes, self._agreed(outputs, entered))
+            known = (shapes, self._exchange_global_shapes(outputs, entered))
             with _LOCK:
-                if len(regions) >= _MOST_CACHED:  # sequences of many lengths must not fill the memory
+                if len(regions) >= _MAX_CACHED:  # sequences of many lengths must not fill the memory
                     regions.clear()
                 regions[entered.targets] = known
         before, layouts = known
@@ -346,7 +348,9 @@ class _Region:
             "function for each of its values: local_map(functools.partial(func, argument=value), ...)"
         )
 
-    def _agreed(self, outputs: Mapping[str, tuple[Any, Layout]], entered: _Entered) -> Mapping[str, Layout]:
+    def _exchange_global_shapes(
+        self, outputs: Mapping[str, tuple[Any, Layout]], entered: _PreparedCall
+    ) -> Mapping[str, Layout]:
         """Layouts with global shapes, from the local shapes of all ranks, which must fit together."""
         ranks = entered.mesh.ranks
         shapes = {where: tuple(local.shape) for where, (local, _) in outputs.items()}
@@ -379,7 +383,7 @@ class _Region:
         what = f"local_map({self.name}): the local shards of output{where}"
         return layout_from_gathered_shapes(layout.with_shape(local.shape), shapes, local.dtype, what, cut)
 
-    def _misfit(self, output: Any, placements: Any, where: str, wanted: str) -> LayoutError:
+    def _wrong_output_error(self, output: Any, placements: Any, where: str, wanted: str) -> LayoutError:
         return PlacementError(
             f"local_map({self.name}): output{where} is a {type(output).__name__}, its out_placements are "
             f"{placements!r}; they must be {wanted}"

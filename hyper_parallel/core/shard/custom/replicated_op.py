@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, writes
 from hyper_parallel.core.shard.op_plan import replicated_layout
-from hyper_parallel.core.shard.refusals import lost_write, not_writable, only_mesh, plain_tensor
+from hyper_parallel.core.shard.refusals import common_mesh, lost_write_error, plain_tensor_error, read_only_error
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class ReplicatedOp(UserOp):
         """Gather the operands, call ``func`` and wrap its outputs as replicated."""
         platform = dispatcher.platform
         operands = dispatcher.tensors((*args, *kwargs.values()))
-        mesh: Any = only_mesh(
+        mesh: Any = common_mesh(
             self.op_name, (operand.device_mesh for operand in operands if isinstance(operand, DTensor))
         )
         plain = next((operand for operand in operands if not isinstance(operand, DTensor)), None)
         if plain is not None:
-            raise plain_tensor(f"{self.op_name}: an operand", "operand", plain.shape, mesh)
+            raise plain_tensor_error(f"{self.op_name}: an operand", "operand", plain.shape, mesh)
         written = operands if mutates(func, self.op_name) else []
         self._require_writable(written)
         whole, named = tree_map(self._gathered, args), {name: tree_map(self._gathered, kwargs[name]) for name in kwargs}
@@ -67,7 +67,9 @@ class ReplicatedOp(UserOp):
         for (operand, local), version in zip(gathered, before, strict=True):
             if platform.version(local) != version:
                 layout = operand.layout.notation(operand.dtype)
-                raise lost_write(self.op_name, f"an operand {layout}", "gathered", "use x = x.redistribute() first")
+                raise lost_write_error(
+                    self.op_name, f"an operand {layout}", "gathered", "use x = x.redistribute() first"
+                )
         for operand in written:
             operand.drop_views()
         if writes(func, self.op_name):
@@ -84,7 +86,7 @@ class ReplicatedOp(UserOp):
                 msg = f"{self.op_name}: operands written in place must be replicated; use x = x.redistribute() first"
                 raise UnsupportedOperatorError(msg)
             if operand._readonly is not None:
-                raise not_writable(self.op_name, "an operand", operand._readonly)
+                raise read_only_error(self.op_name, "an operand", operand._readonly)
 
     def _gathered(self, value: Any) -> Any:
         """The whole local tensor of a DTensor; any other value as it is."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hyper_parallel._tree import tree_map, tree_map_named
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, registrations, user_op
+from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, registry_version, user_op
 from hyper_parallel.core.shard.custom.schema import (
     OpInfo,
     OpSchema,
@@ -23,21 +23,21 @@ from hyper_parallel.core.shard.custom.schema import (
 )
 from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.op_plan import OpPlan, plan_call
-from hyper_parallel.core.shard.refusals import missing_shape, only_mesh
-from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Rule, find_rule
+from hyper_parallel.core.shard.refusals import common_mesh, missing_shape_error
+from hyper_parallel.core.shard.rule import LayoutOptions, OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.core.shard.strategy import cheapest
 from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import current_platform
 
 __all__ = ["ShardingPropagator"]
 
-_MOST_CACHED = 4096
+_MAX_CACHED = 4096
 _Result = TypeVar("_Result")
 Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
 PropRule = Callable[[OpSchema], OutputSharding]
 
 
-class _Registered(UserOp):
+class _StrategyOp(UserOp):
     """An operator whose strategies are listed by a user's function."""
 
     _registrar = "ShardingPropagator"
@@ -46,7 +46,7 @@ class _Registered(UserOp):
         super().__init__(op_name)
         self._strategy, self.schema_info = strategy, schema_info
 
-    def strategies(self, func: Callable[..., Any], call: OpCall) -> Listed:
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> LayoutOptions:
         """The options of one call; of an operator that writes in place, those that move nothing."""
         answer = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
         if isinstance(answer, TupleStrategy):
@@ -63,7 +63,7 @@ class _Registered(UserOp):
             if not options:
                 msg = f"{self.op_name}: it writes in place, and no OpSpec leaves every operand where it is"
                 raise LayoutError(msg)
-        return Listed(options, many=many)
+        return LayoutOptions(options, many=many)
 
 
 class ShardingPropagator:
@@ -94,7 +94,7 @@ class ShardingPropagator:
         Raises:
             ValueError: the operator already has a rule.
         """
-        return _Registered(_name(op), strategy, schema_info)
+        return _StrategyOp(_name(op), strategy, schema_info)
 
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
@@ -118,7 +118,7 @@ class ShardingPropagator:
             wanted = sharding.redistribute_schema
             return OpStrategy([OpSpec(sharding.output_spec, None if wanted is None else wanted.args_spec)])
 
-        return _Registered(_name(op), strategy, schema_info)
+        return _StrategyOp(_name(op), strategy, schema_info)
 
     # -- propagating-------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class ShardingPropagator:
             LayoutError: (a ValueError) the operator does not accept the shapes.
         """
         user = user_op(_name(op_schema.op))
-        if op_schema.schema_info is None and isinstance(user, _Registered):
+        if op_schema.schema_info is None and isinstance(user, _StrategyOp):
             op_schema = replace(op_schema, schema_info=user.schema_info)
         known, sharding = self._cached("sharding", op_schema, lambda: (op_schema, _propagated(op_schema)))
         if sharding.redistribute_schema is not None and known is not op_schema and not _equal_calls(known, op_schema):
@@ -179,10 +179,10 @@ class ShardingPropagator:
     def _cached(self, cache: str, asked: Any, compute: Callable[[], _Result]) -> _Result:
         """Return ``compute()``, cached per thread, key, framework and registry version."""
         results: dict[Any, _Result] = self._caches.__dict__.setdefault(cache, {})
-        key = (registrations(), current_platform().platform_type, asked)
+        key = (registry_version(), current_platform().platform_type, asked)
         if key not in results:
             result = compute()
-            if len(results) >= _MOST_CACHED:
+            if len(results) >= _MAX_CACHED:
                 results.clear()
             results[key] = result
         return results[key]
@@ -212,12 +212,12 @@ def _equal_calls(first: OpSchema, second: OpSchema) -> bool:
 def _propagated(schema: OpSchema) -> OutputSharding:
     name = _name(schema.op)
     user = user_op(name)
-    func = schema.op if callable(schema.op) else _nameless
+    func = schema.op if callable(schema.op) else _uncallable
     entry = user.entry(func) if user is not None else _entry(schema.op, name)
     layouts = schema.args_spec
     if entry is None or entry.composed is not None or not isinstance(entry.rule, Rule) or not layouts:
         raise UnsupportedOperatorError(_without_rule(name, layouts, composed=entry is not None))
-    only_mesh(name, (layout.mesh for layout in layouts))
+    common_mesh(name, (layout.mesh for layout in layouts))
     bound = entry.binder.bind(schema.args_schema, schema.kwargs_schema)
     operands: list[Operand] = []
 
@@ -240,7 +240,7 @@ def _entry(op: Any, name: str) -> OpEntry | None:
     rule = find_rule(name)
     if spelled is not None or rule is None:
         return spelled
-    return OpEntry(name, _nameless, binder(rule.signature), rule, _nameless, canonical=True)
+    return OpEntry(name, _uncallable, binder(rule.signature), rule, _uncallable, canonical=True)
 
 
 def _sharding(schema: OpSchema, plan: OpPlan) -> OutputSharding:
@@ -281,7 +281,7 @@ def _refuse_call(*_: Any, **__: Any) -> Any:
     raise AssertionError(msg)
 
 
-_nameless = partial(_refuse_call)  # the function of an operator that is known by name only; it has no __name__
+_uncallable = partial(_refuse_call)  # the function of an operator that is known by name only; it has no __name__
 
 
 def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -309,11 +309,11 @@ def _option(
             raise MeshMismatchError(msg)
     for layout in spec.outputs:
         if layout.shape is None:
-            raise missing_shape(f"{name}: output_specs hold", layout)
+            raise missing_shape_error(f"{name}: output_specs hold", layout)
     return targets, spec.outputs, spec.cost
 
 
-def _by_element(name: str, call: OpCall, strategy: TupleStrategy) -> Listed:
+def _by_element(name: str, call: OpCall, strategy: TupleStrategy) -> LayoutOptions:
     """The best option of each element, as one option of the whole call."""
     lists = [value for value in call.args.values() if isinstance(value, (list, tuple)) and _all_refs(value)]
     count = len(strategy.children)
@@ -327,13 +327,13 @@ def _by_element(name: str, call: OpCall, strategy: TupleStrategy) -> Listed:
     for element, child in enumerate(strategy.children):
         indices = [refs[element].index for refs in lists]
         part = OpCall(call.op, call.mesh, tuple(call.operands[index] for index in indices), {})
-        best = cheapest(part, Listed(tuple(_option(name, part.operands, spec) for spec in child.strategies)))
+        best = cheapest(part, LayoutOptions(tuple(_option(name, part.operands, spec) for spec in child.strategies)))
         targets.update(zip(indices, best.targets, strict=True))
         varying.update(zip(indices, best.varying, strict=True))
         outputs.extend(best.outputs)
     every = range(len(call.operands))
     option = (tuple(targets[index] for index in every), tuple(outputs), None)
-    return Listed((option,), many=True, varying=tuple(varying.get(index, ()) for index in every))
+    return LayoutOptions((option,), many=True, varying=tuple(varying.get(index, ()) for index in every))
 
 
 def _all_refs(value: Sequence[Any]) -> bool:
@@ -356,7 +356,7 @@ def _meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) 
         if not isinstance(leaf, Layout):
             return leaf
         if leaf.shape is None:
-            raise missing_shape(f"{schema.op}: an argument is", leaf)
+            raise missing_shape_error(f"{schema.op}: an argument is", leaf)
         return platform.zeros(leaf.shape, next(remaining), "meta")
 
     args = [tree_map(fill, value) for value in schema.args_schema]

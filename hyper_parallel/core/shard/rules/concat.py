@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Strategies, decomposition, rule
-from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
+from hyper_parallel.core.shard.rules.dims import keep_dims, normalize_dim
 from hyper_parallel.core.shard.sample import booleans, real, sample, size
 from hyper_parallel.errors import short_dtype
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def unbind(call: OpCall) -> Strategies:
     """``dim`` is removed and must be whole; the other dims may be sharded."""
     x = call["x"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     kept = [d for d in range(x.ndim) if d != dim]
     count = x.shape[dim]
     if not count:
@@ -27,18 +27,18 @@ def unbind(call: OpCall) -> Strategies:
     return Strategies(keep_dims(kept, count), (tuple(x.shape[d] for d in kept),) * count, many=True)
 
 
-def _cut(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
+def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
     x = call["x"]
     kept = [d if d != dim or len(lengths) == 1 else None for d in range(x.ndim)]
     shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
 
     def local(*_: Any) -> LocalCall | None:
-        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_alone)
+        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_unsplit)
 
     return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
 
 
-def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
+def _unsplit(platform: Any, args: dict[str, Any]) -> tuple[Any]:
     x = args["x"]
     return (platform.reshape(x, tuple(x.shape)),)
 
@@ -47,7 +47,7 @@ def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
 def split(call: OpCall) -> Strategies:
     """``dim`` is split and must be whole; the other dims may be sharded."""
     x, wanted = call["x"], call["split_size_or_sections"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     size = x.shape[dim]
     if isinstance(wanted, int):
         if wanted < 0 or (wanted == 0 and size):
@@ -59,7 +59,7 @@ def split(call: OpCall) -> Strategies:
         if sum(lengths) != size or any(length < 0 for length in lengths):
             msg = f"sections {lengths} do not add up to dim {dim} of size {size}"
             raise ValueError(msg)
-    return _cut(call, dim, lengths)
+    return _split_strategies(call, dim, lengths)
 
 
 @decomposition("chunk", "x, chunks, dim=0")
@@ -92,7 +92,7 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
     )
 
 
-def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
+def _order_reductions(tensors: Sequence[Operand]) -> tuple[str, ...]:
     """Extrema that may stay partial: none if an operand is complex, because complex numbers have no order."""
     mixed = any(operand.dtype is not None and short_dtype(operand.dtype).startswith("c") for operand in tensors)
     return () if mixed else ("max", "min")
@@ -104,7 +104,7 @@ def cat(call: OpCall) -> Strategies:
     tensors = call["tensors"]
     full = [operand for operand in tensors if operand.shape != (0,)] or list(tensors)
     shapes = [operand.shape for operand in full]
-    dim = normal_dim(call["dim"], len(shapes[0]))
+    dim = normalize_dim(call["dim"], len(shapes[0]))
     rests = {shape[:dim] + shape[dim + 1 :] for shape in shapes}
     if len(rests) > 1 or not shapes[0]:
         msg = f"shapes {', '.join(str(list(shape)) for shape in shapes)} differ outside dim {dim}"
@@ -114,7 +114,9 @@ def cat(call: OpCall) -> Strategies:
     out = list(shapes[0])
     out[dim] = sum(shape[dim] for shape in shapes)
     everything = tuple(range(len(tensors)))
-    labels = Labels(inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=_ordered(tensors))
+    labels = Labels(
+        inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=_order_reductions(tensors)
+    )
     return Strategies(labelled_rows(labels), (tuple(out),))
 
 
@@ -126,11 +128,11 @@ def stack(call: OpCall) -> Strategies:
     if any(operand.shape != shape for operand in tensors):
         msg = f"shapes {', '.join(str(list(operand.shape)) for operand in tensors)} differ"
         raise ValueError(msg)
-    dim = normal_dim(call["dim"], len(shape) + 1)
+    dim = normalize_dim(call["dim"], len(shape) + 1)
     names = tuple(f"d{d}" for d in range(len(shape)))
     everything = tuple(range(len(tensors)))
     out = (*names[:dim], None, *names[dim:])
-    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_ordered(tensors))
+    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_order_reductions(tensors))
     return Strategies(labelled_rows(labels), ((*shape[:dim], len(tensors), *shape[dim:]),))
 
 

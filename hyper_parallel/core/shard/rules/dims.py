@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
 
 
-__all__ = ["diagonal_length", "keep_dims", "keep_sums", "normal_dim"]
+__all__ = ["diagonal_length", "keep_dims", "keep_dims_linear", "normalize_dim"]
 
 
-def normal_dim(dim: int, ndim: int) -> int:
+def normalize_dim(dim: int, ndim: int) -> int:
     """``dim`` counted from the left.
 
     Raises:
@@ -41,7 +41,7 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
     )
 
 
-def keep_sums(kept: Sequence[int | None]) -> tuple[Row, ...]:
+def keep_dims_linear(kept: Sequence[int | None]) -> tuple[Row, ...]:
     """As :func:`keep_dims`, for an operator that also adds or drops elements: only Partial sum and avg pass."""
     return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
@@ -58,7 +58,7 @@ def _permuted(call: OpCall, order: Sequence[int]) -> Strategies:
 def transpose(call: OpCall) -> Strategies:
     """Two dims are swapped; any dim may be sharded."""
     ndim = call["x"].ndim
-    first, second = normal_dim(call["dim0"], ndim), normal_dim(call["dim1"], ndim)
+    first, second = normalize_dim(call["dim0"], ndim), normalize_dim(call["dim1"], ndim)
     order = list(range(ndim))
     if ndim:
         order[first], order[second] = second, first
@@ -69,7 +69,7 @@ def transpose(call: OpCall) -> Strategies:
 def permute(call: OpCall) -> Strategies:
     """Dims in a new order; any dim may be sharded."""
     ndim = call["x"].ndim
-    order = [normal_dim(dim, ndim) for dim in call["dims"]]
+    order = [normalize_dim(dim, ndim) for dim in call["dims"]]
     if sorted(order) != list(range(ndim)):
         msg = f"dims {list(call['dims'])} must be a permutation of the {ndim} dims"
         raise ValueError(msg)
@@ -81,7 +81,7 @@ def movedim(call: OpCall) -> Strategies:
     """Some dims move, the others keep their order; any dim may be sharded."""
     ndim = call["x"].ndim
     pairs = [
-        [normal_dim(dim, ndim) for dim in ((value,) if isinstance(value, int) else value)]
+        [normalize_dim(dim, ndim) for dim in ((value,) if isinstance(value, int) else value)]
         for value in (call["source"], call["destination"])
     ]
     if len(pairs[0]) != len(pairs[1]) or any(len(set(dims)) != len(dims) for dims in pairs):
@@ -123,7 +123,7 @@ def squeeze(call: OpCall) -> Strategies:
     """Dims of global size 1 are removed; a dim that is 1 only on this rank stays."""
     x, dim = call["x"], call["dim"]
     dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
-    named = [normal_dim(d, x.ndim) for d in dims]
+    named = [normalize_dim(d, x.ndim) for d in dims]
     gone = tuple(d for d in named if x.ndim and x.shape[d] == 1)
     kept = [d for d in range(x.ndim) if d not in gone]
 
@@ -137,7 +137,7 @@ def squeeze(call: OpCall) -> Strategies:
 def unsqueeze(call: OpCall) -> Strategies:
     """A new dim of size 1 is whole; the others may be sharded."""
     x = call["x"]
-    position = normal_dim(call["dim"], x.ndim + 1)
+    position = normalize_dim(call["dim"], x.ndim + 1)
     kept: list[int | None] = list(range(x.ndim))
     kept.insert(position, None)
     return Strategies(keep_dims(kept), ((*x.shape[:position], 1, *x.shape[position:]),))
@@ -175,7 +175,7 @@ def expand_as(ops: Any, x: Any, other: Any) -> Any:
 def narrow(call: OpCall) -> Strategies:
     """A range of ``dim``, which must be whole unless the range covers it."""
     x, start, length = call["x"], call["start"], call["length"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if not isinstance(start, int):
         msg = f"start is {start!r}; it must be an integer"
         raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
@@ -196,7 +196,7 @@ def narrow(call: OpCall) -> Strategies:
 def slice_(call: OpCall) -> Strategies:
     """Every ``step``-th element of a range of ``dim``, which must be whole unless all elements are taken."""
     x = call["x"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
     kept = [None if d == dim and length != x.shape[dim] else d for d in range(x.ndim)]
     return Strategies(keep_dims(kept), (tuple(length if d == dim else have for d, have in enumerate(x.shape)),))
@@ -206,7 +206,7 @@ def slice_(call: OpCall) -> Strategies:
 def select(call: OpCall) -> Strategies:
     """One element of ``dim``, which must be whole; the other dims may be sharded."""
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if not isinstance(index, int) or not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
         msg = f"index {index} does not exist in dim {dim} of {list(x.shape)}"
         raise ValueError(msg)
@@ -218,7 +218,7 @@ def select(call: OpCall) -> Strategies:
 def diagonal(call: OpCall) -> Strategies:
     """Two dims, which must be whole, become the last dim; the others may be sharded."""
     x, offset = call["x"], call["offset"]
-    pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
+    pair = [normalize_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     if pair[0] == pair[1]:
         msg = f"dim1 and dim2 are both {pair[0]}"
         raise ValueError(msg)
@@ -237,7 +237,7 @@ def diagonal_length(shape: Sequence[int], pair: Sequence[int], offset: int) -> i
 def unfold(call: OpCall) -> Strategies:
     """Windows of ``dimension``, which must be whole; the elements of a window are the new last dim."""
     x, size, step = call["x"], call["size"], call["step"]
-    dim = normal_dim(call["dimension"], x.ndim)
+    dim = normalize_dim(call["dimension"], x.ndim)
     if not x.ndim and size in (0, 1):
         return Strategies(keep_dims([None]), ((size,),))
     if not x.ndim or size > x.shape[dim] or step < 1:
@@ -276,7 +276,7 @@ def repeat_interleave(call: OpCall) -> Strategies:
         raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
     if dim is None:
         return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)
-    repeated = normal_dim(dim, x.ndim)
+    repeated = normalize_dim(dim, x.ndim)
     rows = (
         *keep_dims([None if d == repeated else d for d in range(x.ndim)]),
         Row((Shard(repeated),), (Shard(repeated),), even=((0, repeated),)),
@@ -299,7 +299,7 @@ def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: in
         return ops.repeat_interleave(x, repeats, dim, output_size=output_size)
     if dim is None:
         x, dim = ops.view(x, (-1,)), 0
-    size = tuple(x.shape)[normal_dim(dim, len(tuple(x.shape)))]
+    size = tuple(x.shape)[normalize_dim(dim, len(tuple(x.shape)))]
     counts = ops.expand(ops.view(repeats, (-1,)), (size,)) if math.prod(tuple(repeats.shape)) == 1 else repeats
     if tuple(counts.shape) != (size,):
         msg = f"repeat_interleave: {list(counts.shape)} repeats for dim {dim} of {list(x.shape)}"
@@ -309,7 +309,7 @@ def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: in
 
 def _moved(call: OpCall, dims: Any) -> Strategies:
     x = call["x"]
-    moved = {normal_dim(dim, x.ndim) for dim in ((dims,) if isinstance(dims, int) else dims)}
+    moved = {normalize_dim(dim, x.ndim) for dim in ((dims,) if isinstance(dims, int) else dims)}
     return Strategies(keep_dims([None if dim in moved else dim for dim in range(x.ndim)]), (x.shape,))
 
 
@@ -365,14 +365,14 @@ def diag_embed(call: OpCall) -> Strategies:
     if not x.ndim:
         msg = "x needs at least 1 dim"
         raise ValueError(msg)
-    pair = [normal_dim(call[name], x.ndim + 1) for name in ("dim1", "dim2")]
+    pair = [normalize_dim(call[name], x.ndim + 1) for name in ("dim1", "dim2")]
     if pair[0] == pair[1]:
         msg = f"dim1 and dim2 are both {pair[0]}"
         raise ValueError(msg)
     rest = iter(range(x.ndim - 1))
     kept = [None if out in pair else next(rest) for out in range(x.ndim + 1)]
     side = x.shape[-1] + abs(offset)
-    return Strategies(keep_sums(kept), (tuple(side if dim is None else x.shape[dim] for dim in kept),))
+    return Strategies(keep_dims_linear(kept), (tuple(side if dim is None else x.shape[dim] for dim in kept),))
 
 
 @decomposition("diag", "x, diagonal=0")

@@ -53,7 +53,7 @@ def _local(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...
 
 
 @rule("lookup", "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False")
-def lookup_(call: OpCall) -> Strategies:
+def aten_embedding(call: OpCall) -> Strategies:
     """``aten.embedding``: the table comes first, and a negative ``padding_idx`` means none."""
     weight, x = call["weight"], call["x"]
     _only_whole(call)

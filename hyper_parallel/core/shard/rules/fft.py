@@ -7,7 +7,7 @@ from typing import Any
 
 from hyper_parallel.core.shard.labels import nonempty
 from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, register_rule, whole
-from hyper_parallel.core.shard.rules.dims import keep_sums, normal_dim
+from hyper_parallel.core.shard.rules.dims import keep_dims_linear, normalize_dim
 from hyper_parallel.core.shard.sample import between, complex_, real, sample
 
 
@@ -21,7 +21,7 @@ def _transformed(call: OpCall, dims: Sequence[int], sizes: Sequence[int]) -> Str
         msg = f"a transform over dims {list(dims)} of {list(x.shape)} has no elements"
         raise ValueError(msg)
     kept = [None if dim in dims else dim for dim in range(x.ndim)]
-    return Strategies(nonempty(keep_sums(kept)), (tuple(shape),))
+    return Strategies(nonempty(keep_dims_linear(kept)), (tuple(shape),))
 
 
 def _same(size: int) -> int:
@@ -49,7 +49,7 @@ def _one_dim(resized: Callable[[int], int], *, requested: Callable[[int], int]) 
         if not x.ndim:
             msg = "x needs at least 1 dim"
             raise ValueError(msg)
-        dim = normal_dim(call["dim"], x.ndim)
+        dim = normalize_dim(call["dim"], x.ndim)
         return _transformed(call, [dim], [resized(x.shape[dim]) if points is None else requested(points)])
 
     return strategies
@@ -76,7 +76,7 @@ def _several_dims(last: Callable[[int], int], *, requested: Callable[[int], int]
 
 def _named(dim: Any, points: Any, ndim: int) -> list[int]:
     if dim is not None:
-        return [normal_dim(d, ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
+        return [normalize_dim(d, ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
     if points is None:
         return list(range(ndim))
     return list(range(ndim))[-(1 if isinstance(points, int) else len(points)) :]

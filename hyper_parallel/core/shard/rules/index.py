@@ -18,7 +18,7 @@ from hyper_parallel.core.shard.rule import (
     replicated_row,
     rule,
 )
-from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.rules.dims import normalize_dim
 from hyper_parallel.core.shard.sample import indices, real, sample, size
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
 
 
-__all__ = ["Picked", "lookup", "pick", "shared_dims", "unshared_dims", "window"]
+__all__ = ["IndexResult", "lookup", "parse_index", "shared_dims", "unshared_dims", "window"]
 
 
 @dataclass
-class Picked:
+class IndexResult:
     """Result of parsing ``x[index]``: which dims survive and which must be whole.
 
     Attributes:
@@ -47,7 +47,7 @@ class Picked:
     indices: list[tuple[str | None, ...]] = field(default_factory=list)
 
 
-def pick(x: Operand, index: Any) -> Picked:
+def parse_index(x: Operand, index: Any) -> IndexResult:
     """Parse an index of numbers, slices, None, Ellipsis and integer tensors (masks were converted to those before).
 
     Raises:
@@ -66,8 +66,8 @@ def pick(x: Operand, index: Any) -> Picked:
     return _walk(x, items)
 
 
-def _walk(x: Operand, items: list[Any]) -> Picked:
-    picked, dim = Picked(), 0
+def _walk(x: Operand, items: list[Any]) -> IndexResult:
+    picked, dim = IndexResult(), 0
     sizes: list[int] = []
     dims: list[str | None] = []
     tensors: list[tuple[int, Operand]] = []
@@ -102,7 +102,7 @@ def _walk(x: Operand, items: list[Any]) -> Picked:
     return picked
 
 
-def _insert(picked: Picked, sizes: list[int], dims: list[str | None], tensors: list[tuple[int, Operand]]) -> None:
+def _insert(picked: IndexResult, sizes: list[int], dims: list[str | None], tensors: list[tuple[int, Operand]]) -> None:
     inputs, output, shape = broadcast_labels([operand.shape for _, operand in tensors], "i")
     picked.indices.extend(inputs)
     positions = {position for position, _ in tensors}
@@ -115,7 +115,7 @@ def _insert(picked: Picked, sizes: list[int], dims: list[str | None], tensors: l
 def _getitem(call: OpCall) -> Strategies:
     """Dims that the index does not touch and the dims of index tensors may be sharded; linear in ``x``."""
     x = call["x"]
-    picked = pick(x, call["index"])
+    picked = parse_index(x, call["index"])
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     labels = Labels(
         (names, *picked.indices), (picked.dims,), whole=frozenset(names[dim] for dim in picked.touched), each=(0,)
@@ -157,7 +157,7 @@ def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int,
 def gather(call: OpCall) -> Strategies:
     """``…k…, …i… -> …i…``: dims other than ``dim`` are sharded alike; a sharded ``k`` leaves Partial(sum)."""
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if x.ndim != index.ndim:
         if max(x.ndim, index.ndim) > 1 and 0 not in index.shape:
             msg = f"x has {x.ndim} dims, index has {index.ndim}"
@@ -188,7 +188,7 @@ def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[
 def index_select(call: OpCall) -> Strategies:
     """``…k…, i -> …i…``: the other dims may be sharded; a sharded ``k`` leaves Partial(sum)."""
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if index.ndim > 1:
         msg = f"index has {index.ndim} dims, it needs at most 1"
         raise ValueError(msg)
@@ -217,7 +217,7 @@ def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
     if len(left) != len(right):
         msg = f"take_along_dim: x has {len(left)} dims, indices have {len(right)}"
         raise ValueError(msg)
-    axis = normal_dim(dim, len(left))
+    axis = normalize_dim(dim, len(left))
     indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[axis]))  # gather does not count from the end
     common = [max(pair) if 0 not in pair else 0 for pair in zip(left, right, strict=True)]
     wide = [(*common[:axis], sizes[axis], *common[axis + 1 :]) for sizes in (left, right)]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows, nonempty_rows, pattern, patterned
+from hyper_parallel.core.shard.labels import (
+    Labels,
+    broadcast_labels,
+    labelled_rows,
+    nonempty_rows,
+    pattern,
+    pattern_rule,
+)
 from hyper_parallel.core.shard.rule import (
     LocalCall,
     OpCall,
@@ -16,7 +23,7 @@ from hyper_parallel.core.shard.rule import (
     rule,
     whole,
 )
-from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.rules.dims import normalize_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
 from hyper_parallel.core.shard.sample import Sample, between, integers, real, sample, sample_call
 
@@ -26,67 +33,71 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
 
 
-def _least(sizes: Mapping[str, int]) -> int:
+def _min_side(sizes: Mapping[str, int]) -> int:
     return min(sizes["m"], sizes["n"])
 
 
 # -- a fixed signature -------------------------------------------------------------------------------------------------
 
 
-def _fixed(op: str, signature: str, text: str, *, each: str = "", **sizes: Callable[[dict[str, int]], int]) -> None:
+def _register_pattern(
+    op: str, signature: str, text: str, *, each: str = "", **sizes: Callable[[dict[str, int]], int]
+) -> None:
     """Declare an operator with the same labels in every call.
 
     Args:
         op: canonical name.
         signature: its parameters.
-        text: its labels, as :func:`patterned` reads them.
+        text: its labels, as :func:`pattern_rule` reads them.
         each: the operand in which the operator is linear.
         sizes: sizes of labels that only outputs have.
     """
-    register_rule(Rule(op, signature, patterned(text, each=(each,) if each else (), full=True, **sizes)))
+    register_rule(Rule(op, signature, pattern_rule(text, each=(each,) if each else (), full=True, **sizes)))
 
 
 SAME = "x ...[n][n] -> ...[n][n]"
-_fixed("cholesky", "x, upper=False", SAME)
-_fixed("cholesky_ex", "x, upper=False, check_errors=False", f"{SAME}, ...")
-_fixed("cholesky_inverse", "x, upper=False", SAME)
-_fixed("cholesky_solve", "x, L, upper=False", "x ...[n][k], L ...[n][n] -> ...[n][k]", each="x")
-_fixed("inv", "x", SAME)
-_fixed("inv_ex", "x, *, check_errors=False", f"{SAME}, ...")
-_fixed("matrix_exp", "x", SAME)
-_fixed("matrix_power", "x, n", SAME)
-_fixed(
+_register_pattern("cholesky", "x, upper=False", SAME)
+_register_pattern("cholesky_ex", "x, upper=False, check_errors=False", f"{SAME}, ...")
+_register_pattern("cholesky_inverse", "x, upper=False", SAME)
+_register_pattern("cholesky_solve", "x, L, upper=False", "x ...[n][k], L ...[n][n] -> ...[n][k]", each="x")
+_register_pattern("inv", "x", SAME)
+_register_pattern("inv_ex", "x, *, check_errors=False", f"{SAME}, ...")
+_register_pattern("matrix_exp", "x", SAME)
+_register_pattern("matrix_power", "x, n", SAME)
+_register_pattern(
     "pinv",
     "x, rcond=None, hermitian=False, *, atol=None, rtol=None",
     "x ...[m][n], rcond ..., atol ..., rtol ... -> ...[n][m]",
 )
-_fixed(
+_register_pattern(
     "matrix_rank",
     "x, tol=None, hermitian=False, *, atol=None, rtol=None",
     "x ...[m][n], tol ..., atol ..., rtol ... -> ...",
 )
-_fixed("cond", "x, p=None", "x ...[m][n] -> ...")
-_fixed("det", "x", "x ...[n][n] -> ...")
-_fixed("logdet", "x", "x ...[n][n] -> ...")
-_fixed("slogdet", "x", "x ...[n][n] -> ..., ...")
-_fixed("det_parts", "x", "x ...[n][n] -> ..., ...[n][n], ...[n]")
-_fixed("slogdet_parts", "x", "x ...[n][n] -> ..., ..., ...[n][n], ...[n]")
-_fixed("eig", "x", "x ...[n][n] -> ...[n], ...[n][n]")
-_fixed("eigvals", "x", "x ...[n][n] -> ...[n]")
-_fixed("eigh", "x, UPLO='L'", "x ...[n][n] -> ...[n], ...[n][n]")
-_fixed("eigvalsh", "x, UPLO='L'", "x ...[n][n] -> ...[n]")
-_fixed("svdvals", "x, *, driver=None", "x ...[m][n] -> ...[k]", k=_least)
-_fixed("lu_factor", "x, *, pivot=True", "x ...[m][n] -> ...[m][n], ...[k]", k=_least)
-_fixed("lu_factor_ex", "x, *, pivot=True, check_errors=False", "x ...[m][n] -> ...[m][n], ...[k], ...", k=_least)
-_fixed("ldl_factor", "x, *, hermitian=False", f"{SAME}, ...[n]")
-_fixed("ldl_factor_ex", "x, *, hermitian=False, check_errors=False", f"{SAME}, ...[n], ...")
-_fixed(
+_register_pattern("cond", "x, p=None", "x ...[m][n] -> ...")
+_register_pattern("det", "x", "x ...[n][n] -> ...")
+_register_pattern("logdet", "x", "x ...[n][n] -> ...")
+_register_pattern("slogdet", "x", "x ...[n][n] -> ..., ...")
+_register_pattern("det_parts", "x", "x ...[n][n] -> ..., ...[n][n], ...[n]")
+_register_pattern("slogdet_parts", "x", "x ...[n][n] -> ..., ..., ...[n][n], ...[n]")
+_register_pattern("eig", "x", "x ...[n][n] -> ...[n], ...[n][n]")
+_register_pattern("eigvals", "x", "x ...[n][n] -> ...[n]")
+_register_pattern("eigh", "x, UPLO='L'", "x ...[n][n] -> ...[n], ...[n][n]")
+_register_pattern("eigvalsh", "x, UPLO='L'", "x ...[n][n] -> ...[n]")
+_register_pattern("svdvals", "x, *, driver=None", "x ...[m][n] -> ...[k]", k=_min_side)
+_register_pattern("lu_factor", "x, *, pivot=True", "x ...[m][n] -> ...[m][n], ...[k]", k=_min_side)
+_register_pattern(
+    "lu_factor_ex", "x, *, pivot=True, check_errors=False", "x ...[m][n] -> ...[m][n], ...[k], ...", k=_min_side
+)
+_register_pattern("ldl_factor", "x, *, hermitian=False", f"{SAME}, ...[n]")
+_register_pattern("ldl_factor_ex", "x, *, hermitian=False, check_errors=False", f"{SAME}, ...[n], ...")
+_register_pattern(
     "ldl_solve", "LD, pivots, y, *, hermitian=False", "LD ...[n][n], pivots ...[n], y ...[n][k] -> ...[n][k]", each="y"
 )
-_fixed("householder_product", "x, tau", "x ...[m][n], tau ...[j] -> ...[m][n]")
-_fixed("geqrf", "x", "x ...[m][n] -> ...[m][n], ...[k]", k=_least)
-_fixed("ormqr", "x, tau, y, left=True, transpose=False", "x ...[r][q], tau ...[j], y ...[m][n] -> ...[m][n]")
-_fixed(
+_register_pattern("householder_product", "x, tau", "x ...[m][n], tau ...[j] -> ...[m][n]")
+_register_pattern("geqrf", "x", "x ...[m][n] -> ...[m][n], ...[k]", k=_min_side)
+_register_pattern("ormqr", "x, tau, y, left=True, transpose=False", "x ...[r][q], tau ...[j], y ...[m][n] -> ...[m][n]")
+_register_pattern(
     "triangular_solve",
     "x, A, upper=True, transpose=False, unitriangular=False",
     "x ...[m][n], A ...[m][m] -> ...[m][n], ...[m][m]",
@@ -105,7 +116,7 @@ for _op, _signature in {
 def svd(call: OpCall) -> Strategies:
     """Singular value decomposition: U, S, Vh."""
     sides = "...[m][m], ...[k], ...[n][n]" if call["full_matrices"] else "...[m][k], ...[k], ...[k][n]"
-    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
+    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _min_side}, full=True)
 
 
 @rule("svd_parts", "x, full_matrices=False, compute_uv=True, *, driver=None")
@@ -113,7 +124,7 @@ def svd_parts(call: OpCall) -> Strategies:
     """``svd``; bases that are not requested are empty."""
     if call["compute_uv"]:
         return svd(call)
-    return pattern(call, "x ...[m][n] -> [none], ...[k], [none]", {"k": _least, "none": 0}, full=True)
+    return pattern(call, "x ...[m][n] -> [none], ...[k], [none]", {"k": _min_side, "none": 0}, full=True)
 
 
 @rule("svd_transposed", "x, some=True, compute_uv=True")
@@ -121,7 +132,7 @@ def svd_transposed(call: OpCall) -> Strategies:
     """``torch.svd``: the columns of V are the basis; bases that are not requested are square matrices of zeros."""
     reduced = call["some"] and call["compute_uv"]
     sides = "...[m][k], ...[k], ...[n][k]" if reduced else "...[m][m], ...[k], ...[n][n]"
-    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
+    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _min_side}, full=True)
 
 
 @rule("eigh_parts", "x, UPLO='L', compute_v=True")
@@ -145,14 +156,14 @@ def qr(call: OpCall) -> Strategies:
     if mode not in QR:
         msg = f"mode must be one of {', '.join(map(repr, QR))}, got {mode!r}"
         raise ValueError(msg)
-    return pattern(call, f"x ...[m][n] -> {QR[mode]}", {"k": _least, "none": 0}, full=True)
+    return pattern(call, f"x ...[m][n] -> {QR[mode]}", {"k": _min_side, "none": 0}, full=True)
 
 
 @rule("lu", "x, *, pivot=True")
 def lu(call: OpCall) -> Strategies:
     """A permutation, a lower and an upper triangular matrix."""
     first = "...[m][m]" if call["pivot"] else "[none]"
-    return pattern(call, f"x ...[m][n] -> {first}, ...[m][k], ...[k][n]", {"k": _least, "none": 0}, full=True)
+    return pattern(call, f"x ...[m][n] -> {first}, ...[m][k], ...[k][n]", {"k": _min_side, "none": 0}, full=True)
 
 
 @rule("lu_unpack", "x, pivots, unpack_data=True, unpack_pivots=True")
@@ -160,7 +171,7 @@ def lu_unpack(call: OpCall) -> Strategies:
     """``lu`` from its compact form; results that are not requested are empty."""
     first = "...[m][m]" if call["unpack_pivots"] else "[none]"
     rest = "...[m][k], ...[k][n]" if call["unpack_data"] else "[none], [none]"
-    return pattern(call, f"x ...[m][n], pivots ...[j] -> {first}, {rest}", {"k": _least, "none": 0}, full=True)
+    return pattern(call, f"x ...[m][n], pivots ...[j] -> {first}, {rest}", {"k": _min_side, "none": 0}, full=True)
 
 
 # -- equations ---------------------------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ def cross(call: OpCall) -> Strategies:
     """``dim`` has size 3 and must be whole; the others broadcast and may be sharded. Linear in each operand."""
     x, y = call["x"], call["y"]
     inputs, out, shape = broadcast_labels([x.shape, y.shape])
-    dim = normal_dim(call["dim"], len(shape))
+    dim = normalize_dim(call["dim"], len(shape))
     if x.ndim != y.ndim or x.shape[dim] != y.shape[dim]:
         msg = f"x {list(x.shape)} and y {list(y.shape)} do not fit along dim {dim}"
         raise ValueError(msg)

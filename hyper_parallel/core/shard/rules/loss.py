@@ -32,20 +32,20 @@ from hyper_parallel.core.shard.rules.pointwise import elementwise
 from hyper_parallel.core.shard.sample import between, indices, integers, real, sample
 from hyper_parallel.errors import short_dtype
 
-__all__ = ["VOCAB_PARALLEL", "settled", "vocab_parallel_loss"]
+__all__ = ["reduce_partials", "vocab_parallel_loss"]
 
 
-VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
+_VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
 
 
 @contextmanager
 def vocab_parallel_loss() -> Iterator[None]:
     """Compute cross entropies inside this context without gathering logits that are sharded over classes."""
-    token = VOCAB_PARALLEL.set(True)
+    token = _VOCAB_PARALLEL.set(True)
     try:
         yield
     finally:
-        VOCAB_PARALLEL.reset(token)
+        _VOCAB_PARALLEL.reset(token)
 
 
 # -- helper operators --------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def cross_entropy(
     if tuple(target.shape) == tuple(x.shape):
         rows = _expected(ops, z, log_s, target, _broadcast(ops, weight, x, dim), dim, label_smoothing)
         return reduced(ops, rows, reduction, math.prod(x.shape) // x.shape[dim])
-    hard = _Hard(ops, target, ignore_index, weight)
+    hard = _ClassIndexLoss(ops, target, ignore_index, weight)
     loss = hard.reduce(hard.rows(z, log_s, dim), reduction)
     if not label_smoothing:
         return loss
@@ -136,20 +136,20 @@ def nll_loss(
 ) -> Any:
     """Negative log likelihood of log probabilities, classes in dim 1 (dim 0 of an unbatched row)."""
     reduction = reduction_name("nll_loss", reduction, size_average, reduce)
-    hard = _Hard(ops, target, ignore_index, weight)
-    return hard.reduce(hard.rows(settled(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
+    hard = _ClassIndexLoss(ops, target, ignore_index, weight)
+    return hard.reduce(hard.rows(reduce_partials(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
 
 
 def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
     """``z`` and ``log s``; the second is None where ``z`` already is the log probability."""
-    x = settled(x, "cross_entropy")
-    if not (VOCAB_PARALLEL.get() and isinstance(x, DTensor) and x.layout.dim_axes[dim]):
+    x = reduce_partials(x, "cross_entropy")
+    if not (_VOCAB_PARALLEL.get() and isinstance(x, DTensor) and x.layout.dim_axes[dim]):
         return ops.log_softmax(x, dim), None
-    z = ops.sub(x, settled(ops.class_max(x, dim), "cross_entropy", "maximum"))
-    return z, ops.log(settled(ops.sum(ops.exp(z), dim), "cross_entropy", "sum of exponentials"))
+    z = ops.sub(x, reduce_partials(ops.class_max(x, dim), "cross_entropy", "maximum"))
+    return z, ops.log(reduce_partials(ops.sum(ops.exp(z), dim), "cross_entropy", "sum of exponentials"))
 
 
-def settled(x: Any, op: str, what: str = "x") -> Any:
+def reduce_partials(x: Any, op: str, what: str = "x") -> Any:
     """``x`` with its partial values reduced, once instead of by each of several consumers."""
     if not isinstance(x, DTensor) or not x.layout.partials:
         return x
@@ -158,7 +158,7 @@ def settled(x: Any, op: str, what: str = "x") -> Any:
     return x.redistribute_to(done, Cause(op, what, implicit=what == "x"))
 
 
-class _Hard:
+class _ClassIndexLoss:
     """Losses of class indices: which rows count, and their weights."""
 
     def __init__(self, ops: Any, target: Any, ignore_index: int, weight: Any) -> None:
@@ -182,11 +182,11 @@ class _Hard:
             rows = ops.mul(rows, self.weights)
         if reduction == "none":
             return rows
-        total = _wide_sum(ops, rows)
+        total = _sum_in_float32(ops, rows)
         if reduction == "mean":
             counted = ops.logical_not(self.ignored) if self.weights is None else self.weights
-            total = ops.div(total, _wide_sum(ops, counted))
-        return _narrow(ops, total, rows)
+            total = ops.div(total, _sum_in_float32(ops, counted))
+        return _cast_back(ops, total, rows)
 
 
 def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> Any:
@@ -194,7 +194,9 @@ def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> 
     total = ops.sum(z if along is None else ops.mul(z, along), dim)
     if log_s is None:
         return ops.neg(total)
-    scaled = ops.mul(log_s, z.shape[dim] if weight is None else settled(ops.sum(weight), "cross_entropy", "weights"))
+    scaled = ops.mul(
+        log_s, z.shape[dim] if weight is None else reduce_partials(ops.sum(weight), "cross_entropy", "weights")
+    )
     return ops.sub(scaled, total)
 
 
@@ -230,12 +232,12 @@ def _is_half(x: Any) -> bool:
     return short_dtype(x.dtype) in {"f16", "bf16"}
 
 
-def _wide_sum(ops: Any, rows: Any) -> Any:
+def _sum_in_float32(ops: Any, rows: Any) -> Any:
     """A sum that does not overflow half precision."""
     return ops.sum(rows, dtype=ops.platform.str_to_dtype("float32")) if _is_half(rows) else ops.sum(rows)
 
 
-def _narrow(ops: Any, total: Any, rows: Any) -> Any:
+def _cast_back(ops: Any, total: Any, rows: Any) -> Any:
     return ops.cast(total, dtype=rows.dtype) if _is_half(rows) else total
 
 
@@ -245,14 +247,14 @@ def reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> An
         return rows
     if reduction == "mean" and count is None:
         return ops.mean(rows)
-    total = _wide_sum(ops, rows)
-    return _narrow(ops, total if reduction == "sum" else ops.div(total, count), rows)
+    total = _sum_in_float32(ops, rows)
+    return _cast_back(ops, total if reduction == "sum" else ops.div(total, count), rows)
 
 
 # -- element by element ------------------------------------------------------------------------------------------------
 
 
-def plain_loss(op: str, extra: str) -> None:
+def register_elementwise_loss(op: str, extra: str) -> None:
     """Declare ``op`` as ``{op}_elements`` followed by a reduction."""
     names = [part.split("=")[0].strip() for part in extra.split(",") if part.strip()]
     tail = f", {extra}" if extra else ""
@@ -278,7 +280,7 @@ for _op, _extra in {
     "binary_cross_entropy_with_logits": "weight=None, pos_weight=None",
     "kl_div": "log_target=False",
 }.items():
-    plain_loss(_op, _extra)
+    register_elementwise_loss(_op, _extra)
 
 
 @decomposition("weighted_loss", "rows, weight, reduction='mean'")
@@ -315,8 +317,8 @@ def multilabel_margin_loss(call: OpCall) -> Strategies:
     return _of_rows(call, call["x"].shape)
 
 
-plain_loss("multi_margin_loss", "p=1, margin=1.0, weight=None")
-plain_loss("multilabel_margin_loss", "")
+register_elementwise_loss("multi_margin_loss", "p=1, margin=1.0, weight=None")
+register_elementwise_loss("multilabel_margin_loss", "")
 
 
 # -- element by element ------------------------------------------------------------------------------------------------

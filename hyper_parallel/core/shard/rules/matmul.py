@@ -81,7 +81,7 @@ def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None
         labels = Labels(tuple(inputs), (tuple(out),), each=tuple(range(len(terms))))
         return Strategies(labelled_rows(labels), (shape,))
     labels = Labels(
-        (_added_dims(added.shape, out, shape), *inputs),
+        (_bias_dims(added.shape, out, shape), *inputs),
         (tuple(out),),
         each=tuple(range(1, len(terms) + 1)),
         joins=(0,),
@@ -89,7 +89,7 @@ def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None
     return Strategies(labelled_rows(labels), (shape,))
 
 
-def _added_dims(shape: Sequence[int], out: str, sizes: Sequence[int]) -> Dims:
+def _bias_dims(shape: Sequence[int], out: str, sizes: Sequence[int]) -> Dims:
     missing = len(out) - len(shape)
     if missing < 0 or any(size not in (1, wanted) for size, wanted in zip(shape, sizes[missing:], strict=True)):
         msg = f"{list(shape)} does not broadcast to {list(sizes)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_row, nonempty_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, rule
-from hyper_parallel.core.shard.rules.loss import settled
+from hyper_parallel.core.shard.rules.loss import reduce_partials
 from hyper_parallel.core.shard.sample import between, real, sample, size
 from hyper_parallel.errors import short_dtype
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["unbiased"]
 
 
-def _over_last(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
+def _last_dims_strategies(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
     x, sizes = call["x"], call["normalized_shape"]
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if tuple(x.shape[x.ndim - len(sizes) :]) != sizes:
@@ -39,19 +39,19 @@ def _over_last(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
 @rule("layer_norm", "x, normalized_shape, weight=None, bias=None, eps=1e-05")
 def layer_norm(call: OpCall) -> Strategies:
     """``…[h], [h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
-    return _over_last(call)[0]
+    return _last_dims_strategies(call)[0]
 
 
 @rule("rms_norm", "x, normalized_shape, weight=None, eps=None")
 def rms_norm(call: OpCall) -> Strategies:
     """``…[h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
-    return _over_last(call)[0]
+    return _last_dims_strategies(call)[0]
 
 
 @rule("native_layer_norm", "x, normalized_shape, weight, bias, eps")
 def native_layer_norm(call: OpCall) -> Strategies:
     """``…[h], [h], [h] -> …[h], …1, …1``: the normalised tensor, its mean and its reciprocal deviation."""
-    strategies, batch = _over_last(call)
+    strategies, batch = _last_dims_strategies(call)
     whole = tuple(f"h{dim}" for dim in range(call["x"].ndim - len(batch)))
     statistics = (*batch, *(None for _ in whole))
     inputs = ((*batch, *whole), *(whole for _ in call.operands[1:]))
@@ -100,12 +100,12 @@ def channel_norm(call: OpCall) -> Strategies:
 @decomposition("statistics_norm", "x, dims, weight=None, bias=None, eps=1e-05")
 def statistics_norm(ops: Any, x: Any, dims: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     """``x`` normalised over ``dims``, and its mean and (biased) variance over them, with the dims kept."""
-    x, dtype = settled(x, "batch_norm"), x.dtype
+    x, dtype = reduce_partials(x, "batch_norm"), x.dtype
     if short_dtype(dtype) in {"f16", "bf16"}:
         x = ops.cast(x, dtype=ops.platform.str_to_dtype("float32"))
-    mean = settled(ops.mean(x, dims, True), "batch_norm", "mean")
+    mean = reduce_partials(ops.mean(x, dims, True), "batch_norm", "mean")
     centred = ops.sub(x, mean)
-    var = settled(ops.mean(ops.square(centred), dims, True), "batch_norm", "variance")
+    var = reduce_partials(ops.mean(ops.square(centred), dims, True), "batch_norm", "variance")
     out = ops.mul(centred, ops.rsqrt(ops.add(var, eps)))
     along = (1, -1, *(1,) * (x.ndim - 2))
     if weight is not None:

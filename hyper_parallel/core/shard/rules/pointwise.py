@@ -264,16 +264,18 @@ def _copy(call: OpCall) -> Strategies:
 
 def _like(call: OpCall) -> Strategies:
     # The result does not depend on the values, so a Partial operand needs no reduction; the result is whole.
-    return elementwise(call, extra=[Row(_beside(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
+    return elementwise(call, extra=[Row(_with_replicated_fill_value(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
 
 
 def _new(call: OpCall) -> Strategies:
     x, shape = call["x"], tuple(call["size"])
     placements = [R, *(Shard(dim) for dim in range(x.ndim)), *(Partial(op) for op in PARTIAL_OPS)]
-    return Strategies(tuple(Row(_beside(call, placement), (R,)) for placement in placements), (shape,))
+    return Strategies(
+        tuple(Row(_with_replicated_fill_value(call, placement), (R,)) for placement in placements), (shape,)
+    )
 
 
-def _beside(call: OpCall, placement: Placement) -> tuple[Placement, ...]:
+def _with_replicated_fill_value(call: OpCall, placement: Placement) -> tuple[Placement, ...]:
     """Placements of the operands: ``placement`` for ``x``, Replicate for a fill value that is a tensor."""
     x = call.index_of("x")
     return tuple(placement if index == x else R for index in range(len(call.operands)))
@@ -345,14 +347,14 @@ def glu(ops: Any, x: Any, dim: int) -> Any:
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 
-_ANY = (
+_DIFFERENTIABLE_UNARY = (
     "abs neg exp expm1 exp2 square sin cos tan sinh cosh tanh asinh atan erf erfc sigmoid sinc frac relu silu gelu "
     "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
     "contiguous detach"
 )
 # PyTorch's gradients of these at NaN depend on the element's position in memory (vectorised or remainder loop).
 _POSITION_DEPENDENT = ("celu", "elu", "hardswish", "selu")
-_DEFINED_AT_NAN = " ".join(op for op in _ANY.split() if op not in _POSITION_DEPENDENT)
+_DEFINED_AT_NAN = " ".join(op for op in _DIFFERENTIABLE_UNARY.split() if op not in _POSITION_DEPENDENT)
 sample(f"{_DEFINED_AT_NAN} isnan isinf isfinite isneginf isposinf nan_to_num signbit", nonfinite("ab"))
 sample(" ".join(_POSITION_DEPENDENT), nonfinite("ab").fixed)
 # The last four get no nonfinite values either: their gradient at NaN depends on its position in a vector register.

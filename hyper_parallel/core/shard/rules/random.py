@@ -120,7 +120,7 @@ def _integers(args: dict[str, Any]) -> Distribution:
     return sampling.integers(args["low"], args["high"])
 
 
-def _filling(name: str, signature: str, sampler: Sampler) -> None:
+def _register_fill(name: str, signature: str, sampler: Sampler) -> None:
     """Declare an operator that fills ``x`` in place: all dims may be sharded, ``x`` must not be Partial."""
 
     def strategies(call: OpCall) -> Strategies:
@@ -130,7 +130,7 @@ def _filling(name: str, signature: str, sampler: Sampler) -> None:
     register_rule(Rule(name, signature, strategies))
 
 
-def _likeness(name: str, signature: str, sampler: Sampler) -> None:
+def _register_random_like(name: str, signature: str, sampler: Sampler) -> None:
     """Declare a random tensor of the shape and layout of ``x``; for a Partial ``x`` the result is whole."""
 
     def strategies(call: OpCall) -> Strategies:
@@ -172,18 +172,18 @@ def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
     return LocalCall(run=run)
 
 
-_filling("uniform", "x, low=0.0, high=1.0, *, generator=None", _uniform)
-_filling("normal", "x, mean=0.0, std=1.0, *, generator=None", _normal)
-_filling("bernoulli_fill", "x, p=0.5, *, generator=None", _bernoulli)
-_filling("random_fill", "x, low, high, *, generator=None", _integers)
+_register_fill("uniform", "x, low=0.0, high=1.0, *, generator=None", _uniform)
+_register_fill("normal", "x, mean=0.0, std=1.0, *, generator=None", _normal)
+_register_fill("bernoulli_fill", "x, p=0.5, *, generator=None", _bernoulli)
+_register_fill("random_fill", "x, low, high, *, generator=None", _integers)
 _LIKE = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False, memory_format=None"
-_likeness("rand_like", f"x, *, low=0.0, high=1.0, {_LIKE}", _uniform)
-_likeness("randn_like", f"x, *, mean=0.0, std=1.0, {_LIKE}", _normal)
-_likeness("randint_like", f"x, low, high, *, {_LIKE}", _integers)
-_filling("exponential", "x, lambd=1.0, *, generator=None", _exponential)
-_filling("cauchy", "x, median=0.0, sigma=1.0, *, generator=None", _cauchy)
-_filling("geometric", "x, p, *, generator=None", _geometric)
-_filling("log_normal", "x, mean=1.0, std=2.0, *, generator=None", _log_normal)
+_register_random_like("rand_like", f"x, *, low=0.0, high=1.0, {_LIKE}", _uniform)
+_register_random_like("randn_like", f"x, *, mean=0.0, std=1.0, {_LIKE}", _normal)
+_register_random_like("randint_like", f"x, low, high, *, {_LIKE}", _integers)
+_register_fill("exponential", "x, lambd=1.0, *, generator=None", _exponential)
+_register_fill("cauchy", "x, median=0.0, sigma=1.0, *, generator=None", _cauchy)
+_register_fill("geometric", "x, p, *, generator=None", _geometric)
+_register_fill("log_normal", "x, mean=1.0, std=2.0, *, generator=None", _log_normal)
 register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 
 
@@ -194,10 +194,10 @@ register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 def normal_around(call: OpCall) -> Strategies:
     """One normal number per element of ``mean`` and ``std``; all dims may be sharded, there is no gradient."""
     elements = elementwise(call)
-    return Strategies(elements.rows, elements.outputs, _around)
+    return Strategies(elements.rows, elements.outputs, _sample_normal_around)
 
 
-def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+def _sample_normal_around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
     del call, targets
     (layout,) = outputs
 
@@ -226,10 +226,10 @@ def multinomial(call: OpCall) -> Strategies:
         raise ValueError(msg)
     rows = ("b",) * (x.ndim - 1)
     labels = Labels(((*rows, None),), ((*rows, None),), None)
-    return Strategies(labelled_rows(labels), ((*x.shape[:-1], count),), _pick)
+    return Strategies(labelled_rows(labels), ((*x.shape[:-1], count),), _sample_multinomial)
 
 
-def _pick(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+def _sample_multinomial(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
     """Sample one number per weight, or per sample with replacement, from its global index."""
     (numbered,) = outputs if call["replacement"] else targets
 

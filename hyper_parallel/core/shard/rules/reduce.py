@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reduced_dims", "reduced_labels"]
 
-HALF = 2  # bytes
+HALF_PRECISION_ITEMSIZE = 2  # bytes
 
 
 def reduced_dims(dim: Any, ndim: int) -> tuple[int, ...]:
@@ -113,7 +113,9 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
         result = platform.local_op("mean")(**args)
         # In half precision ``result * mine`` may overflow. Otherwise only integers are used as factors, because
         # MindSpore rounds other Python scalars to float32.
-        return result * (mine / count) if platform.itemsize(result) <= HALF else result * mine / count
+        return (
+            result * (mine / count) if platform.itemsize(result) <= HALF_PRECISION_ITEMSIZE else result * mine / count
+        )
 
     return LocalCall(run=run)
 
@@ -265,7 +267,7 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
     return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
 
 
-def _along_both(call: OpCall) -> Strategies:
+def _softmax_backward_strategies(call: OpCall) -> Strategies:
     """Strategies of an operator of a gradient and an output, both whole along ``dim``."""
     x = call["x"]
     names = tuple(f"d{d}" for d in range(x.ndim))
@@ -302,8 +304,8 @@ register_rule(Rule("logcumsumexp", "x, dim", _cumulative))
 register_rule(Rule("cummax", "x, dim", _cumulative_pair))
 register_rule(Rule("cummin", "x, dim", _cumulative_pair))
 register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))
-register_rule(Rule("softmax_backward", "x, output, dim, input_dtype", _along_both))
-register_rule(Rule("log_softmax_backward", "x, output, dim, input_dtype", _along_both))
+register_rule(Rule("softmax_backward", "x, output, dim, input_dtype", _softmax_backward_strategies))
+register_rule(Rule("log_softmax_backward", "x, output, dim, input_dtype", _softmax_backward_strategies))
 for _name in ("softmax", "softmin", "log_softmax"):
     register_rule(Rule(_name, "x, dim, dtype=None", _soft))
 

@@ -17,8 +17,8 @@ from hyper_parallel.core.shard.rule import (
     replicated_row,
     rule,
 )
-from hyper_parallel.core.shard.rules.dims import diagonal_length, keep_sums, normal_dim
-from hyper_parallel.core.shard.rules.index import Picked, pick, shared_dims, unshared_dims
+from hyper_parallel.core.shard.rules.dims import diagonal_length, keep_dims_linear, normalize_dim
+from hyper_parallel.core.shard.rules.index import IndexResult, parse_index, shared_dims, unshared_dims
 from hyper_parallel.core.shard.rules.view import addressed
 from hyper_parallel.core.shard.sample import Sample, booleans, indices, real, sample, sample_call, shuffled
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def setitem(call: OpCall) -> Strategies:
     """Dims that the index does not touch may be sharded alike in ``x`` and ``value``, which broadcasts."""
     x, value = call["x"], call["value"]
-    picked = pick(x, call["index"])
+    picked = parse_index(x, call["index"])
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     inputs: list[tuple[str | None, ...]] = [names, *([(None,) * len(dims) for dims in picked.indices])]
     joint: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ def setitem(call: OpCall) -> Strategies:
 def index_put(call: OpCall) -> Strategies:
     """``setitem`` into a copy; Partial(sum) passes if ``x`` and ``values`` both are."""
     x, values = call["x"], call["values"]
-    picked = pick(x, tuple(slice(None) if item is None else item for item in call["indices"]))
+    picked = parse_index(x, tuple(slice(None) if item is None else item for item in call["indices"]))
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     inputs = (names, *((None,) * len(dims) for dims in picked.indices), _value_dims(values, picked))
     joint = (0, len(inputs) - 1) if values.floating == x.floating else ()
@@ -54,7 +54,7 @@ def index_put(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(labels), (x.shape,))
 
 
-def _value_dims(value: Operand, picked: Picked) -> tuple[str | None, ...]:
+def _value_dims(value: Operand, picked: IndexResult) -> tuple[str | None, ...]:
     shape = list(value.shape)
     extra = max(len(shape) - len(picked.shape), 0)
     missing = max(len(picked.shape) - len(shape), 0)
@@ -73,7 +73,7 @@ def _value_dims(value: Operand, picked: Picked) -> tuple[str | None, ...]:
 
 def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) -> Strategies:
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     tensors = [x, index, source] if isinstance(source, Operand) else [x, index]
     if 0 in index.shape or (
         max(operand.ndim for operand in tensors) <= 1 and not all(operand.ndim for operand in tensors)
@@ -120,7 +120,7 @@ def scatter_add(call: OpCall) -> Strategies:
 def index_add(call: OpCall) -> Strategies:
     """``…[k]…, i, …i… -> …[k]…``: a sharded ``i`` leaves Partial(sum), to which ``x`` is added once."""
     x, source, index = call["x"], call["source"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if not x.ndim and math.prod(source.shape) == math.prod(index.shape) == 1:
         return Strategies((replicated_row(3),), ((),))
     rests = [operand.shape[:dim] + operand.shape[dim + 1 :] for operand in (x, source)]
@@ -158,7 +158,7 @@ def _replaced(call: OpCall, part: Sequence[int | None], shape: Sequence[int]) ->
 def select_scatter(call: OpCall) -> Strategies:
     """One element of ``dim`` is replaced; ``dim`` must be whole, the others may be sharded."""
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     if not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
         msg = f"index {index} does not exist in dim {dim} of {list(x.shape)}"
         raise ValueError(msg)
@@ -170,7 +170,7 @@ def select_scatter(call: OpCall) -> Strategies:
 def slice_scatter(call: OpCall) -> Strategies:
     """Every ``step``-th element of a range of ``dim`` is replaced; ``dim`` must be whole."""
     x = call["x"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
     part = [None if d == dim else d for d in range(x.ndim)]
     return _replaced(call, part, [length if d == dim else size for d, size in enumerate(x.shape)])
@@ -180,7 +180,7 @@ def slice_scatter(call: OpCall) -> Strategies:
 def diagonal_scatter(call: OpCall) -> Strategies:
     """The diagonal of two dims is replaced; both must be whole."""
     x = call["x"]
-    pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
+    pair = [normalize_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     length = diagonal_length(x.shape, pair, call["offset"])
     rest = [d for d in range(x.ndim) if d not in pair]
     return _replaced(call, [*rest, None], [*(x.shape[d] for d in rest), length])
@@ -189,7 +189,7 @@ def diagonal_scatter(call: OpCall) -> Strategies:
 def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
     """Strategies of ``…[k]…, [i], …[i]… -> …[k]…``, where slices along ``dim`` are replaced."""
     x, index = call["x"], call["index"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     names = tuple("x" if d == dim else f"d{d}" for d in range(x.ndim))
     inputs: list[tuple[str | None, ...]] = [names, (None,) * index.ndim]
     source = call[part]
@@ -206,13 +206,13 @@ def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
 @rule("index_copy", "x, dim, index, source")
 def index_copy(call: OpCall) -> Strategies:
     """Slices along ``dim`` are replaced; ``dim`` must be whole, the others may be sharded."""
-    _rows_fit(call)
+    _check_index_source(call)
     return _along(call, "source", joint=True)
 
 
-def _rows_fit(call: OpCall) -> None:
+def _check_index_source(call: OpCall) -> None:
     x, index, source = call["x"], call["index"], call["source"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     count = index.shape[0] if index.ndim else 1
     wanted = tuple(count if d == dim else size for d, size in enumerate(x.shape))
     if index.ndim > 1 or (source.shape != wanted and not (source.ndim == 0 and x.ndim <= 1 and count == 1)):
@@ -223,7 +223,7 @@ def _rows_fit(call: OpCall) -> None:
 @rule("index_reduce", "x, dim, index, source, reduce, *, include_self=True")
 def index_reduce(call: OpCall) -> Strategies:
     """Slices along ``dim`` are reduced with those of ``source``; ``dim`` must be whole."""
-    _rows_fit(call)
+    _check_index_source(call)
     return _along(call, "source", joint=False)
 
 
@@ -235,7 +235,7 @@ def index_fill(call: OpCall) -> Strategies:
     if isinstance(value, Operand) or value != 0:
         return replaced
     rest = (R,) * (len(call.operands) - 1)
-    partial_rows = [row for row in keep_sums([]) if row.inputs[0].is_partial()]
+    partial_rows = [row for row in keep_dims_linear([]) if row.inputs[0].is_partial()]
     return Strategies(
         (*replaced.rows, *(Row((*row.inputs, *rest), row.outputs) for row in partial_rows)), replaced.outputs
     )

@@ -17,15 +17,15 @@ from hyper_parallel.core.shard.rule import (
     rule,
     whole,
 )
-from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.rules.dims import normalize_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_labels
 from hyper_parallel.core.shard.sample import between, booleans, integers, real, sample
 
 
-def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:
+def _sorting_strategies(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:
     """Strategies of values and indices along ``dim``, which has ``length`` elements afterwards (None: unchanged)."""
     x = call["x"]
-    dim = normal_dim(call["dim"], x.ndim)
+    dim = normalize_dim(call["dim"], x.ndim)
     names = tuple(f"d{d}" for d in range(x.ndim))
     kept = [d for d in range(x.ndim) if keepdim or d != dim]
     shape = tuple(x.shape[d] if d != dim or length is None else length for d in kept)
@@ -36,7 +36,7 @@ def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strat
 
 
 def _sorted(call: OpCall) -> Strategies:
-    return _ordered(call, None)
+    return _sorting_strategies(call, None)
 
 
 for _name in ("sort", "argsort"):
@@ -52,19 +52,19 @@ def msort(ops: Any, x: Any) -> Any:
 @rule("topk", "x, k, dim=-1, largest=True, sorted=True")
 def topk(call: OpCall) -> Strategies:
     """The ``k`` largest or smallest elements along ``dim``, which must be whole."""
-    return _ordered(call, call["k"])
+    return _sorting_strategies(call, call["k"])
 
 
 @rule("kthvalue", "x, k, dim=-1, keepdim=False")
 def kthvalue(call: OpCall) -> Strategies:
     """The ``k``-th smallest element along ``dim``, which must be whole."""
-    return _ordered(call, 1, keepdim=bool(call["keepdim"]))
+    return _sorting_strategies(call, 1, keepdim=bool(call["keepdim"]))
 
 
 def _quantile(call: OpCall) -> Strategies:
     """Quantiles over dims that must be whole; several quantiles add a leading dim."""
     x, q, dim = call["x"], call["q"], call["dim"]
-    dims = tuple(range(x.ndim)) if dim is None else (normal_dim(dim, x.ndim),)
+    dims = tuple(range(x.ndim)) if dim is None else (normalize_dim(dim, x.ndim),)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=bool(call["keepdim"]))
     leading = q.shape if isinstance(q, Operand) else ()
     inputs = (names, (None,) * len(leading)) if isinstance(q, Operand) else (names,)

@@ -59,7 +59,7 @@ class ParallelStyle(abc.ABC):
         """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
         return {}
 
-    def complaint(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
+    def unsupported_reason(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
         """The reason why the style does not apply to this module, or None."""
         return None
 
@@ -71,7 +71,7 @@ class LayerStyle(ParallelStyle):
     output_layouts: tuple[Any, ...]
     use_local_output: bool
 
-    def complaint(self, module: Any) -> str | None:
+    def unsupported_reason(self, module: Any) -> str | None:
         """The reason why the style does not apply, or None; it applies to linear and embedding layers."""
         platform = platform_of(module)
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
@@ -97,9 +97,9 @@ class LayerStyle(ParallelStyle):
         Raises:
             UnsupportedModuleError: (a NotImplementedError and ValueError) neither a linear nor an embedding layer.
         """
-        complaint = self.complaint(module)
-        if complaint is not None:
-            raise UnsupportedModuleError(complaint)
+        unsupported_reason = self.unsupported_reason(module)
+        if unsupported_reason is not None:
+            raise UnsupportedModuleError(unsupported_reason)
         platform = platform_of(module)
         for name, placement in self.placements_for(module).items():
             place_parameter(
@@ -123,12 +123,12 @@ class LayerStyle(ParallelStyle):
         return before
 
     def _enter(self, edge: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
-        edge.tensor_or_error(value, name)
+        edge.require_tensor(value, name)
         known = {}
         if platform.is_linear_module(module):
             known[len(value.shape) - 1] = self._features(platform, module)
         entered = edge.enter(value, self._source(platform, module), name, known)
-        return edge.move(entered, self._desired(platform, module), name)
+        return edge.move(entered, self._computation_placement(platform, module), name)
 
     def _after(self, mesh: DeviceMesh) -> Any:
         axis = parallel_axis(mesh)
@@ -151,7 +151,7 @@ class LayerStyle(ParallelStyle):
         return self.input_layouts[0]
 
     @abc.abstractmethod
-    def _desired(self, platform: Platform, module: Any) -> Placement:
+    def _computation_placement(self, platform: Platform, module: Any) -> Placement:
         """Placement of the input that the layer computes on."""
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
-from hyper_parallel.core.tensor_parallel.paths import label
+from hyper_parallel.core.tensor_parallel.paths import module_label
 from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.select import platform_of
 
@@ -91,7 +91,7 @@ class Boundary:
     @property
     def module(self) -> str:
         """The module's path and type, for messages."""
-        return label(self.cell)
+        return module_label(self.cell)
 
     def enter(self, value: Any, spec: Spec, argument: str, known: Mapping[int, int] | None = None) -> DTensor:
         """Return ``value`` as a DTensor; a plain tensor is the local shard of layout ``spec``.
@@ -129,7 +129,7 @@ class Boundary:
         target = self._target(value.layout, spec)
         return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
 
-    def tensor_or_error(self, value: Any, argument: str) -> None:
+    def require_tensor(self, value: Any, argument: str) -> None:
         """Raise ValueError unless ``value`` is a tensor."""
         self._platform_of(value, argument)
 

@@ -60,6 +60,6 @@ class ColwiseParallel(LayerStyle):
             return {weight: Shard(1)}
         return {weight: Shard(0), **({} if bias is None else {bias: Shard(0)})}
 
-    def _desired(self, platform: Platform, module: Any) -> Placement:
+    def _computation_placement(self, platform: Platform, module: Any) -> Placement:
         del platform, module
         return Replicate()

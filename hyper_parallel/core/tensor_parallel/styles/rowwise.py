@@ -62,5 +62,5 @@ class RowwiseParallel(LayerStyle):
         # Ids have no features to shard: unless the user says otherwise, every rank has all of them.
         return self.input_layouts[0] if self._has_input_layouts or platform.is_linear_module(module) else Replicate()
 
-    def _desired(self, platform: Platform, module: Any) -> Placement:
+    def _computation_placement(self, platform: Platform, module: Any) -> Placement:
         return Shard(-1) if platform.is_linear_module(module) else Replicate()

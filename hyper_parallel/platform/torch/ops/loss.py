@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.shard.rules.loss import settled
+from hyper_parallel.core.shard.rules.loss import reduce_partials
 from hyper_parallel.platform.torch.ops.python_api import unwrapped
 from hyper_parallel.platform.torch.ops.registry import decomposition, kernel, signature_of, spelling
 
@@ -50,7 +50,7 @@ _weighted("huber_loss", "x, target, reduction='mean', delta=1.0, weight=None")
 def _gaussian_nll_loss(_ops: Any, x: Any, target: Any, var: Any, **rest: Any) -> Any:
     """Run PyTorch's implementation with ``var`` reduced first, since it is clamped in place."""
     run = unwrapped(F.gaussian_nll_loss)
-    return run(x, target, settled(var, "gaussian_nll_loss", "var"), **rest)  # type: ignore[misc] # it is in Python
+    return run(x, target, reduce_partials(var, "gaussian_nll_loss", "var"), **rest)  # type: ignore[misc] # it is in Python
 
 
 @kernel("mse_loss_elements")

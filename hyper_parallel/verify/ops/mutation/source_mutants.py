@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EQUIVALENT", "Equivalent", "SourceMutant", "apply_mutant", "equivalence_reason", "source_mutants"]
 
 # What only refuses or prints is not held against values.
-_SPARED = ("_check", "_check_reductions", "_check_rows", "_check_written", "__repr__", "__str__", "describe",
+_SPARED = ("_check", "_check_reductions", "_check_rows", "_check_in_place_layout", "__repr__", "__str__", "describe",
            "_in_place_message", "_not_understood", "_refuse_plain_target", "_refuse_unhashable")  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -211,7 +211,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     *_of(_DISPATCH, "Dispatcher.binary.call", "only speed: dispatch makes the same key",
          "of in loose -> of not in loose"),
     *_of(_EXECUTOR, "compile_plan", _UNFUSED,
-         "fetch is _LOCAL or fetch is _same -> fetch is _LOCAL and fetch is _same",
+         "fetch is _LOCAL or fetch is _identity -> fetch is _LOCAL and fetch is _identity",
          "fetch is _LOCAL -> fetch is not _LOCAL"),
     *_of(_EXECUTOR, "_fused", _UNFUSED,
          "[True] -> [False]", "[True, False] -> [False, False]", "[True, False] -> [True, True]"),

@@ -166,15 +166,15 @@ def failures_leave_no_plan(fixture: Fixture) -> None:
 def plans_are_bounded(fixture: Fixture) -> None:
     """A full cache is cleared, and not before."""
     entry = fixture.entry(lambda x, n: x * n, "x, n")
-    x, most = fixture.spread(values(4, 3)), dispatch._MOST_PLANS  # noqa: SLF001 - made small
-    dispatch._MOST_PLANS = 4  # noqa: SLF001 - as above; no collective, hence no other rank, before it is what it was
+    x, most = fixture.spread(values(4, 3)), dispatch._MAX_PLANS  # noqa: SLF001 - made small
+    dispatch._MAX_PLANS = 4  # noqa: SLF001 - as above; no collective, hence no other rank, before it is what it was
     try:
         sizes = []
         for number in range(6):
             np.testing.assert_allclose(fixture.call(entry, x, number).to_local().numpy(), x.to_local().numpy() * number)
             sizes.append(len(entry.cache))
     finally:
-        dispatch._MOST_PLANS = most  # noqa: SLF001 - as above
+        dispatch._MAX_PLANS = most  # noqa: SLF001 - as above
     assert sizes == [1, 2, 3, 4, 1, 2]
 
 

@@ -13,8 +13,8 @@ from hyper_parallel.core.shard.dispatch import implicit_replication, no_function
 from hyper_parallel.core.shard.entry import Binder, OpEntry
 from hyper_parallel.core.shard.rule import (
     Decomposition,
-    Fixed,
-    Listed,
+    FixedLayouts,
+    LayoutOptions,
     LocalCall,
     Ref,
     Row,
@@ -158,27 +158,31 @@ def whole_layouts_as_answers(fixture: Fixture) -> None:
     array = values(2 * fixture.mesh.size(), 3)
     x, layout = fixture.spread(array), Layout.place(fixture.mesh, [S0], array.shape)
     whole = Layout.place(fixture.mesh, [R], array.shape)
-    fixed = fixture.entry(lambda x: x * 2, "x", lambda _: Fixed((layout,)))
-    own = fixture.entry(never, "x", lambda _: Fixed((layout.with_shape(None),), impl=lambda x: x * 3))
-    sized = fixture.entry(never, "x", lambda _: Fixed((layout,), impl=lambda x: x * 3))
-    even = fixture.entry(lambda x: x * 5, "x", lambda _: Fixed((layout.with_shape(None),)))
-    both = fixture.entry(lambda x: (x * 2, x * 3), "x", lambda _: Fixed((layout, layout.with_shape(None)), many=True))
+    fixed = fixture.entry(lambda x: x * 2, "x", lambda _: FixedLayouts((layout,)))
+    own = fixture.entry(never, "x", lambda _: FixedLayouts((layout.with_shape(None),), impl=lambda x: x * 3))
+    sized = fixture.entry(never, "x", lambda _: FixedLayouts((layout,), impl=lambda x: x * 3))
+    even = fixture.entry(lambda x: x * 5, "x", lambda _: FixedLayouts((layout.with_shape(None),)))
+    both = fixture.entry(
+        lambda x: (x * 2, x * 3), "x", lambda _: FixedLayouts((layout, layout.with_shape(None)), many=True)
+    )
     options = (((whole,), (whole,), None), ((layout,), (layout,), None))
-    listed = fixture.entry(lambda x: x * 4, "x", lambda _: Listed(options))
-    priced = fixture.entry(lambda x: x * 4, "x", lambda _: Listed(((*options[0][:2], -1.0), (*options[1][:2], 0.0))))
-    several = fixture.entry(lambda x: [x * 4], "x", lambda _: Listed(options, many=True))
+    listed = fixture.entry(lambda x: x * 4, "x", lambda _: LayoutOptions(options))
+    priced = fixture.entry(
+        lambda x: x * 4, "x", lambda _: LayoutOptions(((*options[0][:2], -1.0), (*options[1][:2], 0.0)))
+    )
+    several = fixture.entry(lambda x: [x * 4], "x", lambda _: LayoutOptions(options, many=True))
     summed = (((layout,), (Layout.place(fixture.mesh, [P], (3,)),), None),)
-    reduced = fixture.entry(lambda x: x.sum(0), "x", lambda _: Listed(summed))
+    reduced = fixture.entry(lambda x: x.sum(0), "x", lambda _: LayoutOptions(summed))
     fixture.same(fixture.call(reduced, x), array.sum(0))
     beside = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
-    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: Listed(beside))
+    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(beside))
     for held in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
         weight = fixture.spread(values(3), R).requires_grad_()
         fixture.call(pair, held, weight).sum().backward()
         fixture.same(weight.grad, array.sum(0))
         fixture.same(held.grad, np.broadcast_to(values(3), array.shape))
     still = (((whole, Layout.place(fixture.mesh, [R], (3,))), (whole,), None),)
-    alike = fixture.entry(lambda x, w: x * w, "x, w", lambda _: Listed(still))
+    alike = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(still))
     weight = fixture.spread(values(3), R).requires_grad_()
     fixture.call(alike, x, weight).sum().backward()
     fixture.same(weight.grad, array.sum(0))

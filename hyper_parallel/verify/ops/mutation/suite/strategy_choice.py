@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
-from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Row, Strategies
+from hyper_parallel.core.shard.rule import LayoutOptions, OpCall, Operand, Ref, Row, Strategies
 from hyper_parallel.core.shard.strategy import cheapest, choose, combine, move_cost
 from hyper_parallel.verify.ops.claims import mesh_of
 from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, P, R
@@ -129,7 +129,7 @@ def options_are_compared(_: Fixture) -> None:
     whole, rows = (Layout.place(mesh, [one, R], (12,)) for one in (R, S0))
     stay, go = ((whole, whole), (whole,), None), ((rows, whole), (rows,), None)
     for options in ((stay, go), (go, stay)):
-        assert cheapest(_call([whole, whole]), Listed(options)).targets == (whole, whole)
+        assert cheapest(_call([whole, whole]), LayoutOptions(options)).targets == (whole, whole)
     for given, wanted in ((5.0, rows), (7.0, whole)):  # the other option receives six elements
-        listed = Listed((((rows, rows), (rows,), given), ((whole, rows), (whole,), None)))
+        listed = LayoutOptions((((rows, rows), (rows,), given), ((whole, rows), (whole,), None)))
         assert cheapest(_call([rows, rows]), listed).targets[0] is wanted
