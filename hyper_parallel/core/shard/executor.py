@@ -69,7 +69,7 @@ def compile_plan(
         two closures over the caller's arguments: of the first call, and of later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
-    stays = all(fetch is _LOCAL or fetch is _identity for fetch in fetches.values())
+    no_operand_moves = all(fetch is _LOCAL or fetch is _identity for fetch in fetches.values())
     if plan.local is not None or entry.canonical:
         call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     else:
@@ -92,7 +92,7 @@ def compile_plan(
     if inherit is not None and platform.loses_writes_through_views:
         inherit = _views_lose_writes
     first = _wrapped(platform, plan, checked, inherit)
-    fused = _fused(platform, entry, plan, args, kwargs, fetches) if stays and inherit is None else None
+    fused = _fused(platform, entry, plan, args, kwargs, fetches) if no_operand_moves and inherit is None else None
     return first, fused or _wrapped(platform, plan, call, inherit)
 
 

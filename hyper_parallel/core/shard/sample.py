@@ -160,10 +160,12 @@ def dtype(name: str) -> DType:
 
 
 def _shape(dims: tuple[Dims, ...]) -> Shape:
-    dims_: list[Dims] = []
+    expanded: list[Dims] = []
     for dim in dims:
-        dims_.extend([dim] if isinstance(dim, int) else [int(letter) if letter.isdigit() else letter for letter in dim])
-    return tuple(dims_)
+        expanded.extend(
+            [dim] if isinstance(dim, int) else [int(letter) if letter.isdigit() else letter for letter in dim]
+        )
+    return tuple(expanded)
 
 
 _SAMPLES: dict[str, list[Sample]] = {}

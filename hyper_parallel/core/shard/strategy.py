@@ -46,14 +46,14 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
         the choice, or None where an in-place call has no row that keeps its first operand's layout.
     """
     cuts: dict[tuple[int, int], int] = {}
-    picked: list[Row] = []
+    chosen_rows: list[Row] = []
     for axis in range(call.mesh.ndim):
         best = _cheapest(call, strategies.rows, axis, cuts, in_place=in_place)
         if best is None:
             return None
-        picked.append(best)
+        chosen_rows.append(best)
         _count_cuts(best, call.mesh.shape[axis], cuts)
-    choice = _expand(call, strategies, picked, in_place=in_place)
+    choice = _expand(call, strategies, chosen_rows, in_place=in_place)
     return choice if not in_place or _keeps_written_layout(call, choice) else None
 
 
@@ -207,23 +207,23 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
     return (size - 1) / size * elements  # a shard becomes partial by gathering it first
 
 
-def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:
-    return _combine_rows(call, strategies, picked, _axis_order(call, picked, in_place=in_place))
+def _expand(call: OpCall, strategies: Strategies, chosen_rows: list[Row], *, in_place: bool) -> Choice:
+    return _combine_rows(call, strategies, chosen_rows, _axis_order(call, chosen_rows, in_place=in_place))
 
 
-def _combine_rows(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice:
+def _combine_rows(call: OpCall, strategies: Strategies, chosen_rows: Sequence[Row], order: Sequence[int]) -> Choice:
     targets = tuple(
-        _layout(call, [row.inputs[index] for row in picked], operand.shape, order)
+        _layout(call, [row.inputs[index] for row in chosen_rows], operand.shape, order)
         for index, operand in enumerate(call.operands)
     )
     outputs = tuple(
-        _layout(call, [row.outputs[index] for row in picked], shape, order)
+        _layout(call, [row.outputs[index] for row in chosen_rows], shape, order)
         for index, shape in enumerate(strategies.outputs)
     )
-    return Choice(targets, outputs, tuple(_varying(picked, index) for index in range(len(call.operands))))
+    return Choice(targets, outputs, tuple(_varying(chosen_rows, index) for index in range(len(call.operands))))
 
 
-def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]:
+def _axis_order(call: OpCall, chosen_rows: list[Row], *, in_place: bool) -> list[int]:
     """The order in which axes split a dim that they share: that of the largest operand that they split already.
 
     An operand that is written in place cannot move, so its order has precedence.
@@ -232,7 +232,7 @@ def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]
     order = list(range(call.mesh.ndim))
     for operand in sorted(call.operands, key=lambda operand: (in_place and operand is first, math.prod(operand.shape))):
         for axes in operand.layout.dim_axes:
-            if len({id(picked[axis]) for axis in axes}) == 1:
+            if len({id(chosen_rows[axis]) for axis in axes}) == 1:
                 rest = sorted(order.index(axis) for axis in axes)
                 for position, axis in zip(rest, axes, strict=True):
                     order[position] = axis
@@ -249,9 +249,9 @@ def _layout(call: OpCall, places: list[Placement], shape: Sequence[int], order: 
     return Layout.of(call.mesh, dims, partials, shape)
 
 
-def _varying(picked: Sequence[Row], index: int) -> tuple[int, ...]:
+def _varying(chosen_rows: Sequence[Row], index: int) -> tuple[int, ...]:
     return tuple(
         axis
-        for axis, row in enumerate(picked)
+        for axis, row in enumerate(chosen_rows)
         if isinstance(row.inputs[index], Replicate) and any(not isinstance(place, Replicate) for place in row.inputs)
     )

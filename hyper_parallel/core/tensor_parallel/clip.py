@@ -98,14 +98,14 @@ def _local(gradient: Any) -> Any:
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     """Return the global norm: power sums per set of sharding axes are reduced over these axes, then added."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
-    amounts: dict[ShardAxes, Any] = {}
+    power_sums: dict[ShardAxes, Any] = {}
     for gradient in gradients:
-        amount = platform.power_sum(_local(gradient), order)
-        spread = _shard_axes(gradient)
-        amounts[spread] = amount if spread not in amounts else join(amounts[spread], amount)
+        power_sum = platform.power_sum(_local(gradient), order)
+        shard_axes = _shard_axes(gradient)
+        power_sums[shard_axes] = power_sum if shard_axes not in power_sums else join(power_sums[shard_axes], power_sum)
     total = None
-    for spread, amount in amounts.items():
-        reduced = _reduced(platform, amount, spread, "max" if order == math.inf else "sum")
+    for shard_axes, power_sum in power_sums.items():
+        reduced = _reduced(platform, power_sum, shard_axes, "max" if order == math.inf else "sum")
         total = reduced if total is None else join(total, reduced)
     return total if order in (1.0, math.inf) else platform.root(total, order)
 
@@ -117,8 +117,8 @@ def _shard_axes(gradient: Any) -> ShardAxes:
     return layout.mesh, tuple(sorted(axis for axes in layout.dim_axes for axis in axes))
 
 
-def _reduced(platform: Platform, amount: Any, spread: ShardAxes, op: str) -> Any:
-    mesh, axes = spread
+def _reduced(platform: Platform, power_sum: Any, shard_axes: ShardAxes, op: str) -> Any:
+    mesh, axes = shard_axes
     if mesh is None or not axes:
-        return amount
-    return platform.transport().all_reduce(amount, op, mesh.ranks_along(axes))
+        return power_sum
+    return platform.transport().all_reduce(power_sum, op, mesh.ranks_along(axes))

@@ -131,12 +131,8 @@ def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match])
 
 
 def _unsupported_modules(matched: list[Match]) -> list[str]:
-    complaints = [(match.path, match.style.unsupported_reason(match.module)) for match in matched]
-    return [
-        f"{path or 'the module'}: {complaint}"
-        for path, unsupported_reason in complaints
-        if unsupported_reason is not None
-    ]
+    reasons = [(match.path, match.style.unsupported_reason(match.module)) for match in matched]
+    return [f"{path or 'the module'}: {reason}" for path, reason in reasons if reason is not None]
 
 
 def _layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:

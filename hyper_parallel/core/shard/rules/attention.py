@@ -29,8 +29,8 @@ def attention(call: OpCall) -> Strategies:
     q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
     _check(call)
     grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]
-    lead = -3 if grouped else -2
-    (qs, ks, vs), batch, sizes = broadcast_labels([operand.shape[:lead] for operand in (q, k, v)], "b")
+    first_matrix_dim = -3 if grouped else -2
+    (qs, ks, vs), batch, sizes = broadcast_labels([operand.shape[:first_matrix_dim] for operand in (q, k, v)], "b")
     heads = [("hq",), ("hk",), ("hk",)] if grouped else [(), (), ()]
     out: Names = (*batch, *heads[0], "l", "f")
     shape = (*sizes, *(q.shape[-3:-2] if grouped else ()), q.shape[-2], v.shape[-1])
@@ -75,8 +75,8 @@ def _grouped_row(call: OpCall, mask: Operand | None) -> Row:
     out = Shard(max(call[name].ndim for name in ("q", "k", "v")) - 3)
     if not isinstance(mask, Operand):
         return Row(tuple(inputs), (out,), even=tuple(even))
-    alike = mask.ndim >= 3 and mask.shape[-3] == call["q"].shape[-3]
-    return Row((*inputs, Shard(mask.ndim - 3) if alike else R), (out,), even=tuple(even))
+    has_head_dim = mask.ndim >= 3 and mask.shape[-3] == call["q"].shape[-3]
+    return Row((*inputs, Shard(mask.ndim - 3) if has_head_dim else R), (out,), even=tuple(even))
 
 
 def _local_mask(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
@@ -117,8 +117,8 @@ def _weights(ops: Any, scores: Any, *, masked: bool) -> Any:
     """Softmax of scores; a query that sees no key has weights of zero."""
     if not masked:
         return ops.softmax(scores, -1)
-    blind = ops.all(ops.eq(scores, -math.inf), -1, True)
-    return ops.masked_fill(ops.softmax(ops.masked_fill(scores, blind, 0.0), -1), blind, 0.0)
+    fully_masked = ops.all(ops.eq(scores, -math.inf), -1, True)
+    return ops.masked_fill(ops.softmax(ops.masked_fill(scores, fully_masked, 0.0), -1), fully_masked, 0.0)
 
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -113,9 +113,9 @@ def cat(call: OpCall) -> Strategies:
     inputs = tuple(names if operand in full else (None,) for operand in tensors)
     out = list(shapes[0])
     out[dim] = sum(shape[dim] for shape in shapes)
-    everything = tuple(range(len(tensors)))
+    all_operands = tuple(range(len(tensors)))
     labels = Labels(
-        inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=_order_reductions(tensors)
+        inputs, (names,), whole=frozenset({names[dim]}), joint=all_operands, monotone=_order_reductions(tensors)
     )
     return Strategies(labelled_rows(labels), (tuple(out),))
 
@@ -130,9 +130,9 @@ def stack(call: OpCall) -> Strategies:
         raise ValueError(msg)
     dim = normalize_dim(call["dim"], len(shape) + 1)
     names = tuple(f"d{d}" for d in range(len(shape)))
-    everything = tuple(range(len(tensors)))
+    all_operands = tuple(range(len(tensors)))
     out = (*names[:dim], None, *names[dim:])
-    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_order_reductions(tensors))
+    labels = Labels((names,) * len(tensors), (out,), joint=all_operands, monotone=_order_reductions(tensors))
     return Strategies(labelled_rows(labels), ((*shape[:dim], len(tensors), *shape[dim:]),))
 
 

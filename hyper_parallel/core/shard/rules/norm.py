@@ -107,11 +107,11 @@ def statistics_norm(ops: Any, x: Any, dims: Sequence[int], weight: Any, bias: An
     centred = ops.sub(x, mean)
     var = reduce_partials(ops.mean(ops.square(centred), dims, True), "batch_norm", "variance")
     out = ops.mul(centred, ops.rsqrt(ops.add(var, eps)))
-    along = (1, -1, *(1,) * (x.ndim - 2))
+    channel_shape = (1, -1, *(1,) * (x.ndim - 2))
     if weight is not None:
-        out = ops.mul(out, ops.view(weight, along))
+        out = ops.mul(out, ops.view(weight, channel_shape))
     if bias is not None:
-        out = ops.add(out, ops.view(bias, along))
+        out = ops.add(out, ops.view(bias, channel_shape))
     return (ops.cast(out, dtype=dtype) if out.dtype != dtype else out), mean, var
 
 

@@ -105,16 +105,18 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     if not any(layout.dim_axes[dim] for dim in dims):
         return None
     x, local_shape = call["x"], layout.local_shape
-    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([local_shape[dim] for dim in dims])
+    count, local_count = math.prod([x.shape[dim] for dim in dims]), math.prod([local_shape[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
-        if count and not mine:
+        if count and not local_count:
             return platform.local_op("sum")(**args)  # the sum of an empty shard is zero, its mean is NaN
         result = platform.local_op("mean")(**args)
         # In half precision ``result * mine`` may overflow. Otherwise only integers are used as factors, because
         # MindSpore rounds other Python scalars to float32.
         return (
-            result * (mine / count) if platform.itemsize(result) <= HALF_PRECISION_ITEMSIZE else result * mine / count
+            result * (local_count / count)
+            if platform.itemsize(result) <= HALF_PRECISION_ITEMSIZE
+            else result * local_count / count
         )
 
     return LocalCall(run=run)

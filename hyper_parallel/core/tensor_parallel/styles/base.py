@@ -97,9 +97,9 @@ class LayerStyle(ParallelStyle):
         Raises:
             UnsupportedModuleError: (a NotImplementedError and ValueError) neither a linear nor an embedding layer.
         """
-        unsupported_reason = self.unsupported_reason(module)
-        if unsupported_reason is not None:
-            raise UnsupportedModuleError(unsupported_reason)
+        reason = self.unsupported_reason(module)
+        if reason is not None:
+            raise UnsupportedModuleError(reason)
         platform = platform_of(module)
         for name, placement in self.placements_for(module).items():
             place_parameter(
@@ -115,28 +115,28 @@ class LayerStyle(ParallelStyle):
         axis = parallel_axis(mesh)
 
         def before(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            edge = Boundary(type(self).__name__, module, mesh, axis)
+            boundary = Boundary(type(self).__name__, module, mesh, axis)
             return convert_first(
-                edge, name, args, kwargs, lambda value: self._enter(edge, platform, module, value, name)
+                boundary, name, args, kwargs, lambda value: self._enter(boundary, platform, module, value, name)
             )
 
         return before
 
-    def _enter(self, edge: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
-        edge.require_tensor(value, name)
+    def _enter(self, boundary: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
+        boundary.require_tensor(value, name)
         known = {}
         if platform.is_linear_module(module):
             known[len(value.shape) - 1] = self._features(platform, module)
-        entered = edge.enter(value, self._source(platform, module), name, known)
-        return edge.move(entered, self._computation_placement(platform, module), name)
+        entered = boundary.enter(value, self._source(platform, module), name, known)
+        return boundary.move(entered, self._computation_placement(platform, module), name)
 
     def _after(self, mesh: DeviceMesh) -> Any:
         axis = parallel_axis(mesh)
 
         def after(module: Any, args: Args, output: Any) -> Any:
             del args
-            edge = Boundary(type(self).__name__, module, mesh, axis)
-            moved = edge.move(output, self.output_layouts[0], "output")
+            boundary = Boundary(type(self).__name__, module, mesh, axis)
+            moved = boundary.move(output, self.output_layouts[0], "output")
             return moved.to_local() if self.use_local_output else moved
 
         return after
@@ -173,23 +173,23 @@ class ReplicatedStyle(ParallelStyle):
         replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
 
         def before(cell: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return convert_first(edge, name, args, kwargs, lambda value: self._enter(edge, value, name))
+            boundary = Boundary(type(self).__name__, cell, device_mesh, axis)
+            return convert_first(boundary, name, args, kwargs, lambda value: self._enter(boundary, value, name))
 
         def after(cell: Any, _: Any, output: Any) -> Any:
-            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return platform.tree_map(lambda value: self._leave(edge, value), output)
+            boundary = Boundary(type(self).__name__, cell, device_mesh, axis)
+            return platform.tree_map(lambda value: self._leave(boundary, value), output)
 
         platform.register_forward_pre_hook(module, before, with_kwargs=True)
         platform.register_forward_hook(module, after)
         return module
 
     @abc.abstractmethod
-    def _enter(self, edge: Boundary, value: Any, name: str) -> DTensor:
+    def _enter(self, boundary: Boundary, value: Any, name: str) -> DTensor:
         """The first argument as the module computes on it."""
 
     @abc.abstractmethod
-    def _leave(self, edge: Boundary, value: Any) -> Any:
+    def _leave(self, boundary: Boundary, value: Any) -> Any:
         """One leaf of the output in the layout that the caller gets."""
 
 

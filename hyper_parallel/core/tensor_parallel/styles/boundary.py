@@ -169,12 +169,12 @@ class Boundary:
         return Shard(spec.dim % ndim)
 
     def _layout(self, value: Any, spec: Spec, argument: str) -> Layout:
-        nothing = (0,) * len(value.shape)
+        unknown_sizes = (0,) * len(value.shape)
         if not isinstance(spec, Placement):
-            return Layout.place(self.mesh, spec, nothing)
+            return Layout.place(self.mesh, spec, unknown_sizes)
         if self.mesh.ndim > 1:
             raise MixedTensorError(self._plain_message(value, spec, argument))
-        return Layout.place(self.mesh, [self._normal(spec, len(nothing))], nothing)
+        return Layout.place(self.mesh, [self._normal(spec, len(unknown_sizes))], unknown_sizes)
 
     def _plain_message(self, value: Any, spec: Placement, argument: str) -> str:
         names = self.mesh.names
