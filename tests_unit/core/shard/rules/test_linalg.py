@@ -235,7 +235,7 @@ MISFITS = {
     "vander": (linalg.vander, (), "vander(x=f64[]): x needs at least 1 dim"),
     "qr": (
         lambda x: linalg.qr(x, "full"), (4, 3),
-        "qr(x=f64[4@tp, 3]): mode 'full' is none of 'reduced', 'complete', 'r'",
+        "qr(x=f64[4@tp, 3]): mode must be one of 'reduced', 'complete', 'r', got 'full'",
     ),
 }  # fmt: skip
 
