@@ -38,7 +38,7 @@ class TensorArgument:
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: Any) -> None:
-        """Mark an occurrence of ``tensor``."""
+        """Wrap an occurrence of ``tensor``."""
         self.tensor = tensor
 
 
