@@ -250,7 +250,7 @@ class Dispatcher:
             raise MixedTensorError(msg)
 
     def _mark(self, value: Any) -> Any:
-        """Return the arguments with each tensor occurrence wrapped in a TensorArgument; one tensor may be passed twice."""
+        """Return the arguments with each occurrence of a tensor wrapped; one tensor may be passed twice."""
         is_tensor = self.platform.is_tensor
         return tree_map(lambda leaf: TensorArgument(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
 
