@@ -82,7 +82,7 @@ def test_a_convolution_that_does_not_fit_is_refused(ranks):
 
     assert ranks(2, run)[0] == (
         "convolution(x=f32[4@tp, 3, 5, 5], weight=f32[4, 2, 3, 3]): "
-        "x has 3 channels, weight [4, 2, 3, 3] in 1 group(s) takes 2"
+        "x has 3 channels, weight [4, 2, 3, 3] with 1 group(s) needs 2"
     )
 
 
@@ -94,8 +94,8 @@ MISFITS = {
     ),
     "convolution of channels": (
         F.conv2d, (4, 3, 5, 5), (2, 2, 3, 3),
-        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 2, 3, 3]): x has 3 channels, weight [2, 2, 3, 3] in 1 "
-        "group(s) takes 2"),
+        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 2, 3, 3]): x has 3 channels, weight [2, 2, 3, 3] with 1 "
+        "group(s) needs 2"),
     ),
 }  # fmt: skip
 

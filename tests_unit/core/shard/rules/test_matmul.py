@@ -142,7 +142,7 @@ MISFITS = {
     ),
     "einsum of fewer operands": (
         lambda x: torch.einsum("ij,jk->ik", x), (4, 3),
-        "einsum(operands[0]=f64[4@tp, 3]): einsum: equation 'ij,jk->ik' names 2 operands, 1 are given",
+        "einsum(operands[0]=f64[4@tp, 3]): einsum: equation 'ij,jk->ik' has 2 operands, but 1 were given",
     ),
     "einsum to nowhere": (
         lambda x: torch.einsum("ij->ik", x), (4, 3),
