@@ -209,4 +209,4 @@ def views_of_a_framework_that_loses_writes(fixture: Fixture) -> None:
     finally:
         del fixture.platform.loses_writes_through_views
     for one in views:
-        assert "this framework loses what is written" in str(one._readonly)
+        assert "this framework loses writes to views" in str(one._readonly)
