@@ -24,21 +24,20 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
         self._running = False
-        self._bar: rich_progress.Progress | None = None
-        self._task: rich_progress.TaskID | None = None
+        self._shown: tuple[rich_progress.Progress, rich_progress.TaskID] | None = None
         self._is_terminal = sys.stderr.isatty()
 
     def start(self, part: str) -> None:
         """Show that ``part`` is running."""
         if not self._is_terminal:
             return
-        if self._bar is None:
-            self._bar = _bar()
-            self._task = self._bar.add_task(part, total=self.total)
+        if self._shown is None:
+            bar = _bar()
+            self._shown = bar, bar.add_task(part, total=self.total)
             atexit.register(self.clear)  # a command that ends early must not leave the terminal without a cursor
-        if self._task is not None:
-            self._bar.start()
-            self._bar.update(self._task, completed=self.done, description=part, refresh=True)
+        bar, task = self._shown
+        bar.start()
+        bar.update(task, completed=self.done, description=part, refresh=True)
 
     def next(self, part: str) -> None:
         """Show that ``part`` is running, and count the previous part as finished."""
@@ -53,9 +52,10 @@ class Progress:
 
     def clear(self) -> None:
         """Clear the line."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done)
-            self._bar.stop()
+        if self._shown is not None:
+            bar, task = self._shown
+            bar.update(task, completed=self.done)
+            bar.stop()
 
 
 def _bar() -> rich_progress.Progress:

@@ -7,6 +7,7 @@ from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import leaves, rebuild
 from hyper_parallel.core.dtensor.dtensor import DTensor
 
 if TYPE_CHECKING:
@@ -76,17 +77,8 @@ def local_operands(value: Any) -> Any:
     """Return ``value`` with local tensors in place of DTensors, in nested sequences and mappings."""
     if isinstance(value, DTensor):
         return value._local
-    if isinstance(value, (list, tuple)) and any(True for _ in _dtensors(value)):
-        items = [local_operands(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, (list, tuple)) and any(isinstance(leaf, DTensor) for leaf in leaves(value)):
+        return rebuild(value, [local_operands(item) for item in value])
     if isinstance(value, dict):
         return {name: local_operands(item) for name, item in value.items()}
     return value
-
-
-def _dtensors(values: Any) -> Iterator[DTensor]:
-    for value in values:
-        if isinstance(value, DTensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _dtensors(value)

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hyper_parallel._tree import tree_map
+
 __all__ = ["TensorsFacet", "dtype_name"]
 
 _HOMES = ("torch", "mindspore")
@@ -247,22 +249,17 @@ class TensorsFacet(abc.ABC):
 
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
         """Apply ``fn`` to every leaf; lists, tuples, named tuples, dicts and dataclasses keep their types."""
-        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-            return type(tree)(*(self.tree_map(fn, item) for item in tree))
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self.tree_map(fn, item) for item in tree)
-        if isinstance(tree, dict):
-            mapped = copy.copy(tree)  # keeps a default factory, and an order of its own
-            for key, item in tree.items():
-                mapped[key] = self.tree_map(fn, item)
-            return mapped
-        if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-            changed = copy.copy(tree)
-            for field in dataclasses.fields(tree):
+
+        def on_leaf(leaf: Any) -> Any:
+            if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+                return fn(leaf)
+            changed = copy.copy(leaf)
+            for field in dataclasses.fields(leaf):
                 # Not by setattr: it may be frozen.
-                object.__setattr__(changed, field.name, self.tree_map(fn, getattr(tree, field.name)))
+                object.__setattr__(changed, field.name, self.tree_map(fn, getattr(leaf, field.name)))
             return changed
-        return fn(tree)
+
+        return tree_map(on_leaf, tree, (list, tuple, dict))
 
     def apply_to_tensors(self, fn: Callable[[Any], Any], container: Any) -> Any:
         """Apply ``fn`` to every tensor in a structure; everything else stays, containers keep their types."""

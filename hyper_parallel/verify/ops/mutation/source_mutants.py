@@ -65,7 +65,7 @@ class SourceMutant:
 
 def source_mutants(module: str) -> list[SourceMutant]:
     """Every change of the functions of ``module``."""
-    tree, found = _tree(module), []
+    tree, mutants = _tree(module), []
     spared = {id(inner) for node in ast.walk(tree) if _is_spared(node) for inner in ast.walk(node)}
     places = dict(_places(tree, ""))
     outer = {id(inner): node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
@@ -74,8 +74,8 @@ def source_mutants(module: str) -> list[SourceMutant]:
             for kind, edit in _edits(node):
                 line: int = node.lineno  # type: ignore[attr-defined] # expressions and statements have one
                 slip = _slip(node, outer[id(node)], edit)
-                found.append(SourceMutant(module, index, kind, places[id(node)], slip, line, edit))
-    return found
+                mutants.append(SourceMutant(module, index, kind, places[id(node)], slip, line, edit))
+    return mutants
 
 
 def _places(tree: ast.AST, where: str) -> Iterator[tuple[int, str]]:
@@ -84,7 +84,7 @@ def _places(tree: ast.AST, where: str) -> Iterator[tuple[int, str]]:
         inner = f"{where}.{node.name}".lstrip(".") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else where
         if isinstance(node, ast.FunctionDef):
             for line in node.body:
-                yield from ((id(one), inner) for one in ast.walk(line))
+                yield from ((id(child), inner) for child in ast.walk(line))
                 yield from _places(line, inner)
         yield from _places(node, inner)
 
@@ -109,7 +109,7 @@ def _is_spared(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name in _SPARED
     if isinstance(node, ast.Assign):
-        return any(isinstance(one, ast.Name) and one.id == "msg" for one in node.targets)
+        return any(isinstance(target, ast.Name) and target.id == "msg" for target in node.targets)
     if isinstance(node, ast.If):  # guards a refusal
         return isinstance(node.body[-1], ast.Raise)
     if isinstance(node, ast.keyword):
@@ -119,22 +119,25 @@ def _is_spared(node: ast.AST) -> bool:
 
 def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:  # a case per kind
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
-        yield "comparison turned", lambda one: one.ops.__setitem__(0, _COMPARISONS[type(one.ops[0])]())
+        yield "comparison turned", lambda edited: edited.ops.__setitem__(0, _COMPARISONS[type(edited.ops[0])]())
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        yield "another operation", lambda one: setattr(one, "op", _OPERATORS[type(one.op)]())
+        yield "another operation", lambda edited: setattr(edited, "op", _OPERATORS[type(edited.op)]())
     elif isinstance(node, ast.BoolOp):
-        yield "and for or", lambda one: setattr(one, "op", ast.Or() if isinstance(one.op, ast.And) else ast.And())
+        yield (
+            "and for or",
+            lambda edited: setattr(edited, "op", ast.Or() if isinstance(edited.op, ast.And) else ast.And()),
+        )
     elif isinstance(node, (ast.If, ast.IfExp)) and not _is_turned(node.test):
-        yield "condition negated", lambda one: setattr(one, "test", ast.UnaryOp(ast.Not(), one.test))
+        yield "condition negated", lambda edited: setattr(edited, "test", ast.UnaryOp(ast.Not(), edited.test))
     elif isinstance(node, ast.Name) and node.id in _NAMES and isinstance(node.ctx, ast.Load):
-        yield "another function", lambda one: setattr(one, "id", _NAMES[one.id])
+        yield "another function", lambda edited: setattr(edited, "id", _NAMES[edited.id])
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, bool):
-            yield "constant turned", lambda one: setattr(one, "value", not one.value)
+            yield "constant turned", lambda edited: setattr(edited, "value", not edited.value)
         elif isinstance(node.value, int):
-            yield "off by one", lambda one: setattr(one, "value", one.value + 1)
+            yield "off by one", lambda edited: setattr(edited, "value", edited.value + 1)
         elif node.value in _WORDS:
-            yield "another reduction", lambda one: setattr(one, "value", _WORDS[one.value])
+            yield "another reduction", lambda edited: setattr(edited, "value", _WORDS[edited.value])
 
 
 def _is_turned(test: ast.expr) -> bool:
@@ -164,13 +167,14 @@ def _fits(function: FunctionType, code: CodeType) -> bool:
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    for name, held in vars(module).items():
-        value = getattr(held, "__wrapped__", held)  # of a cache, or of a context
+    for name, attribute in vars(module).items():
+        value = getattr(attribute, "__wrapped__", attribute)  # of a cache, or of a context
         if isinstance(value, FunctionType) and value.__module__ == module.__name__:
             yield name, value
         elif isinstance(value, type) and value.__module__ == module.__name__:
-            for member, one in vars(value).items():
-                inner = getattr(one, "fget", None) or getattr(one, "func", None) or getattr(one, "__func__", one)
+            for member, descriptor in vars(value).items():
+                getter = getattr(descriptor, "fget", None) or getattr(descriptor, "func", None)
+                inner = getter or getattr(descriptor, "__func__", descriptor)
                 if isinstance(inner, FunctionType):
                     yield f"{name}.{member}", inner
 
@@ -236,4 +240,4 @@ EQUIVALENT: tuple[Equivalent, ...] = (
 def equivalence_reason(mutant: SourceMutant) -> str:
     """Why ``mutant`` changes nothing, or nothing where no reason is known."""
     key = (mutant.module, mutant.where, mutant.slip)
-    return next((one.reason for one in EQUIVALENT if (one.module, one.where, one.slip) == key), "")
+    return next((entry.reason for entry in EQUIVALENT if (entry.module, entry.where, entry.slip) == key), "")

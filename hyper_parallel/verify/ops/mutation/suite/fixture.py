@@ -39,24 +39,24 @@ class Fixture:
     def spread(self, array: Any, *places: Placement) -> Any:
         """Return a leaf DTensor of ``array``, sharded by rows by default."""
         layout = Layout.place(self.mesh, places or [S0] * self.mesh.ndim, array.shape)
-        box = tuple(slice(*one) for one in layout.local_box())
+        box = tuple(slice(*bounds) for bounds in layout.local_box())
         return self.platform.wrap(self.plain(array[box]), layout)
 
     def plain(self, array: Any) -> Any:
         """A plain tensor."""
         return self.platform.from_numpy(np.array(array))
 
-    def whole(self, found: Any) -> Any:
+    def whole(self, result: Any) -> Any:
         """The global values of a DTensor."""
-        return self.platform.tensor_to_numpy(self.platform.detach(found.full_tensor()))
+        return self.platform.tensor_to_numpy(self.platform.detach(result.full_tensor()))
 
-    def same(self, found: Any, wanted: Any) -> None:
-        """Assert that global values and dtype equal those of ``wanted``."""
-        wanted = np.asarray(wanted)
-        held = self.whole(found)
-        assert held.dtype == wanted.dtype, (held.dtype, wanted.dtype)
-        assert held.shape == wanted.shape, (held.shape, wanted.shape)
-        np.testing.assert_allclose(held, wanted, rtol=1e-12, atol=1e-12)
+    def same(self, result: Any, expected: Any) -> None:
+        """Assert that global values and dtype equal those of ``expected``."""
+        expected = np.asarray(expected)
+        actual = self.whole(result)
+        assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+        assert actual.shape == expected.shape, (actual.shape, expected.shape)
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
     def entry(
         self,

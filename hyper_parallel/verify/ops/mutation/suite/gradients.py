@@ -38,8 +38,8 @@ def moves_are_recorded_and_forbidden(fixture: Fixture) -> None:
         with record_events() as log:
             out = fixture.call(whole, x)
             out.sum().backward()
-        said = [(one.op, one.argument, one.phase, one.implicit, one.collective) for one in log]
-        assert said == [("probe", "x", "forward", True, "all_gather")], said
+        facts = [(event.op, event.argument, event.phase, event.implicit, event.collective) for event in log]
+        assert facts == [("probe", "x", "forward", True, "all_gather")], facts
         with strict():
             assert "probe" in raises(StrictModeError, lambda: fixture.call(whole, x))
             fixture.call(whole, x.redistribute(placements=[R]))
@@ -49,11 +49,15 @@ def moves_are_recorded_and_forbidden(fixture: Fixture) -> None:
                 out = fixture.call(whole, x if differentiated else x.detach())
             if differentiated:
                 out.redistribute(placements=[S0]).sum().backward()
-        assert {(one.module, one.phase) for one in log} <= {("a.b", "forward"), ("", "backward"), ("a.b", "backward")}
-        assert [one.module for one in log if one.phase == "forward"] == ["a.b"]
+        assert {(event.module, event.phase) for event in log} <= {
+            ("a.b", "forward"),
+            ("", "backward"),
+            ("a.b", "backward"),
+        }
+        assert [event.module for event in log if event.phase == "forward"] == ["a.b"]
     with record_events() as log:
         moved = x.redistribute(placements=[R])
-    assert [(one.op, one.implicit, one.phase) for one in log] == [("redistribute", False, "forward")]
+    assert [(event.op, event.implicit, event.phase) for event in log] == [("redistribute", False, "forward")]
     (moved * fixture.spread(array, S0)).sum().backward()  # the gradient is varying
     assert len(log) == 1
 
@@ -71,7 +75,7 @@ def kept_views_serve_until_written(fixture: Fixture) -> None:
             out = sum(fixture.call(entry, x, weight).sum().reduce_partial() for _ in range(steps))
             out.backward()
         fixture.same(weight.grad, array.sum(0) * steps)
-        assert [one.collective for one in log if one.phase == "backward"] == ["all_reduce"], log
+        assert [event.collective for event in log if event.phase == "backward"] == ["all_reduce"], log
     weight = fixture.spread(values(3), R).requires_grad_()
     first = fixture.call(entry, x, weight)
     with fixture.platform.no_grad():
@@ -138,7 +142,7 @@ def gathered_values_send_gradients_straight_back(fixture: Fixture) -> None:
 
 def plans_are_kept_and_bounded(fixture: Fixture) -> None:
     """Equal requests share a plan; a full cache is cleared."""
-    held = [Layout.place(fixture.mesh, [S0], (size,)) for size in range(3, 9)]
+    layouts = [Layout.place(fixture.mesh, [S0], (size,)) for size in range(3, 9)]
     whole = [Layout.place(fixture.mesh, [R], (size,)) for size in range(3, 9)]
     sizes: list[int] = []
     duals: list[int] = []
@@ -146,16 +150,16 @@ def plans_are_kept_and_bounded(fixture: Fixture) -> None:
     transition._MAX_CACHED = 4  # noqa: SLF001 - as above
     try:
         transition.clear_transition_cache()
-        for one, other in zip(held, whole, strict=True):
-            found, gradient = plan_transition(one, other), dual(one)
-            assert (plan_transition(one, other), dual(one)) == (found, gradient)
-            assert plan_transition(one, other) is found
-            assert found.adjoint is found.adjoint
-            assert found.cost(4) is found.cost(4)
+        for source, other in zip(layouts, whole, strict=True):
+            steps, gradient = plan_transition(source, other), dual(source)
+            assert (plan_transition(source, other), dual(source)) == (steps, gradient)
+            assert plan_transition(source, other) is steps
+            assert steps.adjoint is steps.adjoint
+            assert steps.cost(4) is steps.cost(4)
             sizes.append(len(transition._TRANSITIONS))  # noqa: SLF001 - as above
         transition.clear_transition_cache()
-        for one in held:
-            dual(one)
+        for source in layouts:
+            dual(source)
             duals.append(len(transition._DUALS))  # noqa: SLF001 - as above
     finally:
         transition._MAX_CACHED = most  # noqa: SLF001 - as above
@@ -166,20 +170,20 @@ def plans_are_kept_and_bounded(fixture: Fixture) -> None:
 def what_gathers_is_known(_: Fixture) -> None:
     """A gradient goes straight to the source if any axis along which it varies was gathered, and nothing is masked."""
     mesh = mesh_of((2, 3))
-    whole, cut, largest = (Layout.place(mesh, one, (6, 5)) for one in ([R, R], [S0, R], [S0, Partial("max")]))
+    whole, cut, largest = (Layout.place(mesh, places, (6, 5)) for places in ([R, R], [S0, R], [S0, Partial("max")]))
     steps, masked = plan_transition(cut, whole), plan_transition(largest, whole)
     assert [steps.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False, True, False, True]
     assert [masked.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False] * 4
     assert steps.is_trivial is masked.is_trivial is plan_transition(whole, whole, (1,)).is_trivial is False
     assert plan_transition(whole, whole).is_trivial is plan_transition(whole, whole).is_identity is True
     average = Layout.place(mesh, [R, Partial("avg")], (6, 5))
-    assert [plan_transition(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
+    assert [plan_transition(source, whole).communicates for source in (average, cut, whole)] == [True, True, False]
     assert not plan_transition(whole, cut).communicates
     line = mesh_of((1, 3))
     alone = Layout.place(line, [R, R], (6, 5))
     assert all(
-        plan_transition(Layout.place(line, [one, R], (6, 5)), alone).is_identity
-        for one in (S0, Partial(), Partial("max"))
+        plan_transition(Layout.place(line, [placement, R], (6, 5)), alone).is_identity
+        for placement in (S0, Partial(), Partial("max"))
     )
     assert plan_transition(alone, alone, (0,)).is_trivial
 
@@ -208,5 +212,5 @@ def views_of_a_framework_that_loses_writes(fixture: Fixture) -> None:
         views = [fixture.call(entry, x) for _ in range(2)]
     finally:
         del fixture.platform.loses_writes_through_views
-    for one in views:
-        assert "this framework loses writes to views" in str(one._readonly)
+    for view in views:
+        assert "this framework loses writes to views" in str(view._readonly)

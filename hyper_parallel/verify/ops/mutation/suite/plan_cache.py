@@ -63,7 +63,7 @@ def keys_tell_values_apart(fixture: Fixture) -> None:
         assert _text(seen[-1]) == _text((7, value))
         fixture.call(entry, x, m=7, n=value)
         assert _text(seen[-1]) == _text((value, 7))
-    assert len(entry.cache) == 4 * len({_text(one) for one in _ALIKE})
+    assert len(entry.cache) == 4 * len({_text(value) for value in _ALIKE})
 
 
 def numbers_share_a_plan(fixture: Fixture) -> None:
@@ -96,12 +96,12 @@ def plans_are_found_again(fixture: Fixture) -> None:
     x = fixture.spread(values(5, 3))
     pair = fixture.entry(lambda x, y: x - y, "x, y", strategies)
     alone = fixture.entry(lambda x: -x, "x", strategies)
-    one, two = fixture.platform.dispatcher.unary(alone), fixture.platform.dispatcher.binary(pair)
+    unary, binary = fixture.platform.dispatcher.unary(alone), fixture.platform.dispatcher.binary(pair)
     for _ in range(3):
         fixture.call(pair, x, x)
-        two(x, x)
+        binary(x, x)
         fixture.call(alone, x)
-        one(x)
+        unary(x)
     assert len(planned) == 2
     numbers = fixture.entry(lambda x, y: x - y, "x, y", strategies, rule={"by_value": False})
     door = fixture.platform.dispatcher.binary(numbers)
@@ -118,8 +118,8 @@ def dtypes_are_in_the_key_where_they_count(fixture: Fixture) -> None:
     """A rule that looks at dtypes is asked once for each, wherever the operand stands."""
 
     def strategies(call: Any) -> Any:
-        held = S0 if all(one.floating for one in call.operands) else R
-        return Strategies((Row((held,) * len(call.operands), (held,)),), (call.operands[0].shape,))
+        placement = S0 if all(operand.floating for operand in call.operands) else R
+        return Strategies((Row((placement,) * len(call.operands), (placement,)),), (call.operands[0].shape,))
 
     real = fixture.spread(values(6, 3))
     whole = fixture.spread(np.arange(18).reshape(6, 3))
@@ -184,7 +184,7 @@ def plans_are_bounded(fixture: Fixture) -> None:
 def operands_stand_anywhere(fixture: Fixture) -> None:
     """By position, by name, in lists and tuples, alone and with others: locals reach the function as they were."""
     a, b, c = (values(5, 3, seed=seed) for seed in range(3))
-    x, y, z = (fixture.spread(one, place) for one, place in ((a, S0), (b, R), (c, Shard(1))))
+    x, y, z = (fixture.spread(array, place) for array, place in ((a, S0), (b, R), (c, Shard(1))))
 
     def func(x: Any, y: Any = 0.0, z: Any = 0.0, n: Any = 1) -> Any:
         x = x[0] - 3 * x[1][0] if isinstance(x, (list, tuple)) else x
@@ -219,7 +219,7 @@ def locals_come_in_their_containers(fixture: Fixture) -> None:
             for _ in range(2):
                 fixture.same(fixture.call(entry, xs, [1]), 2 * values(5, 3))
                 assert kinds[-1] == (type(xs), type(xs[1]), list, False)
-    given: list[Any] = [1, (2,)]
+    extra: list[Any] = [1, (2,)]
     seen: list[Any] = []
 
     def keeps(x: Any, n: Any) -> Any:
@@ -233,13 +233,13 @@ def locals_come_in_their_containers(fixture: Fixture) -> None:
         fixture.same(fixture.call(alone, [x]), 2 * values(5, 3))
     entry = fixture.entry(keeps, "x, n")
     for _ in range(2):
-        fixture.call(entry, x, given)
-    assert all(one is given for one in seen), "without tensors it is passed on as it is"
+        fixture.call(entry, x, extra)
+    assert all(value is extra for value in seen), "without tensors it is passed on as it is"
 
 
 def _broadcast(call: Any) -> Strategies:
     count = len(call.operands)
-    sharded = Row(tuple(S0 if one.ndim else R for one in call.operands), (S0,))
+    sharded = Row(tuple(S0 if operand.ndim else R for operand in call.operands), (S0,))
     return Strategies((sharded, Row((R,) * count, (R,))), (call.operands[0].shape,))
 
 
@@ -260,7 +260,7 @@ def python_operators_answer_like_dispatch(fixture: Fixture) -> None:
             for number in (2, 3, 2.5, True):
                 fixture.same(door(x, number), array - 2 * number)
             fixture.same(door(x, fixture.plain(np.asarray(2.0))), array - 4.0)
-            assert [door(x, one) for one in (None, "a", [1])] == [NotImplemented] * 3
+            assert [door(x, other) for other in (None, "a", [1])] == [NotImplemented] * 3
             raises(UnknownOperandError, lambda entry=entry: fixture.call(entry, x, None))  # type: ignore[misc] # a default
     composed = OpEntry(
         "probe", func, Binder("x, y"), Decomposition("probe", "x, y", lambda ops, x, y: ops.sub(x, y)), func
@@ -288,7 +288,7 @@ def operands_are_counted_as_the_rule_names_them(fixture: Fixture) -> None:
     a, b, names = values(5, 3), values(5, 3, seed=1), []
 
     def strategies(call: Any) -> Any:
-        names.append([one.name for one in call.operands])
+        names.append([operand.name for operand in call.operands])
         return rowwise(call)
 
     rule = Rule("probe", "x, y, z=None", strategies)
@@ -307,9 +307,9 @@ def canonical_operators_by_name(fixture: Fixture) -> None:
     a, b = values(5, 3), values(5, 3, seed=1)
     x, plain, two = fixture.spread(a), fixture.plain(a), fixture.plain(np.asarray(2.0))
     kind = type(x)
-    for found in (fixture.ops.sub(plain, fixture.plain(b)), fixture.ops.sub(x=plain, y=fixture.plain(b))):
-        assert not isinstance(found, kind)
-        np.testing.assert_allclose(found.numpy(), a - b)
+    for result in (fixture.ops.sub(plain, fixture.plain(b)), fixture.ops.sub(x=plain, y=fixture.plain(b))):
+        assert not isinstance(result, kind)
+        np.testing.assert_allclose(result.numpy(), a - b)
     fixture.same(fixture.ops.sub(x, fixture.spread(b)), a - b)
     fixture.same(fixture.ops.sub(x=x, y=fixture.spread(b)), a - b)
     fixture.same(fixture.ops.sub(x, y=2.0), a - 2.0)

@@ -56,16 +56,16 @@ def dispatch_is_skipped(fixture: Fixture) -> None:
     )
     weight = fixture.spread(values(3), R).requires_grad_()
     written = fixture.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)
-    one, two = dispatcher.unary(spelled), dispatcher.binary(pair)
+    unary, binary = dispatcher.unary(spelled), dispatcher.binary(pair)
     for _ in range(2):
         fixture.same(fixture.call(spelled, x, 2), array * 2)
-        fixture.same(one(x), array)
-        fixture.same(two(x, x), array * 0)
+        fixture.same(unary(x), array)
+        fixture.same(binary(x, x), array * 0)
         with SkipDTensorDispatch():
-            found = [fixture.call(spelled, x, 2), fixture.call(canonical, x, n=2), one(x), two(x, x),
+            results = [fixture.call(spelled, x, 2), fixture.call(canonical, x, n=2), unary(x), binary(x, x),
                      fixture.call(composed, x), fixture.call(own, x)]  # fmt: skip
-            assert not any(isinstance(one, kind) for one in found)
-            for have, factor in zip(found, (2, 2, 1, 0, -1, -1), strict=True):
+            assert not any(isinstance(result, kind) for result in results)
+            for have, factor in zip(results, (2, 2, 1, 0, -1, -1), strict=True):
                 np.testing.assert_allclose(have.numpy(), x.to_local().numpy() * factor)
             assert fixture.call(written, x, 1) is x
             assert not isinstance(fixture.call(written, x.to_local(), 1), kind)
@@ -134,7 +134,7 @@ def several_outputs(fixture: Fixture) -> None:
             assert type(out) is type(made(1, 2))
             fixture.same(out[0], array * 2)
             fixture.same(out[1], array.T)
-            assert [one.placements for one in out] == [(S0,), (Shard(1),)]
+            assert [part.placements for part in out] == [(S0,), (Shard(1),)]
 
 
 def outputs_that_only_the_call_tells(fixture: Fixture) -> None:
@@ -147,10 +147,10 @@ def outputs_that_only_the_call_tells(fixture: Fixture) -> None:
 
     entry = fixture.entry(lambda x: (x[:1], [x * 2, 5], "a"), "x", strategies)
     for _ in range(2):
-        one, (two, five), a = fixture.call(entry, x)
-        fixture.same(one, array[:1])
-        fixture.same(two, array * 2)
-        assert (five, a, one.placements, tuple(two.shape)) == (5, "a", (R,), (2, 3))
+        first, (rest, five), a = fixture.call(entry, x)
+        fixture.same(first, array[:1])
+        fixture.same(rest, array * 2)
+        assert (five, a, first.placements, tuple(rest.shape)) == (5, "a", (R,), (2, 3))
 
 
 def whole_layouts_as_answers(fixture: Fixture) -> None:
@@ -176,11 +176,11 @@ def whole_layouts_as_answers(fixture: Fixture) -> None:
     fixture.same(fixture.call(reduced, x), array.sum(0))
     beside = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
     pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(beside))
-    for held in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
+    for operand in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
         weight = fixture.spread(values(3), R).requires_grad_()
-        fixture.call(pair, held, weight).sum().backward()
+        fixture.call(pair, operand, weight).sum().backward()
         fixture.same(weight.grad, array.sum(0))
-        fixture.same(held.grad, np.broadcast_to(values(3), array.shape))
+        fixture.same(operand.grad, np.broadcast_to(values(3), array.shape))
     still = (((whole, Layout.place(fixture.mesh, [R], (3,))), (whole,), None),)
     alike = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(still))
     weight = fixture.spread(values(3), R).requires_grad_()
@@ -277,8 +277,8 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
         fixture.same(x, array * np.array([4, 4, 2.0]))
         x = fixture.spread(array)
         copied = fixture.call(move, x)
-        for one in (copied, fixture.call(stay, copied), *fixture.call(pieces, copied)):
-            text = raises(UnsupportedOperatorError, lambda one=one: fixture.call(write, one))  # type: ignore[misc] # a default
+        for view in (copied, fixture.call(stay, copied), *fixture.call(pieces, copied)):
+            text = raises(UnsupportedOperatorError, lambda view=view: fixture.call(write, view))  # type: ignore[misc] # a default
             assert "had to redistribute x to" in text
         fixture.same(x, array)
         two = fixture.call(moves_one, x, fixture.spread(values(3), R))

@@ -54,8 +54,8 @@ def rows_state_conditions(_: Fixture) -> None:
     for size, first, second, wanted in _CASES:
         layout = Layout.place(mesh, [R, R], (size,))
         call = OpCall("probe", mesh, (Operand("x", layout),), {"x": Ref(0)})
-        found = combine(call, Strategies((first, second), ((size,),)), (first, second), (0, 1))
-        assert (found is not None) == wanted, (size, first, second)
+        choice = combine(call, Strategies((first, second), ((size,),)), (first, second), (0, 1))
+        assert (choice is not None) == wanted, (size, first, second)
     several = Row((S0, S0), (S0,), even=((0, 0), (1, 0)), full=((0, 0), (1, 0)), sizes=((0, 0, 6), (1, 0, 6)))
     for sizes, wanted in (((6, 6), True), ((6, 7), False), ((7, 6), False)):
         call = _call([Layout.place(mesh, [R, R], (size,)) for size in sizes])
@@ -89,8 +89,8 @@ def axes_keep_their_order(_: Fixture) -> None:
     mesh = mesh_of(_MESH)
     strategies = Strategies((Row((S0, S0), (S0,)), Row((R, R), (R,))), ((12, 5),))
     orders = [((1, 0), ()), ((0, 1), ())]
-    for (one, other), (left, right) in itertools.product(itertools.permutations(orders), ((5, 50), (50, 5), (5, 5))):
-        x, y = (Layout.of(mesh, order, (), (12, size)) for order, size in ((one, left), (other, right)))
+    for (first, second), (left, right) in itertools.product(itertools.permutations(orders), ((5, 50), (50, 5), (5, 5))):
+        x, y = (Layout.of(mesh, order, (), (12, size)) for order, size in ((first, left), (second, right)))
         sized = Strategies(strategies.rows, ((12, left),))
         free, kept = choose(_call([x, y]), sized), choose(_call([x, y]), sized, in_place=True)
         assert free is not None
@@ -100,9 +100,9 @@ def axes_keep_their_order(_: Fixture) -> None:
         assert free.targets[largest] is (x, y)[largest]
         assert free.targets[0].dim_axes == free.targets[1].dim_axes == free.outputs[0].dim_axes
     alone = Layout.of(mesh, ((1,), (0,)), (), (12, 5))
-    found = choose(_call([alone, Layout.of(mesh, ((1, 0), ()), (), (12, 5))]), strategies)
-    assert found is not None
-    assert found.targets[0].dim_axes[0] in ((1, 0), (1,), (0, 1), ())
+    choice = choose(_call([alone, Layout.of(mesh, ((1, 0), ()), (), (12, 5))]), strategies)
+    assert choice is not None
+    assert choice.targets[0].dim_axes[0] in ((1, 0), (1,), (0, 1), ())
 
 
 def writes_stay_where_they_are(_: Fixture) -> None:
@@ -111,7 +111,7 @@ def writes_stay_where_they_are(_: Fixture) -> None:
     rows = (Row((R, R), (R,)), Row((S0, S0), (S0,)), Row((P, P), (P,)), Row((S0, R), (P,)))
     places = list(itertools.product((R, S0, P), repeat=2))
     for left, right in itertools.product(places, repeat=2):
-        x, y = (Layout.place(mesh, one, (12, 5)) for one in (left, right))
+        x, y = (Layout.place(mesh, placements, (12, 5)) for placements in (left, right))
         kept = choose(_call([x, y]), Strategies(rows, ((12, 5),)), in_place=True)
         assert kept is not None
         assert kept.targets[0] is kept.outputs[0] is x
@@ -126,10 +126,10 @@ def writes_stay_where_they_are(_: Fixture) -> None:
 def options_are_compared(_: Fixture) -> None:
     """Of options in whole layouts the cheapest is taken, computed or as given; where both cost nothing, fewer moves."""
     mesh = mesh_of(_MESH)
-    whole, rows = (Layout.place(mesh, [one, R], (12,)) for one in (R, S0))
+    whole, rows = (Layout.place(mesh, [placement, R], (12,)) for placement in (R, S0))
     stay, go = ((whole, whole), (whole,), None), ((rows, whole), (rows,), None)
     for options in ((stay, go), (go, stay)):
         assert cheapest(_call([whole, whole]), LayoutOptions(options)).targets == (whole, whole)
-    for given, wanted in ((5.0, rows), (7.0, whole)):  # the other option receives six elements
-        listed = LayoutOptions((((rows, rows), (rows,), given), ((whole, rows), (whole,), None)))
+    for cost, wanted in ((5.0, rows), (7.0, whole)):  # the other option receives six elements
+        listed = LayoutOptions((((rows, rows), (rows,), cost), ((whole, rows), (whole,), None)))
         assert cheapest(_call([rows, rows]), listed).targets[0] is wanted
