@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
-TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
-MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
+TORCH_TRANSPORTS = {"transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
+TORCH_ZONES = {"platform.torch", "verify.bugs.torch"} | TORCH_TRANSPORTS
+MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore", "verify.bugs.mindspore"}
 FRAMEWORK_HOMES = {
     "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
     "torch_npu": TORCH_ZONES,
@@ -52,6 +53,8 @@ ARROWS = {
     "core.shard": BASE | {"core.dtensor"},
     "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
+    "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
+    "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},
     "pytest_plugin": {"errors", "platform", "transport", "verify", ""},
     "__main__": {"cli"},

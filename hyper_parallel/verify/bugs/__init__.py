@@ -1,0 +1,1 @@
+"""Documented bugs of distributed training programs as miniatures, broken and fixed."""

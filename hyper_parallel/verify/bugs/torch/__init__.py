@@ -1,0 +1,1 @@
+"""The miniatures on PyTorch: plain programs that do not import this library."""
