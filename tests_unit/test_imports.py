@@ -21,13 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
-TORCH_TRANSPORTS = {"transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
-TORCH_ZONES = {"platform.torch", "verify.bugs.torch"} | TORCH_TRANSPORTS
-MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore", "verify.bugs.mindspore"}
+TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
+MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
+# The bug corpus holds users' programs: plain PyTorch or MindSpore, which import nothing of the library, and of which it
+# imports nothing: they are run like a user's file.
 FRAMEWORK_HOMES = {
-    "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
+    # MindSpore's CPU rehearsal borrows gloo from PyTorch
+    "torch": TORCH_ZONES | {"transport.mindspore", "verify.bugs.torch"},
     "torch_npu": TORCH_ZONES,
-    "mindspore": MINDSPORE_ZONES,
+    "mindspore": MINDSPORE_ZONES | {"verify.bugs.mindspore"},
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
@@ -263,6 +265,8 @@ GOOD = {
     "transport/c10d.py": "import torch.distributed\nfrom hyper_parallel.transport.base import T\n",
     "transport/mindspore.py": "import mindspore\nimport torch\n",
     "verify/run.py": "import hyper_parallel\nfrom hyper_parallel.core.shard import rule\n",
+    "verify/bugs/torch/case.py": "import torch\n",
+    "verify/bugs/mindspore/case.py": "import mindspore\n",
     "cli/__init__.py": "from hyper_parallel.verify import run\n",
 }
 
@@ -283,6 +287,8 @@ def test_a_good_tree_passes(tree):
         ("platform/torch/tensors.py", "import hyper_parallel.platform.mindspore", "must not import"),
         ("platform/contract/groups.py", "import hyper_parallel.core.dtensor.mesh", "must not import"),
         ("transport/base.py", "import hyper_parallel.platform.select", "must not import"),
+        ("verify/bugs/torch/case.py", "from hyper_parallel.errors import X", "must not import"),
+        ("verify/run.py", "import hyper_parallel.verify.bugs.torch", "must not import"),
         ("core/dtensor/mesh.py", "import hyper_parallel.transport.c10d", "must not import"),
         ("core/shard/rule.py", "import hyper_parallel", "must not import hyper_parallel"),
         (
@@ -310,6 +316,8 @@ def test_a_wrong_arrow_is_reported(tree, name, source, message):
         ("platform/torch/tensors.py", "import mindspore"),
         ("platform/mindspore/tensors.py", "import torch"),
         ("transport/c10d.py", "import mindspore"),
+        ("verify/bugs/corpus.py", "import torch"),
+        ("verify/bugs/mindspore/case.py", "import torch"),
         ("transport/simulated.py", "if True:\n    pass\nelse:\n    import torch"),
         ("cli/__init__.py", "try:\n    import torch_npu\nexcept ImportError:\n    pass"),
     ],

@@ -1,1 +1,1 @@
-"""Documented bugs of distributed training programs as miniatures, broken and fixed."""
+"""Documented bugs of distributed training as small programs, broken and fixed, and what the harness says of them."""

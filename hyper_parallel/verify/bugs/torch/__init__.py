@@ -1,1 +1,1 @@
-"""The miniatures on PyTorch: plain programs that do not import this library."""
+"""Programs of plain PyTorch: users' code, imported by nothing, run by the corpus."""
