@@ -67,6 +67,11 @@ class Bug:
         train: Callable[[bool], None] = self.load().train
         return lambda: train(broken)
 
+    def reference(self, *, broken: bool) -> Callable[[], None]:
+        """Return what the world of one runs beside a form: ``single`` if the file has it, else the same form."""
+        single: Callable[[], None] | None = getattr(self.load(), "single", None)
+        return single or self.program(broken=broken)
+
 
 def find_bugs(framework: str) -> list[Bug]:
     """Return the bugs of a framework's folder, by name.

@@ -66,6 +66,15 @@ def test_a_fact_that_is_missing_or_wrong_is_an_error(tmp_path):
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.platforms("torch")
+def test_the_reference_is_the_same_form_or_the_files_own():
+    """One device runs the form that the ranks run, or `single` where the file has it."""
+    (own,) = bugs_named("torch", ["dropout_in_evaluation"])
+    assert own.reference(broken=True) is own.load().single
+    (same,) = bugs_named("torch", ["equal_positions"])
+    assert same.reference(broken=True).__qualname__ == same.program(broken=True).__qualname__
+
+
 def test_an_unknown_name_is_an_error_with_near_ones():
     """A name that no program has is refused; similar ones are listed."""
     assert [bug.name for bug in bugs_named("torch", ["router_weight"])] == ["router_weight"]
