@@ -18,7 +18,7 @@ from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.checks.compare import joining_mismatch, listed, message_mismatch, title
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 
-__all__ = ["Contribution", "Coordinator", "Endpoint", "RankAbortedError", "Resumption", "unwinding"]
+__all__ = ["Contribution", "Coordinator", "Endpoint", "PollingEndpoint", "RankAbortedError", "Resumption", "unwinding"]
 
 
 class RankAbortedError(BaseException):
@@ -77,12 +77,20 @@ class Endpoint(Protocol):
         """Wait for a message; its payload."""
 
 
+class PollingEndpoint(Endpoint, Protocol):
+    """The endpoint of a rank that can also ask whether a collective is complete."""
+
+    def ready(self, ticket: int) -> bool:
+        """Whether the collective of ``ticket`` is complete; if not, the other ranks run before this returns."""
+
+
 @dataclass(slots=True)
 class _Collective:
     """A collective in progress: the ranks that have joined, and its error if it failed."""
 
     ranks: Ranks
     number: int
+    group: str = ""
     joined: dict[int, Contribution] = field(default_factory=dict)
     fingerprints: dict[int, CollectiveFingerprint] = field(default_factory=dict)
     failed: str | None = None
@@ -90,7 +98,7 @@ class _Collective:
     @property
     def name(self) -> str:
         """For error messages."""
-        return title(self.ranks, self.number)
+        return title(self.ranks, self.number, self.group)
 
     def add(self, rank: int, contribution: Contribution) -> None:
         """Let ``rank`` join."""
@@ -116,8 +124,8 @@ class Coordinator:
         self._ended: dict[int, str] = {}
         self._waiting: dict[int, tuple[_Collective, Contribution] | MessageFingerprint] = {}
         self._resumptions: dict[int, Resumption] = {}
-        self._counts: dict[tuple[int, Ranks], int] = {}
-        self._collectives: dict[tuple[Ranks, int], _Collective] = {}
+        self._counts: dict[tuple[int, Ranks, str], int] = {}
+        self._collectives: dict[tuple[Ranks, str, int], _Collective] = {}
         self._mail: dict[tuple[int, int, int, Channel], deque[tuple[MessageFingerprint, Any]]] = {}
         # Asynchronous collectives by rank and ticket: in flight, and complete but not yet waited for.
         self._in_flight: dict[tuple[int, int], tuple[_Collective, Contribution]] = {}
@@ -152,14 +160,24 @@ class Coordinator:
             if problem is not None:
                 self._fail_collective(collective, problem)
 
+    def is_complete(self, rank: int, ticket: int) -> bool:
+        """Whether a collective that ``rank`` started, and has not waited for, is complete or has failed."""
+        return self.aborted or (rank, ticket) in self._results
+
+    def give_way(self, rank: int) -> None:
+        """``rank`` stays ready, and the others run before it."""
+        if self.aborted:
+            raise RankAbortedError
+        self._release(rank, Resumption())
+
     def _contribute(self, rank: int, contribution: Contribution) -> None:
         fingerprint = contribution.fingerprint
-        ranks = fingerprint.ranks
-        number = self._counts.get((rank, ranks), 0)
-        self._counts[rank, ranks] = number + 1
-        collective = self._collectives.get((ranks, number))
+        ranks, group = fingerprint.ranks, fingerprint.group
+        number = self._counts.get((rank, ranks, group), 0)
+        self._counts[rank, ranks, group] = number + 1
+        collective = self._collectives.get((ranks, group, number))
         if collective is None:
-            collective = self._collectives[ranks, number] = _Collective(ranks, number)
+            collective = self._collectives[ranks, group, number] = _Collective(ranks, number, group)
         problem = collective.failed or joining_mismatch(collective.fingerprints, rank, fingerprint, number)
         collective.add(rank, contribution)
         problem = problem or self._absence(collective)
@@ -313,7 +331,7 @@ class Coordinator:
             self.aborted_in[rank] = how
 
     def _complete(self, collective: _Collective) -> None:
-        del self._collectives[collective.ranks, collective.number]
+        del self._collectives[collective.ranks, collective.group, collective.number]
         contributions = [collective.joined[rank] for rank in collective.ranks]
         for position, rank in enumerate(collective.ranks):
             received = [contribution.payloads[position] for contribution in contributions]
@@ -333,7 +351,7 @@ class Coordinator:
             elif rank not in self._resumptions and self._belongs(rank, collective):
                 self._deliver_result(rank, contribution, self._error(problem))
         if len(collective.joined) == len(collective.ranks):
-            del self._collectives[collective.ranks, collective.number]
+            del self._collectives[collective.ranks, collective.group, collective.number]
 
     def _belongs(self, rank: int, collective: _Collective) -> bool:
         """Whether ``rank`` is in this collective right now; it may have left it with an error before."""

@@ -15,7 +15,11 @@ NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip 
 
 _OWN = (
     "transport/simulated_threads.py",
+    "transport/simulated.py",
     "transport/coordinator.py",
+    "transport/c10d/simulated_world.py",
+    "transport/c10d/simulated_work.py",
+    "transport/c10d/simulated_group.py",
     "transport/simulated_processes.py",
     "transport/rank_process.py",
     "transport/launched_rank.py",

@@ -12,7 +12,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
 from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped
@@ -20,10 +20,10 @@ from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
 )
-from hyper_parallel.transport.coordinator import Contribution, Endpoint
+from hyper_parallel.transport.coordinator import Contribution, Endpoint, PollingEndpoint
 from hyper_parallel.transport.work import Work
 
-__all__ = ["SimulatedGroup", "SimulatedTransport"]
+__all__ = ["SimulatedGroup", "SimulatedTransport", "Started"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,22 @@ class _Collective:
     def alone(self) -> bool:
         """Whether there is no other member."""
         return len(self.contribution.payloads) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A collective that was started."""
+
+    endpoint: Endpoint
+    ticket: int
+
+    def wait(self) -> list[Any]:
+        """Wait for each member's payload for this rank, in the order of the ranks; once."""
+        return self.endpoint.wait(self.ticket)
+
+    def ready(self) -> bool:
+        """Whether :meth:`wait` would return at once; if not, the other ranks run first. Of ranks that are threads."""
+        return cast("PollingEndpoint", self.endpoint).ready(self.ticket)
 
 
 class SimulatedTransport(Transport):
@@ -115,10 +131,15 @@ class SimulatedTransport(Transport):
         collective = collectives[operation](*args)
         if collective.alone:
             return Work(operation, lambda: self._run(collective))
+        started = self.begin(collective.contribution)
+        return Work(operation, lambda: collective.finish(started.wait()))
+
+    def begin(self, contribution: Contribution) -> Started:
+        """Start a collective of any engine's functions that runs on this world's coordinator."""
         self._tickets += 1
-        ticket = collective.contribution.ticket = self._tickets
-        self._endpoint.start(collective.contribution)
-        return Work(operation, lambda: collective.finish(self._endpoint.wait(ticket)))
+        contribution.ticket = self._tickets
+        self._endpoint.start(contribution)
+        return Started(self._endpoint, self._tickets)
 
     def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> _Collective:
         fingerprint = self._fingerprints.all_reduce(x, op, ranks)

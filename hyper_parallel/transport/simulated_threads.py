@@ -41,6 +41,16 @@ class _Endpoint:
         if self._world.coordinator.aborted:
             raise RankAbortedError
         self._world.coordinator.start(self._rank, contribution)
+        if not contribution.awaited and self._rank in self._world.coordinator.unreported:
+            raise self._world.coordinator.unreported[self._rank]
+
+    def ready(self, ticket: int) -> bool:
+        """See :class:`Endpoint`."""
+        coordinator = self._world.coordinator
+        if not coordinator.is_complete(self._rank, ticket):
+            coordinator.give_way(self._rank)
+            self._world.pause(self._rank)
+        return coordinator.is_complete(self._rank, ticket)
 
     def wait(self, ticket: int) -> list[Any]:
         """See :class:`Endpoint`."""
@@ -192,6 +202,8 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
         raise world_timed_out(timeout, world_size, stacks)
     if world.failures:
         raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
+    if world.coordinator.unreported:
+        raise world_failed(world_size, world.coordinator.unreported, world.coordinator.aborted_in)
     lost = world.coordinator.undelivered()
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)

@@ -49,10 +49,9 @@ def simulate(
         raise ValueError(msg)
     platform = platform or default_framework()
     if platform == "torch":
-        from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
-        from hyper_parallel.transport.simulated_threads import run_threads
+        from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported
 
-        return run_threads(functools.partial(_on_platform, platform, fn, *args), world_size, TorchOps(), timeout)
+        return run_ranks(functools.partial(_on_platform, platform, fn, *args), world_size, timeout)
     if platform == "mindspore":
         from hyper_parallel.transport.simulated_processes import run_processes
 

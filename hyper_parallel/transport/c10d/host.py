@@ -10,6 +10,7 @@ import torch
 
 from hyper_parallel.transport.base import Shape, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.c10d.process_state import ProcessState, restore_process, save_process
 from hyper_parallel.transport.rng_state import GeneratorStates, restore_generators, save_generators
 
 __all__ = ["TorchOps", "from_host", "reduce_in_order", "seed_rank", "to_host"]
@@ -63,17 +64,18 @@ class TorchOps:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
         return reduce_in_order(parts, op)
 
-    def save_state(self) -> tuple[torch.Tensor, torch.dtype, GeneratorStates]:
-        """States of the generators (PyTorch's default one for CPU, Python's, NumPy's), and the default dtype."""
-        return torch.default_generator.get_state(), torch.get_default_dtype(), save_generators()
+    def save_state(self) -> tuple[torch.Tensor, torch.dtype, GeneratorStates, ProcessState]:
+        """States of the generators (PyTorch's for CPU, Python's, NumPy's), the default dtype, switches, environment."""
+        return torch.default_generator.get_state(), torch.get_default_dtype(), save_generators(), save_process()
 
-    def restore_state(self, state: tuple[torch.Tensor, torch.dtype, GeneratorStates]) -> None:
+    def restore_state(self, state: tuple[torch.Tensor, torch.dtype, GeneratorStates, ProcessState]) -> None:
         """Put back what :meth:`save_state` returned."""
-        generator, dtype, others = state
+        generator, dtype, others, process = state
         torch.default_generator.set_state(generator)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)
         restore_generators(others)
+        restore_process(process)
 
 
 def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:

@@ -12,9 +12,10 @@ __all__ = ["joining_mismatch", "listed", "message_mismatch", "mismatch", "title"
 _Fingerprints = Mapping[int, CollectiveFingerprint]
 
 
-def title(ranks: Ranks, number: int | None = None) -> str:
+def title(ranks: Ranks, number: int | None = None, group: str = "") -> str:
     """Which collective an error is about: ``collective 3 of ranks (0, 1)``, if its number is known."""
-    return f"{'a collective' if number is None else f'collective {number}'} of ranks {ranks}"
+    named = f" in group {group}" if group else ""
+    return f"{'a collective' if number is None else f'collective {number}'} of ranks {ranks}{named}"
 
 
 def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint, number: int) -> str | None:
@@ -32,7 +33,7 @@ def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFi
     problem = _first_problem(joined, rank, fingerprint)
     if problem is None:
         return None
-    return _worded(problem, title(fingerprint.ranks, number), {**joined, rank: fingerprint})
+    return _worded(problem, title(fingerprint.ranks, number, fingerprint.group), {**joined, rank: fingerprint})
 
 
 def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:

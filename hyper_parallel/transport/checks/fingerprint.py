@@ -54,6 +54,7 @@ class CollectiveFingerprint:
         site: where it was called.
         sends: shape of the chunk for each member, where chunks may differ between members; else None.
         expects: shape that this member expects from each member; else None.
+        group: name of the group, where several groups of the same ranks have collectives of their own; else empty.
     """
 
     operation: str
@@ -62,6 +63,7 @@ class CollectiveFingerprint:
     site: Site
     sends: tuple[Shape, ...] | None = None
     expects: tuple[Shape, ...] | None = None
+    group: str = ""
 
     def __str__(self) -> str:
         return f"{self.operation}({', '.join(_parts(self.facts, self.sends, self.expects))})"
@@ -181,14 +183,14 @@ class TransportFingerprints:
             raise CollectiveMismatchError(msg)
 
 
-def call_site(beneath: str = "") -> Site:
+def call_site(*beneath: str) -> Site:
     """The call site of the collective that is running now.
 
     Args:
-        beneath: another folder whose frames are skipped, as the transport's own are.
+        beneath: beginnings of other file names whose frames are skipped, as the transport's own are.
     """
     frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
-    skipped = (_TRANSPORT_DIR, beneath or _TRANSPORT_DIR)
+    skipped = (_TRANSPORT_DIR, *beneath)
     while frame is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
     if frame is None:

@@ -9,6 +9,7 @@ their chunks as they like, so chunks are numbers of elements.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -24,13 +25,15 @@ from torch.distributed import distributed_c10d
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 
-__all__ = ["OPERATIONS", "guard_functions"]
+__all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of"]
 
 _Arguments = Mapping[str, Any]
 _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 
 _TRANSPORT = "hyper_parallel.transport.c10d."  # its calls are part of a collective that is compared already
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
+LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<")
+"""Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
 _LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # wraps while it lives
 _KEYS = ("CPU", "CUDA", "PrivateUse1")
@@ -106,9 +109,16 @@ def _fingerprint(
     expects: Sequence[int] | None = None,
 ) -> CollectiveFingerprint:
     """The fingerprint of a call; ``sends`` and ``expects`` are numbers of elements per member."""
-    ranks = tuple(dist.get_process_group_ranks(_group(arguments)))
+    group = _group(arguments)
+    ranks = tuple(dist.get_process_group_ranks(group))
     chunks = (None if sizes is None else tuple((size,) for size in sizes) for sizes in (sends, expects))
-    return CollectiveFingerprint(f"dist.{operation}", ranks, facts, call_site(_TORCH_DIR), *chunks)
+    site = call_site(*LIBRARY_FILES)
+    return CollectiveFingerprint(f"dist.{operation}", ranks, facts, site, *chunks, group=name_of(group))
+
+
+def name_of(group: Any) -> str:
+    """The name that tells a group from others of the same ranks; empty for the world."""
+    return "" if group is dist.group.WORLD else str(group.group_name)
 
 
 def _with_tensor(operation: str, name: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
@@ -140,7 +150,8 @@ def _with_objects(operation: str, *more: Callable[[_Arguments], Facts]) -> _Fing
 
 
 def _reduction(arguments: _Arguments) -> Facts:
-    return (("reduction", str(arguments["op"]).rpartition(".")[2].upper()),)
+    op = arguments["op"]  # a ReduceOp, its kind, or its name in functional operators
+    return (("reduction", str(getattr(op, "op", op)).rpartition(".")[2].upper()),)
 
 
 def _src(arguments: _Arguments) -> Facts:

@@ -1,0 +1,237 @@
+"""The process groups of one simulated rank, and the functions of ``torch.distributed`` that build them."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hyper_parallel.errors import MeshError
+from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.c10d.process_group import SimulatedProcessGroup
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
+from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
+from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.simulated import SimulatedTransport
+
+__all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank"]
+
+FIELDS = (
+    "default_pg",
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "group_count",
+    "tags_to_pg",
+    "pg_to_tag",
+    "pg_coalesce_state",
+    "comms",
+)
+"""What PyTorch's world object holds."""
+
+_BACKEND = "gloo"  # of a world that the program has not initialised itself: what the simulation is compared with
+_DEFAULT_NAME = "0"
+_IDENTITIES = itertools.count(1)  # next() of it is atomic
+_CREATION = "new_group"  # the sequence of new_group's calls, apart from the world's collectives
+
+
+class RankGroups:
+    """What PyTorch's world object holds, for one rank.
+
+    Args:
+        transport: of the simulated rank.
+        store: of the world.
+    """
+
+    def __init__(self, transport: SimulatedTransport, store: dist.Store) -> None:
+        self.transport = transport
+        self.store = store
+        self.implicit = True
+        self.identity = next(_IDENTITIES)
+        self._fields: dict[str, Any] | None = None
+
+    def get(self, name: str) -> Any:
+        """The value of one of :data:`FIELDS`; the first question builds the world's group."""
+        if self._fields is None:
+            self._fields = _empty()
+            self._initialise()
+        if name == "default_pg" and self.implicit and _inside_init():
+            self.implicit = False
+            self.clear()
+        return self._fields[name]
+
+    def set(self, name: str, value: Any) -> None:
+        """Replace the value of one of :data:`FIELDS`."""
+        self.get(name)
+        if self._fields is not None:
+            self._fields[name] = value
+
+    def clear(self) -> None:
+        """Forget every group."""
+        if self._fields is not None:
+            self._fields.update(_empty())
+            distributed_c10d._unregister_all_process_groups()  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+
+    def _initialise(self) -> None:
+        store = dist.PrefixStore("default_pg", self.store)
+        self.get("group_count")
+        group = self.build(tuple(range(self.transport.world_size)), _BACKEND, store, _DEFAULT_NAME, "default_pg", None)
+        self.set("default_pg", group)
+        self.set("group_count", 1)
+
+    def build(
+        self, ranks: Ranks, backend: str, store: dist.Store, name: str, description: str | None, tag: str | None
+    ) -> SimulatedProcessGroup:
+        """A new group of ``ranks``, this one included, registered under its name."""
+        group = SimulatedProcessGroup(self.transport, ranks, store)
+        group._set_group_name(name)  # type: ignore[arg-type]  # noqa: SLF001 - as PyTorch does
+        group._set_group_desc(description or "undefined")  # noqa: SLF001 - as PyTorch does
+        tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
+        distributed_c10d._register_pg_in_world(  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+            group,
+            backend_name=dist.Backend(backend),
+            store=store,
+            group_name=name,
+            backend_config=str(distributed_c10d.BackendConfig(dist.Backend(backend))),
+            rank_mapping={rank: position for position, rank in enumerate(ranks)},
+            **tags,
+        )
+        return group
+
+
+def _empty() -> dict[str, Any]:
+    return {
+        name: None if name == "default_pg" else 0 if name == "group_count" else [] if name == "comms" else {}
+        for name in FIELDS
+    }
+
+
+def _inside_init() -> bool:
+    """Whether ``init_process_group`` asks; it refuses to initialise a world twice, and a rank's own is none of its."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to tell that function, which users import by name
+    for _ in range(3):
+        if frame is not None and frame.f_code is _INIT_CODE:
+            return True
+        frame = frame and frame.f_back
+    return False
+
+
+def _plain(function: Any) -> Any:
+    return inspect.unwrap(function)
+
+
+_INIT_CODE = _plain(distributed_c10d.init_process_group).__code__
+_RANK: ContextVar[RankGroups | None] = ContextVar("hyper_parallel_rank_groups", default=None)
+
+
+def current_rank() -> RankGroups | None:
+    """The groups of the simulated rank that asks; None outside of ranks."""
+    return _RANK.get()
+
+
+def enter_rank(groups: RankGroups | None) -> None:
+    """Make ``groups`` those of the rank that runs in this context."""
+    _RANK.set(groups)
+
+
+# -- functions of PyTorch that build groups, for a rank ----------------------------------------------------------------
+
+
+def _rendezvous(rank_groups: RankGroups, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
+    """``rendezvous``: the ranks of a simulation have met already, whatever the address."""
+    transport = rank_groups.transport
+    _check_world(url, rank, world_size, transport)
+    yield rank_groups.store, transport.rank, transport.world_size
+
+
+def _check_world(where: str, rank: int, world_size: int, transport: SimulatedTransport) -> None:
+    wrong = rank not in (-1, transport.rank) or world_size not in (-1, transport.world_size)
+    if wrong:
+        msg = (
+            f"init_process_group({where!r}, rank={rank}, world_size={world_size}) on simulated rank {transport.rank} of "
+            f"{transport.world_size}: rank and world size must be those of the simulation; RANK and WORLD_SIZE in the "
+            "environment hold them"
+        )
+        raise MeshError(msg)
+
+
+def _new_process_group_helper(
+    rank_groups: RankGroups,
+    group_size: int,
+    group_rank: int,
+    global_ranks_in_group: list[int],
+    backend: str,
+    store: dist.Store,
+    group_name: str,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """``_new_process_group_helper``: the group of a simulated rank."""
+    transport = rank_groups.transport
+    if group_name in rank_groups.get("pg_names").values():
+        msg = f"the group name {group_name!r} is taken; choose another"
+        raise ValueError(msg)
+    tag = options.get("pg_tag")
+    if tag:
+        known = distributed_c10d._find_pg_by_ranks_and_tag(tag, global_ranks_in_group)  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+        if known:
+            return known, rank_groups.get("pg_map")[known][1]
+    if not global_ranks_in_group:
+        _check_world("store", group_rank, group_size, transport)
+    ranks = tuple(global_ranks_in_group) or tuple(range(transport.world_size))
+    if transport.rank not in ranks:
+        return dist.GroupMember.NON_GROUP_MEMBER, None
+    prefixed = dist.PrefixStore(f"{group_name}/", store)
+    group = rank_groups.build(ranks, backend, prefixed, group_name, options.get("group_desc"), tag)
+    if global_ranks_in_group:
+        _meet(transport, ranks, group_name)
+    return group, prefixed
+
+
+def _meet(transport: SimulatedTransport, ranks: Ranks, name: str) -> None:
+    """Members of a new group wait for each other, as gloo's connect to each other."""
+    if len(ranks) > 1:
+        fingerprint = _creation(ranks, (), name)
+        transport.begin(Contribution(fingerprint, [None] * len(ranks))).wait()
+
+
+def _creation(ranks: Ranks, facts: Facts, group: str) -> CollectiveFingerprint:
+    return CollectiveFingerprint("dist.new_group", ranks, facts, call_site(*LIBRARY_FILES), group=group)
+
+
+def _checked_new_group(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``_new_group_with_tag`` that compares the ranks of the new group among all ranks of the world."""
+    signature = inspect.signature(plain)
+
+    def build(rank_groups: RankGroups, *args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs)
+        asked.apply_defaults()
+        if not asked.arguments["use_local_synchronization"] and rank_groups.get("default_pg") is not None:
+            _agree(rank_groups.transport, asked.arguments["ranks"], sort=asked.arguments.get("sort_ranks", True))
+        return plain(*args, **kwargs)
+
+    return build
+
+
+def _agree(transport: SimulatedTransport, ranks: Any, *, sort: bool) -> None:
+    world = tuple(range(transport.world_size))
+    if len(world) == 1:
+        return
+    members = world if ranks is None else tuple(sorted(ranks) if sort else ranks)
+    fingerprint = _creation(world, (("ranks", members),), _CREATION)
+    transport.begin(Contribution(fingerprint, [None] * len(world), awaited=False))
+
+
+_PLAIN_NEW_GROUP: Any = distributed_c10d._new_group_with_tag  # type: ignore[attr-defined]  # noqa: SLF001 - wrapped
+REPLACED: dict[str, Callable[..., Any]] = {
+    "rendezvous": _rendezvous,
+    "_new_process_group_helper": _new_process_group_helper,
+    "_new_group_with_tag": _checked_new_group(_PLAIN_NEW_GROUP),
+}
+"""Functions of ``distributed_c10d`` by name, and what a simulated rank calls in their place, its groups first."""

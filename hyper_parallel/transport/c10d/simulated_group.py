@@ -1,0 +1,350 @@
+"""The process group of simulated ranks: ``torch.distributed``'s collectives on the coordinator of the simulation.
+
+The class derives from ``ProcessGroup`` in Python, so that functional collectives, DDP's reducer and everything else in
+C++ calls it as well. Outputs are written through ``.data``: a real engine writes memory, which autograd does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.c10d.reduction import premultiplied, reduce_parts, reduction_name
+from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint
+from hyper_parallel.transport.checks.torch_distributed import OPERATIONS
+from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.simulated import SimulatedTransport
+
+__all__ = ["CollectiveGroup"]
+
+_Tensors = Sequence[torch.Tensor]
+_Finish = Callable[[list[Any]], list[torch.Tensor]]
+
+
+class _Part:
+    """A member's private copies of its tensors; the first member to reduce them keeps the result for the others."""
+
+    __slots__ = ("reduced", "tensors")
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.reduced: list[torch.Tensor] | None = None
+
+
+class CollectiveGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch declares no base
+    """The collectives of one rank in one group.
+
+    Args:
+        transport: of the simulated rank.
+        ranks: global ranks of the members, in the order of their group ranks.
+    """
+
+    def __init__(self, transport: SimulatedTransport, ranks: Ranks) -> None:
+        super().__init__(ranks.index(transport.rank), len(ranks))
+        self.transport = transport
+        self.ranks = ranks
+
+    # -- reductions ------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> SimulatedWork:
+        """Reduce each tensor in the order of the members, in place."""
+        tensors, op = _listed(tensors), _op(opts)
+        name = "all_reduce" if len(tensors) == 1 else "all_reduce_coalesced"
+        arguments = {"tensor": tensors[0], "tensors": tensors, "op": op}
+        return self._reduce_into(self._fingerprint(name, arguments), tensors, op)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, root: Any = 0, op: Any = None) -> SimulatedWork:
+        """Reduce a tensor in the order of the members, in place on the root only."""
+        if isinstance(root, dist.ReduceOptions):
+            root, op = root.rootRank, root.reduceOp
+        tensors, op = _listed(tensors), _op(op)
+        fingerprint = self._fingerprint("reduce", {"tensor": tensors[0], "op": op, "group_dst": root})
+        return self._reduce_into(fingerprint, tensors, op, writes=root == self.rank())
+
+    def _reduce_into(
+        self, fingerprint: CollectiveFingerprint, tensors: _Tensors, op: Any, *, writes: bool = True
+    ) -> SimulatedWork:
+        name = reduction_name(op)
+        part = _Part([_copy(premultiplied(x, op)) for x in tensors])
+
+        def finish(parts: list[_Part]) -> list[torch.Tensor]:
+            if not writes:
+                return list(tensors)
+            return _write(tensors, _reduced(parts, name))
+
+        return self._begin(fingerprint, [part] * len(self.ranks), finish)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
+        """Member ``i`` gets the reduction of everybody's input ``i``."""
+        (output,), (chunks,) = _listed(outputs), inputs if isinstance(inputs[0], list | tuple) else [inputs]
+        _check_count("reduce_scatter", chunks, self.ranks)
+        _check_same("reduce_scatter", [output], [chunks[self.rank()]])
+        fingerprint = self._fingerprint("reduce_scatter", {"input_list": chunks, "op": _op(opts)})
+        return self._scatter_reduced(fingerprint, [output], [list(chunks)], _op(opts))
+
+    def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Member ``i`` gets the reduction of everybody's part ``i`` of one tensor."""
+        chunks = self._parts_of("reduce_scatter_tensor", x, output)
+        fingerprint = self._fingerprint("reduce_scatter_tensor", {"output": output, "op": _op(opts)})
+        return self._scatter_reduced(fingerprint, [output], [chunks], _op(opts))
+
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+        """:meth:`reduce_scatter_single` of several tensors at once."""
+        pairs = zip(outputs, inputs, strict=True)
+        chunks = [self._parts_of("reduce_scatter_tensor_coalesced", x, output) for output, x in pairs]
+        fingerprint = self._fingerprint("reduce_scatter", {"input_list": list(outputs), "op": _op(opts)})
+        fingerprint.operation = "dist.reduce_scatter_tensor_coalesced"
+        return self._scatter_reduced(fingerprint, outputs, chunks, _op(opts))
+
+    def _scatter_reduced(
+        self, fingerprint: CollectiveFingerprint, outputs: _Tensors, chunks: list[list[torch.Tensor]], op: Any
+    ) -> SimulatedWork:
+        """Reduce ``chunks[k][i]`` into ``outputs[k]`` of member ``i``."""
+        name = reduction_name(op)
+        payloads = [
+            _Part([_copy(premultiplied(several[place], op)) for several in chunks]) for place in range(len(self.ranks))
+        ]
+        return self._begin(fingerprint, payloads, lambda parts: _write(outputs, _reduced(parts, name)))
+
+    # -- gathering and scattering ----------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> SimulatedWork:
+        """Every member gets the root's tensor."""
+        tensors, root = _listed(tensors), _root(opts)
+        fingerprint = self._fingerprint("broadcast", {"tensor": tensors[0], "src": None, "group_src": root})
+        mine = _Part([_copy(x) for x in tensors]) if root == self.rank() else None
+
+        def finish(parts: list[_Part]) -> list[torch.Tensor]:
+            return list(tensors) if mine is not None else _write(tensors, parts[root].tensors)
+
+        return self._begin(fingerprint, [mine] * len(self.ranks), finish)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
+        """Every member gets everybody's tensor."""
+        del opts
+        (x,) = _listed(inputs)
+        (places,) = outputs if isinstance(outputs[0], list | tuple) else [outputs]
+        _check_count("all_gather", places, self.ranks)
+        _check_same("all_gather", places, [x] * len(places))
+        return self._gather(self._fingerprint("all_gather", {"tensor": x}), [[place] for place in places], [x])
+
+    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Every member gets everybody's tensor, one behind the other."""
+        del opts
+        places = self._parts_of("all_gather_into_tensor", output, x)
+        fingerprint = self._fingerprint("all_gather_into_tensor", {"input_tensor": x})
+        return self._gather(fingerprint, [[place] for place in places], [x], [output])
+
+    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: _Tensors, opts: Any = None) -> Any:
+        """:meth:`allgather` of several tensors at once: ``outputs[i]`` has those of member ``i``."""
+        del opts
+        _check_count("all_gather_coalesced", outputs, self.ranks)
+        for places in outputs:
+            _check_same("all_gather_coalesced", places, inputs)
+        fingerprint = self._fingerprint("all_gather_coalesced", {"input_tensor_list": list(inputs)})
+        return self._gather(fingerprint, outputs, inputs)
+
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+        """:meth:`all_gather_single` of several tensors at once."""
+        del opts
+        name = "all_gather_into_tensor_coalesced"
+        columns = [self._parts_of(name, output, x) for output, x in zip(outputs, inputs, strict=True)]
+        places = [list(row) for row in zip(*columns, strict=True)]
+        fingerprint = self._fingerprint("all_gather_coalesced", {"input_tensor_list": list(inputs)})
+        fingerprint.operation = f"dist.{name}"
+        return self._gather(fingerprint, places, inputs, outputs)
+
+    def _gather(
+        self,
+        fingerprint: CollectiveFingerprint,
+        places: Sequence[_Tensors],
+        inputs: _Tensors,
+        outputs: _Tensors | None = None,
+    ) -> SimulatedWork:
+        """Write the inputs of member ``i`` into ``places[i]``."""
+        mine = _Part([_copy(x) for x in inputs])
+
+        def finish(parts: list[_Part]) -> list[torch.Tensor]:
+            for place, part in zip(places, parts, strict=True):
+                _write(place, part.tensors)
+            return list(outputs) if outputs is not None else [x for place in places for x in place]
+
+        return self._begin(fingerprint, [mine] * len(self.ranks), finish)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
+        """The root gets everybody's tensor."""
+        (x,), root = _listed(inputs), _root(opts)
+        places = _inner(outputs)
+        if root == self.rank():
+            _check_count("gather", places, self.ranks)
+            _check_same("gather", places, [x] * len(places))
+        fingerprint = self._fingerprint("gather", {"tensor": x, "group_dst": root, "dst": None})
+        mine = _Part([_copy(x)])
+
+        def finish(parts: list[_Part]) -> list[torch.Tensor]:
+            return _write(places, [part.tensors[0] for part in parts]) if root == self.rank() else []
+
+        return self._begin(fingerprint, [mine] * len(self.ranks), finish)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
+        """Member ``i`` gets the root's tensor ``i``."""
+        (output,), root = _listed(outputs), _root(opts)
+        chunks = _inner(inputs)
+        if root == self.rank():
+            _check_count("scatter", chunks, self.ranks)
+            _check_same("scatter", [output] * len(chunks), chunks)
+        fingerprint = self._fingerprint("scatter", {"tensor": output, "group_src": root, "src": None})
+        payloads = [_Part([_copy(x)]) for x in chunks] if root == self.rank() else [None] * len(self.ranks)
+        return self._begin(fingerprint, payloads, lambda parts: _write([output], parts[root].tensors))
+
+    # -- all-to-all ------------------------------------------------------------------------------------------------
+
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+        """Send tensor ``i`` to member ``i``."""
+        del opts
+        arguments = {"input_tensor_list": list(inputs), "output_tensor_list": list(outputs)}
+        fingerprint = self._fingerprint("all_to_all", arguments)
+        return self._exchange(fingerprint, outputs, inputs, list(outputs))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> SimulatedWork:
+        """Send rows of ``x`` to each member, as many as ``input_splits`` says, or equally many."""
+        del opts
+        sends = self._rows("all_to_all_single", x, input_splits)
+        comes = self._rows("all_to_all_single", output, output_splits)
+        arguments = {"input": x, "output": output, "input_split_sizes": sends, "output_split_sizes": comes}
+        fingerprint = self._fingerprint("all_to_all_single", arguments)
+        return self._exchange(fingerprint, output.split(comes), x.split(sends), [output])
+
+    def _exchange(
+        self, fingerprint: CollectiveFingerprint, places: _Tensors, chunks: _Tensors, outputs: list[torch.Tensor]
+    ) -> SimulatedWork:
+        def finish(parts: list[_Part]) -> list[torch.Tensor]:
+            for place, part in zip(places, parts, strict=True):
+                place.data.copy_(part.tensors[0].view_as(place))
+            return outputs
+
+        return self._begin(fingerprint, [_Part([_copy(x)]) for x in chunks], finish)
+
+    def _rows(self, name: str, x: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
+        """Numbers of rows per member."""
+        count, rows = len(self.ranks), x.shape[0] if x.dim() else 0
+        if not splits:
+            if rows % count:
+                msg = f"{name}: {rows} rows cannot be split evenly over {count} ranks; pass the split sizes"
+                raise CollectiveMismatchError(msg)
+            return [rows // count] * count
+        if len(splits) != count or sum(splits) != rows:
+            msg = f"{name}: split sizes {list(splits)} must be {count} numbers whose sum is {rows}, the number of rows"
+            raise CollectiveMismatchError(msg)
+        return [int(size) for size in splits]
+
+    # -- barriers --------------------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> SimulatedWork:
+        """Wait until every member calls it."""
+        del opts
+        return self._begin(self._fingerprint("barrier", {}), [None] * len(self.ranks), lambda parts: [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 - PyTorch's signature
+        """Wait until every member calls it; a member that never does is named at once, without any timeout."""
+        del timeout, wait_all_ranks
+        fingerprint = self._fingerprint("monitored_barrier", {})
+        self._begin(fingerprint, [None] * len(self.ranks), lambda parts: []).wait()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _fingerprint(self, name: str, arguments: dict[str, Any]) -> CollectiveFingerprint:
+        return OPERATIONS[name]({**arguments, "group": self})
+
+    def _begin(self, fingerprint: CollectiveFingerprint, payloads: Sequence[Any], finish: _Finish) -> SimulatedWork:
+        """Start a collective; ``finish`` gets each member's payload for this rank."""
+        if len(self.ranks) == 1:
+            return SimulatedWork(lambda: finish(list(payloads)), lambda: True)
+        started = self.transport.begin(Contribution(fingerprint, payloads))
+        return SimulatedWork(lambda: finish(started.wait()), started.ready)
+
+    def _parts_of(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a tensor that has one for each member, shaped like ``part``; views where the layout allows."""
+        count = len(self.ranks)
+        if whole.numel() != part.numel() * count or whole.dtype != part.dtype:
+            msg = (
+                f"{name}: the whole is {_text(whole)} and the part {_text(part)}; over {count} ranks the whole must "
+                f"have {count} times as many elements, of the same dtype"
+            )
+            raise CollectiveMismatchError(msg)
+        if not whole.is_contiguous():
+            msg = f"{name}: the tensor {_text(whole)} of all parts must be contiguous; call .contiguous() first"
+            raise CollectiveMismatchError(msg)
+        return list(whole.detach().view(count, *part.shape).unbind())
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _inner(lists: Any) -> list[torch.Tensor]:
+    """The only list in ``lists``, or ``lists`` itself; without any, nothing."""
+    first = lists[0] if lists else []
+    return list(first if isinstance(first, list | tuple) else lists)
+
+
+def _op(opts: Any) -> Any:
+    """The reduction in a call's options, or given in their place; a sum by default."""
+    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+
+
+def _root(opts: Any) -> int:
+    return int(getattr(opts, "rootRank", opts) or 0)
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    if x.layout is torch.strided:
+        return x.detach().clone(memory_format=torch.contiguous_format)
+    return x.detach().coalesce().clone()
+
+
+def _reduced(parts: list[_Part], name: str) -> list[torch.Tensor]:
+    first = parts[0]
+    if first.reduced is None:
+        first.reduced = [reduce_parts(several, name) for several in zip(*(part.tensors for part in parts), strict=True)]
+    return first.reduced
+
+
+def _write(places: _Tensors, values: _Tensors) -> list[torch.Tensor]:
+    for place, value in zip(places, values, strict=True):
+        place.data.copy_(value)
+    return list(places)
+
+
+def _check_count(name: str, chunks: Sequence[Any], ranks: Ranks) -> None:
+    if len(chunks) != len(ranks):
+        msg = f"{name} over {len(ranks)} ranks got {len(chunks)} tensors; it takes one for each"
+        raise CollectiveMismatchError(msg)
+
+
+def _check_same(name: str, outputs: _Tensors, inputs: _Tensors) -> None:
+    """Each output must have its input's shape and dtype."""
+    for output, x in zip(outputs, inputs, strict=True):
+        if output.shape != x.shape or output.dtype != x.dtype:
+            msg = f"{name}: an output is {_text(output)} and its input {_text(x)}; they must be the same"
+            raise CollectiveMismatchError(msg)
+
+
+def _text(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"

@@ -1,0 +1,164 @@
+"""``torch.distributed`` of simulated ranks: each rank finds it initialised, on the simulation's coordinator.
+
+PyTorch keeps one world per process, in an object that all its functions read. While a simulation runs, that object
+looks up the rank that asks (a context variable) and answers with that rank's own groups; outside of ranks it answers
+with the process's own world, which stays as it is. The registry of groups in C++ is switched to one per thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.c10d.host import TorchOps
+from hyper_parallel.transport.c10d.rank_groups import FIELDS, REPLACED, RankGroups, current_rank, enter_rank
+from hyper_parallel.transport.simulated import SimulatedTransport
+from hyper_parallel.transport.simulated_threads import run_threads
+
+__all__ = ["run_ranks"]
+
+_Module: Any = distributed_c10d
+_World: type = type(_Module._world)  # noqa: SLF001 - PyTorch's extension point
+_isolate: Callable[[bool], None] = torch._C._distributed_c10d._set_thread_isolation_mode  # noqa: SLF001 - no public one
+_PORT = "29500"
+
+
+def _field(name: str) -> property:
+    plain: Any = getattr(_World, name)
+
+    def read(world: Any) -> Any:
+        rank = current_rank()
+        return plain.fget(world) if rank is None else rank.get(name)
+
+    def write(world: Any, value: Any) -> None:
+        rank = current_rank()
+        if rank is None:
+            plain.fset(world, value)
+        else:
+            rank.set(name, value)
+
+    return property(read, write)
+
+
+_WorldOfRank = type("_WorldOfRank", (_World,), {name: _field(name) for name in FIELDS})
+
+
+def _per_rank(name: str, replacement: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of PyTorch that simulated ranks call as ``replacement``."""
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        return plain(*args, **kwargs) if rank is None else replacement(rank, *args, **kwargs)
+
+    return call
+
+
+class _Installation:
+    """What simulations change in PyTorch while at least one runs, and what it was before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._before: dict[str, Any] = {}
+        self._hook: Any = None
+
+    def enter(self) -> None:
+        """A simulation starts."""
+        with self._lock:
+            self._running += 1
+            if self._running > 1:
+                return
+            self._hook = sys.excepthook
+            names = (*REPLACED, "_backend", "_default_pg_init_method")
+            self._before = {name: getattr(_Module, name) for name in names if hasattr(_Module, name)}
+            for name, replacement in REPLACED.items():
+                setattr(_Module, name, _per_rank(name, replacement, self._before[name]))
+            _Module._world.__class__ = _WorldOfRank  # noqa: SLF001 - as above
+            _isolate(True)  # noqa: FBT003 - positional only
+
+    def leave(self) -> None:
+        """A simulation has ended."""
+        with self._lock:
+            self._running -= 1
+            if self._running:
+                return
+            _isolate(False)  # noqa: FBT003 - as above
+            _Module._world.__class__ = _World  # noqa: SLF001 - as above
+            for name, value in self._before.items():
+                setattr(_Module, name, value)
+            sys.excepthook = self._hook
+            self._before = {}
+
+
+_INSTALLATION = _Installation()
+
+
+def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[Any]:
+    """:func:`run_threads` with PyTorch: every rank finds ``torch.distributed`` initialised.
+
+    Args:
+        body: what every rank runs.
+        world_size: number of ranks, at least one.
+        timeout: seconds after which the run is given up.
+
+    Raises:
+        WorldFailedError: a rank raised, never finished, or left messages undelivered.
+    """
+    store = dist.HashStore()
+
+    def rank_body() -> Any:
+        transport = cast("SimulatedTransport", active_transport())
+        with _rank_distributed(transport, store):
+            return body()
+
+    _INSTALLATION.enter()
+    try:
+        return run_threads(rank_body, world_size, TorchOps(), timeout)
+    finally:
+        _INSTALLATION.leave()
+
+
+@contextmanager
+def _rank_distributed(transport: SimulatedTransport, store: dist.Store) -> Iterator[None]:
+    """Inside this context, this thread is a rank of the simulation; it starts with torchrun's environment.
+
+    Args:
+        transport: of the rank.
+        store: of the world.
+    """
+    rank, size = str(transport.rank), str(transport.world_size)
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, GROUP_RANK="0")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_PORT)
+    groups = RankGroups(transport, store)
+    enter_rank(groups)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        groups.clear()
+        enter_rank(None)
+
+
+def _identity(mesh: Any) -> Any:
+    return mesh.__dict__.get("_thread_id")
+
+
+def _identify(mesh: Any, value: Any) -> None:
+    """A mesh belongs to the rank that makes it: PyTorch's caches must not take one rank's mesh for another's."""
+    rank = current_rank()
+    mesh.__dict__["_thread_id"] = value if rank is None else rank.identity
+
+
+DeviceMesh._thread_id = property(_identity, _identify)  # type: ignore[assignment]  # noqa: SLF001 - PyTorch's own mark for worlds in threads
