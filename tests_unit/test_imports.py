@@ -43,7 +43,7 @@ ARROWS = {
     "platform.contract": {"_tree", "errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
     "transport": {"errors"},
-    "transport.c10d": {"errors", "transport", "transport.gloo"},
+    "transport.c10d": {"errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},
     "transport.gloo": {"errors", "transport"},
     "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo

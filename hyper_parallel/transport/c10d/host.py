@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hyper_parallel.transport.base import Shape, check_reduction
-from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.c10d.process_state import ProcessState, restore_process, save_process
+from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.rng_state import GeneratorStates, restore_generators, save_generators
 
 __all__ = ["TorchOps", "from_host", "reduce_in_order", "seed_rank", "to_host"]

@@ -91,19 +91,25 @@ class RankGroups:
     ) -> SimulatedProcessGroup:
         """A new group of ``ranks``, this one included, registered under its name."""
         group = SimulatedProcessGroup(self.transport, ranks, store)
+        engine = dist.Backend(backend if _is_built(backend) else _BACKEND)
         group._set_group_name(name)  # type: ignore[arg-type]  # noqa: SLF001 - as PyTorch does
         group._set_group_desc(description or "undefined")  # noqa: SLF001 - as PyTorch does
         tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
         distributed_c10d._register_pg_in_world(  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
             group,
-            backend_name=dist.Backend(backend),
+            backend_name=engine,
             store=store,
             group_name=name,
-            backend_config=str(distributed_c10d.BackendConfig(dist.Backend(backend))),
+            backend_config=str(distributed_c10d.BackendConfig(engine)),
             rank_mapping={rank: position for position, rank in enumerate(ranks)},
             **tags,
         )
         return group
+
+
+def _is_built(backend: str) -> bool:
+    """Whether PyTorch has the engine that the program names; the simulation needs none, but PyTorch asks it things."""
+    return "nccl" not in str(backend).lower() or dist.is_nccl_available()
 
 
 def _empty() -> dict[str, Any]:
@@ -155,9 +161,9 @@ def _check_world(where: str, rank: int, world_size: int, transport: SimulatedTra
     wrong = rank not in (-1, transport.rank) or world_size not in (-1, transport.world_size)
     if wrong:
         msg = (
-            f"init_process_group({where!r}, rank={rank}, world_size={world_size}) on simulated rank {transport.rank} of "
-            f"{transport.world_size}: rank and world size must be those of the simulation; RANK and WORLD_SIZE in the "
-            "environment hold them"
+            f"init_process_group({where!r}, rank={rank}, world_size={world_size}) on simulated rank {transport.rank} "
+            f"of {transport.world_size}: rank and world size must be those of the simulation; RANK and WORLD_SIZE in "
+            "the environment hold them"
         )
         raise MeshError(msg)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.c10d.host import reduce_in_order

@@ -259,13 +259,13 @@ class CollectiveGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch declare
     def barrier(self, opts: Any = None) -> SimulatedWork:
         """Wait until every member calls it."""
         del opts
-        return self._begin(self._fingerprint("barrier", {}), [None] * len(self.ranks), lambda parts: [])
+        return self._begin(self._fingerprint("barrier", {}), [None] * len(self.ranks), _nothing)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 - PyTorch's signature
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every member calls it; a member that never does is named at once, without any timeout."""
         del timeout, wait_all_ranks
         fingerprint = self._fingerprint("monitored_barrier", {})
-        self._begin(fingerprint, [None] * len(self.ranks), lambda parts: []).wait()
+        self._begin(fingerprint, [None] * len(self.ranks), _nothing).wait()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -302,6 +302,11 @@ def _inner(lists: Any) -> list[torch.Tensor]:
     """The only list in ``lists``, or ``lists`` itself; without any, nothing."""
     first = lists[0] if lists else []
     return list(first if isinstance(first, list | tuple) else lists)
+
+
+def _nothing(parts: list[Any]) -> list[torch.Tensor]:
+    del parts
+    return []
 
 
 def _op(opts: Any) -> Any:

@@ -54,7 +54,7 @@ def _field(name: str) -> property:
 _WorldOfRank = type("_WorldOfRank", (_World,), {name: _field(name) for name in FIELDS})
 
 
-def _per_rank(name: str, replacement: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+def _per_rank(replacement: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     """A function of PyTorch that simulated ranks call as ``replacement``."""
 
     @functools.wraps(plain)
@@ -84,9 +84,9 @@ class _Installation:
             names = (*REPLACED, "_backend", "_default_pg_init_method")
             self._before = {name: getattr(_Module, name) for name in names if hasattr(_Module, name)}
             for name, replacement in REPLACED.items():
-                setattr(_Module, name, _per_rank(name, replacement, self._before[name]))
+                setattr(_Module, name, _per_rank(replacement, self._before[name]))
             _Module._world.__class__ = _WorldOfRank  # noqa: SLF001 - as above
-            _isolate(True)  # noqa: FBT003 - positional only
+            _isolate(True)
 
     def leave(self) -> None:
         """A simulation has ended."""
@@ -94,7 +94,7 @@ class _Installation:
             self._running -= 1
             if self._running:
                 return
-            _isolate(False)  # noqa: FBT003 - as above
+            _isolate(False)
             _Module._world.__class__ = _World  # noqa: SLF001 - as above
             for name, value in self._before.items():
                 setattr(_Module, name, value)
