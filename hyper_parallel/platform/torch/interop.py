@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -14,6 +14,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.transport.base import active_transport
 
 if TYPE_CHECKING:
     from torch.distributed import tensor as peer
@@ -25,6 +26,7 @@ __all__ = ["from_torch", "to_torch"]
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
 _THEIRS = ("sum", "avg", "max", "min", "product")
+_MESHES: WeakKeyDictionary[Any, dict[DeviceMesh, Any]] = WeakKeyDictionary()  # by simulated rank, or by world
 _LOCK = threading.Lock()
 
 
@@ -34,13 +36,15 @@ def to_torch(tensor: DTensor) -> peer.DTensor:
     The first call with a mesh creates PyTorch's mesh of it, which is a collective call of every rank of the world.
 
     Raises:
-        UnsupportedOnBackend: ``torch.distributed`` is not initialised: simulated ranks have no process groups.
+        UnsupportedOnBackend: ``torch.distributed`` is not initialised.
         UnsupportedOperatorError: a layout that PyTorch's DTensor does not have.
     """
     from torch.distributed import tensor as peer
 
     if not distributed.is_initialized():
-        msg = "to_torch: PyTorch's DTensor needs torch.distributed.init_process_group(); simulated ranks have none"
+        msg = (
+            "to_torch: PyTorch's DTensor needs an initialised world; call torch.distributed.init_process_group() first"
+        )
         raise UnsupportedOnBackend(msg)
     layout = tensor.layout
     _refuse_uneven(layout)
@@ -120,15 +124,21 @@ def _refuse_uneven(layout: Layout) -> None:
 
 
 def _mesh(mesh: DeviceMesh) -> Any:
+    """PyTorch's mesh; built once per rank, without the lock where ranks are threads that build it together."""
+    rank = active_transport()
+    if rank is not None:
+        return _known(mesh, rank)
     with _LOCK:
-        return _torch_mesh(mesh)
+        return _known(mesh, distributed.group.WORLD)
 
 
-@cache
-def _torch_mesh(mesh: DeviceMesh) -> Any:
+def _known(mesh: DeviceMesh, owner: Any) -> Any:
     from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
-    return TorchMesh(mesh.device_type, torch.tensor(mesh.mesh), mesh_dim_names=mesh.mesh_dim_names)
+    meshes = _MESHES.setdefault(owner, {})
+    if mesh not in meshes:
+        meshes[mesh] = TorchMesh(mesh.device_type, torch.tensor(mesh.mesh), mesh_dim_names=mesh.mesh_dim_names)
+    return meshes[mesh]
 
 
 def _dense(shape: torch.Size) -> tuple[int, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.simulated import SimulatedTransport
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["SimulatedProcessGroup"]
 
@@ -26,7 +28,7 @@ class SimulatedProcessGroup(CollectiveGroup):
     supports_splitting = False
     supports_coalescing = False
 
-    def __init__(self, transport: SimulatedTransport, ranks: Ranks, store: dist.Store) -> None:
+    def __init__(self, transport: SimulatedTransport, ranks: Ranks, store: Store) -> None:
         super().__init__(transport, ranks)
         self._store = store
         self._name, self._description = "", "undefined"
@@ -72,7 +74,7 @@ class SimulatedProcessGroup(CollectiveGroup):
         del device
         return self
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """The store of the group."""
         return self._store
 

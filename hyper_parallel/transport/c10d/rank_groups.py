@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import MeshError
@@ -22,6 +23,7 @@ from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank"]
 
+_C10D: Any = distributed_c10d
 FIELDS = (
     "default_pg",
     "pg_map",
@@ -50,7 +52,7 @@ class RankGroups:
         store: of the world.
     """
 
-    def __init__(self, transport: SimulatedTransport, store: dist.Store) -> None:
+    def __init__(self, transport: SimulatedTransport, store: Store) -> None:
         self.transport = transport
         self.store = store
         self.implicit = True
@@ -77,30 +79,30 @@ class RankGroups:
         """Forget every group."""
         if self._fields is not None:
             self._fields.update(_empty())
-            distributed_c10d._unregister_all_process_groups()  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+            _C10D._unregister_all_process_groups()  # noqa: SLF001 - as PyTorch does
 
     def _initialise(self) -> None:
-        store = dist.PrefixStore("default_pg", self.store)
+        store = PrefixStore("default_pg", self.store)
         self.get("group_count")
         group = self.build(tuple(range(self.transport.world_size)), _BACKEND, store, _DEFAULT_NAME, "default_pg", None)
         self.set("default_pg", group)
         self.set("group_count", 1)
 
     def build(
-        self, ranks: Ranks, backend: str, store: dist.Store, name: str, description: str | None, tag: str | None
+        self, ranks: Ranks, backend: str, store: Store, name: str, description: str | None, tag: str | None
     ) -> SimulatedProcessGroup:
         """A new group of ``ranks``, this one included, registered under its name."""
         group = SimulatedProcessGroup(self.transport, ranks, store)
         engine = dist.Backend(backend if _is_built(backend) else _BACKEND)
-        group._set_group_name(name)  # type: ignore[arg-type]  # noqa: SLF001 - as PyTorch does
+        group._set_group_name(name)  # noqa: SLF001 - as PyTorch does
         group._set_group_desc(description or "undefined")  # noqa: SLF001 - as PyTorch does
         tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
-        distributed_c10d._register_pg_in_world(  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+        _C10D._register_pg_in_world(  # noqa: SLF001 - as PyTorch does
             group,
             backend_name=engine,
             store=store,
             group_name=name,
-            backend_config=str(distributed_c10d.BackendConfig(engine)),
+            backend_config=str(_C10D.BackendConfig(engine)),
             rank_mapping={rank: position for position, rank in enumerate(ranks)},
             **tags,
         )
@@ -133,7 +135,7 @@ def _plain(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
-_INIT_CODE = _plain(distributed_c10d.init_process_group).__code__
+_INIT_CODE = _plain(_C10D.init_process_group).__code__
 _RANK: ContextVar[RankGroups | None] = ContextVar("hyper_parallel_rank_groups", default=None)
 
 
@@ -174,7 +176,7 @@ def _new_process_group_helper(
     group_rank: int,
     global_ranks_in_group: list[int],
     backend: str,
-    store: dist.Store,
+    store: Store,
     group_name: str,
     **options: Any,
 ) -> tuple[Any, Any]:
@@ -185,7 +187,7 @@ def _new_process_group_helper(
         raise ValueError(msg)
     tag = options.get("pg_tag")
     if tag:
-        known = distributed_c10d._find_pg_by_ranks_and_tag(tag, global_ranks_in_group)  # type: ignore[attr-defined]  # noqa: SLF001 - as PyTorch does
+        known = _C10D._find_pg_by_ranks_and_tag(tag, global_ranks_in_group)  # noqa: SLF001 - as PyTorch does
         if known:
             return known, rank_groups.get("pg_map")[known][1]
     if not global_ranks_in_group:
@@ -193,7 +195,7 @@ def _new_process_group_helper(
     ranks = tuple(global_ranks_in_group) or tuple(range(transport.world_size))
     if transport.rank not in ranks:
         return dist.GroupMember.NON_GROUP_MEMBER, None
-    prefixed = dist.PrefixStore(f"{group_name}/", store)
+    prefixed = PrefixStore(f"{group_name}/", store)
     group = rank_groups.build(ranks, backend, prefixed, group_name, options.get("group_desc"), tag)
     if global_ranks_in_group:
         _meet(transport, ranks, group_name)
@@ -234,7 +236,7 @@ def _agree(transport: SimulatedTransport, ranks: Any, *, sort: bool) -> None:
     transport.begin(Contribution(fingerprint, [None] * len(world), awaited=False))
 
 
-_PLAIN_NEW_GROUP: Any = distributed_c10d._new_group_with_tag  # type: ignore[attr-defined]  # noqa: SLF001 - wrapped
+_PLAIN_NEW_GROUP: Any = _C10D._new_group_with_tag  # noqa: SLF001 - wrapped
 REPLACED: dict[str, Callable[..., Any]] = {
     "rendezvous": _rendezvous,
     "_new_process_group_helper": _new_process_group_helper,

@@ -24,6 +24,7 @@ from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["CollectiveGroup"]
 
+_ProcessGroup: Any = dist.ProcessGroup
 _Tensors = Sequence[torch.Tensor]
 _Finish = Callable[[list[Any]], list[torch.Tensor]]
 
@@ -38,7 +39,7 @@ class _Part:
         self.reduced: list[torch.Tensor] | None = None
 
 
-class CollectiveGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch declares no base
+class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signatures per overload
     """The collectives of one rank in one group.
 
     Args:

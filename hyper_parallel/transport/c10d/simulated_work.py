@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 __all__ = ["SimulatedWork"]
 
+_Work: Any = dist.Work
 
-class SimulatedWork(dist.Work):  # type: ignore[misc]  # torch declares no base
+
+class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its methods
     """A collective that was started; its outputs are written when it is waited for.
 
     PyTorch's C++ code calls :meth:`wait` and :meth:`get_future`.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, _set_thread_isolation_mode  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,7 +30,7 @@ __all__ = ["run_ranks"]
 
 _Module: Any = distributed_c10d
 _World: type = type(_Module._world)  # noqa: SLF001 - PyTorch's extension point
-_isolate: Callable[[bool], None] = torch._C._distributed_c10d._set_thread_isolation_mode  # noqa: SLF001 - no public one
+_isolate: Callable[[bool], None] = _set_thread_isolation_mode
 _PORT = "29500"
 
 
@@ -116,7 +116,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
     """
-    store = dist.HashStore()
+    store = HashStore()
 
     def rank_body() -> Any:
         transport = cast("SimulatedTransport", active_transport())
@@ -131,7 +131,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[
 
 
 @contextmanager
-def _rank_distributed(transport: SimulatedTransport, store: dist.Store) -> Iterator[None]:
+def _rank_distributed(transport: SimulatedTransport, store: Store) -> Iterator[None]:
     """Inside this context, this thread is a rank of the simulation; it starts with torchrun's environment.
 
     Args:

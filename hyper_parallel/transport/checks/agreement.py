@@ -279,8 +279,10 @@ def _from_fields(
     fields: list[Any], ranks: Ranks, sends: Sequence[int], expects: Sequence[int]
 ) -> CollectiveFingerprint:
     operation, facts, row, near, user = map(_tuples, fields)
-    chunks = (None if row is None else tuple((int(count), *row) for count in counts) for counts in (sends, expects))
-    return CollectiveFingerprint(operation, ranks, facts, Site(near, user), *chunks)
+    sent, expected = (
+        None if row is None else tuple((int(count), *row) for count in counts) for counts in (sends, expects)
+    )
+    return CollectiveFingerprint(operation, ranks, facts, Site(near, user), sent, expected)
 
 
 def _tuples(value: Any) -> Any:

@@ -111,9 +111,9 @@ def _fingerprint(
     """The fingerprint of a call; ``sends`` and ``expects`` are numbers of elements per member."""
     group = _group(arguments)
     ranks = tuple(dist.get_process_group_ranks(group))
-    chunks = (None if sizes is None else tuple((size,) for size in sizes) for sizes in (sends, expects))
+    sent, expected = (None if sizes is None else tuple((size,) for size in sizes) for sizes in (sends, expects))
     site = call_site(*LIBRARY_FILES)
-    return CollectiveFingerprint(f"dist.{operation}", ranks, facts, site, *chunks, group=name_of(group))
+    return CollectiveFingerprint(f"dist.{operation}", ranks, facts, site, sent, expected, name_of(group))
 
 
 def name_of(group: Any) -> str:

@@ -92,18 +92,35 @@ def test_distributed_checkpoint(tmp_path):
     assert launch(saved, 2, "torch", (str(tmp_path),)) == [torch.arange(15.0).reshape(5, 3).tolist()] * 2
 
 
-def test_simulated_ranks_have_no_groups():
-    """On simulated ranks, conversion to PyTorch's DTensor is refused with the reason."""
+def test_simulated_ranks_convert_as_well():
+    """On simulated ranks, each rank gets its own shard as PyTorch's DTensor, whose collectives work."""
+    import torch
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+
+    full = torch.randn(5, 2)
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        converted = distribute_tensor(full, mesh, [Shard(0)]).to_torch()
+        return torch.equal(converted.full_tensor(), full)
+
+    assert simulate(body, 2, platform="torch") == [True, True]
+
+
+def test_a_world_is_needed():
+    """Without an initialised world, conversion to PyTorch's DTensor is refused with the fix."""
     import torch
 
     from hyper_parallel import Shard, distribute_tensor, init_device_mesh
 
     def body():
+        torch.distributed.destroy_process_group()
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         with pytest.raises(UnsupportedOnBackend) as caught:
             distribute_tensor(torch.zeros(2), mesh, [Shard(0)]).to_torch()
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "to_torch: PyTorch's DTensor needs torch.distributed.init_process_group(); simulated ranks have none"
+        "to_torch: PyTorch's DTensor needs an initialised world; call torch.distributed.init_process_group() first"
     )
