@@ -83,19 +83,19 @@ def find_bugs(framework: str) -> list[Bug]:
     return [read_facts(path, framework) for path in files if path.stem != "__init__"]
 
 
-def bugs_named(framework: str, names: Sequence[str] | None) -> list[Bug]:
-    """Return the bugs of these names, or all without names.
+def bugs_named(frameworks: Sequence[str], names: Sequence[str] | None = None) -> list[Bug]:
+    """Return the bugs of these names in all frameworks that have them, or all bugs without names.
 
     Raises:
         ValueError: there is none of a name.
     """
-    bugs = find_bugs(framework)
-    known = [bug.name for bug in bugs]
+    bugs = [bug for framework in frameworks for bug in find_bugs(framework)]
+    known = sorted({bug.name for bug in bugs})
     for name in names or ():
         if name not in known:
             near = difflib.get_close_matches(name, known, 3, 0.4)
-            msg = f"no bug of {framework} is called {name!r}" + (f"; near: {', '.join(near)}" if near else "")
-            raise ValueError(msg)
+            msg = f"no bug of {' or '.join(frameworks)} is called {name!r}"
+            raise ValueError(msg + (f"; near: {', '.join(near)}" if near else ""))
     return [bug for bug in bugs if not names or bug.name in names]
 
 

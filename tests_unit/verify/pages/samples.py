@@ -2,6 +2,8 @@
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.verify.bugs.registry import Bug
+from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
@@ -106,3 +108,10 @@ def mutation(survived=1):
         "survivors": [{**slip, "full": "held"}] * survived,
         "equivalents": [{**slip, "reason": "the row is claimed by another"}] * 2,
     }
+
+
+def corpus():
+    """A run of the bug corpus: one program, all right."""
+    bug = Bug("torch", "router_weight", "Wrong.", "repo 1", {"tp": 3}, "gradient", "router.*", "missing-reduction")
+    broken = FormResult(False, 40, "gradient", "router.weight", "missing-reduction", "tp", "the sum is <equal>")
+    return CorpusReport([BugResult(bug, broken, FormResult(True, 50), 0.25)])

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.contract.results import ContractOutcome
 from hyper_parallel.verify.pages import layout_svg, page
+from hyper_parallel.verify.pages.bugs_page import bugs_page
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
@@ -15,7 +16,7 @@ from hyper_parallel.verify.pages.operators_page import operators_page
 
 pytestmark = [pytest.mark.slow]
 
-NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "pictures")
+NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "corpus", "pictures")
 
 OVERFLOW = """
 const wide = [...document.querySelectorAll("main *")].filter(
@@ -85,6 +86,7 @@ def pages(samples):
         "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
         "mutation": mutation_page(samples.mutation()),
         "contract": contract_page([_outcome("torch"), _outcome("mindspore")], []),
+        "corpus": bugs_page(samples.corpus()),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 

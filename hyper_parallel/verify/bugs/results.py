@@ -1,0 +1,148 @@
+"""What the harness said of the corpus's programs, beside the facts: caught or missed, tensor and cause right or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hyper_parallel.verify.bugs.registry import Bug
+
+__all__ = ["CAUSE_SHARE", "TENSOR_SHARE", "BugResult", "CorpusReport", "FormResult"]
+
+TENSOR_SHARE = 0.9
+"""Share of the bugs whose tensor must be named right, in a run of the whole corpus."""
+
+CAUSE_SHARE = 0.8
+"""The same for the class of the cause."""
+
+
+@dataclass(frozen=True)
+class FormResult:
+    """The verdict on one form of a program.
+
+    Attributes:
+        equal: whether it trains like a single device.
+        checked: number of values that were compared.
+        kind, name: of the first value that differs; empty if none.
+        cause: class of the error that was found; empty if none.
+        axis: group or mesh axis that the cause concerns.
+        evidence: the numbers that show the cause.
+        unplaced: values that could not be compared, as their placement could not be told.
+        error: what ended the run, if something did that is no verdict.
+    """
+
+    equal: bool
+    checked: int = 0
+    kind: str = ""
+    name: str = ""
+    cause: str = ""
+    axis: str = ""
+    evidence: str = ""
+    unplaced: tuple[str, ...] = ()
+    error: str = ""
+
+    def text(self) -> str:
+        """Return the verdict in a line."""
+        if self.error:
+            return f"ended: {self.error.splitlines()[0]}"
+        if self.equal:
+            return f"equal, {self.checked} values" + (f", {len(self.unplaced)} not placed" if self.unplaced else "")
+        return f"{self.kind} {self.name}, {self.cause}" + (f" over {self.axis}" if self.axis else "")
+
+
+@dataclass(frozen=True)
+class BugResult:
+    """The verdicts on both forms of a program.
+
+    Attributes:
+        bug: the program and its facts.
+        broken: the verdict with the bug.
+        fixed: the verdict without it.
+        seconds: that both took.
+    """
+
+    bug: Bug
+    broken: FormResult
+    fixed: FormResult
+    seconds: float = 0.0
+
+    @property
+    def caught(self) -> bool:
+        """Whether the broken form was found to differ."""
+        return not self.broken.equal and not self.broken.error
+
+    @property
+    def passed(self) -> bool:
+        """Whether the fixed form was compared whole, and found equal."""
+        return self.fixed.equal and self.fixed.checked > 0 and not self.fixed.unplaced and not self.fixed.error
+
+    @property
+    def tensor_right(self) -> bool:
+        """Whether the value that is named first is the one that the bug touches first."""
+        return self.caught and self.broken.kind == self.bug.kind and fnmatchcase(self.broken.name, self.bug.tensor)
+
+    @property
+    def cause_right(self) -> bool:
+        """Whether the class that was found is the documented one."""
+        return self.caught and self.broken.cause == self.bug.cause
+
+    def text(self) -> str:
+        """Return the result in one or two lines."""
+        named = "" if self.tensor_right else f"; first wrong is {self.bug.kind} {self.bug.tensor}"
+        cause = "" if self.cause_right else f"; the cause is {self.bug.cause}"
+        broken = f"caught: {self.broken.text()}{named}{cause}" if self.caught else f"MISSED: {self.broken.text()}"
+        fixed = "" if self.passed else f"\n  FALSE ALARM in the fixed form: {self.fixed.text()}"
+        return f"{self.bug.framework} {self.bug.name}: {broken}{fixed}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        states = {name: getattr(self, name) for name in ("caught", "passed", "tensor_right", "cause_right")}
+        return {**asdict(self), **states}
+
+
+@dataclass
+class CorpusReport:
+    """Results of several programs.
+
+    Attributes:
+        results: one per program.
+        whole: whether these are all programs of their frameworks, so that the shares count.
+        note: that the run was interrupted, for example.
+    """
+
+    results: list[BugResult] = field(default_factory=list)
+    whole: bool = True
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every bug was caught, every fixed form passed, and enough tensors and causes are right."""
+        if not self.results or self.note or not all(result.caught and result.passed for result in self.results):
+            return False
+        if not self.whole:
+            return True
+        tensors, causes = (self.count(name) / len(self.results) for name in ("tensor_right", "cause_right"))
+        return tensors >= TENSOR_SHARE and causes >= CAUSE_SHARE
+
+    def count(self, state: str) -> int:
+        """Return how many results have a state: ``caught``, ``passed``, ``tensor_right`` or ``cause_right``."""
+        return sum(getattr(result, state) for result in self.results)
+
+    def text(self) -> str:
+        """Return the counts in a line."""
+        total = len(self.results)
+        seconds = sum(result.seconds for result in self.results)
+        line = (
+            f"{self.count('caught')} of {total} bugs caught, {self.count('passed')} of {total} fixed forms pass; "
+            f"the tensor is right in {self.count('tensor_right')}, the cause in {self.count('cause_right')} "
+            f"({seconds:.1f} s)"
+        )
+        return f"{line}; {self.note}" if self.note else line
+
+    def json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        counts = {name: self.count(name) for name in ("caught", "passed", "tensor_right", "cause_right")}
+        bugs: Sequence[dict[str, Any]] = [result.json() for result in self.results]
+        return {"ok": self.ok, "note": self.note, "whole": self.whole, **counts, "bugs": bugs}
