@@ -22,6 +22,7 @@ from hyper_parallel.pytest_plugin.hooks import (  # noqa: F401 - pytest finds th
     pytest_unconfigure,
 )
 from hyper_parallel.pytest_plugin.marks import arg_mark
+from hyper_parallel.pytest_plugin.measuring import pytest_runtestloop  # noqa: F401 - pytest finds it by name
 
 __all__ = [
     "SkipReason",

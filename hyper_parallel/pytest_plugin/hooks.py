@@ -24,6 +24,7 @@ from hyper_parallel.pytest_plugin.capability import (
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
+from hyper_parallel.pytest_plugin.measuring import RankContexts
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
@@ -100,6 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[REMOVED] = Counter()
     config.stash[TALLY] = Tally()
     config.pluginmanager.register(config.stash[TALLY], "hyper_parallel.tally")
+    if config.getoption("cov_context", None) is not None:
+        config.pluginmanager.register(RankContexts(), "hyper_parallel.contexts")
     selected(config)
     wanted = _requirement(config)
     if wanted is not None and count_cards(wanted.device) < wanted.cards:

@@ -25,6 +25,7 @@ from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, M
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
+from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
@@ -296,9 +297,10 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         timeout: seconds after which every rank's stack is taken and the processes are ended.
         device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i.
     """
-    traced = sys.gettrace() is not None
+    traced, measurement = sys.gettrace() is not None, current_measurement()
+    path, folder = search_path(), str(Path.cwd())
     tasks = [
-        (RankTask(rank, world_size, body, None, search_path(), str(Path.cwd()), traced), dict(os.environ))
+        (RankTask(rank, world_size, body, None, path, folder, traced, measurement), dict(os.environ))
         for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # the time limit does not cover its start

@@ -234,7 +234,9 @@ def _server(framework: str) -> Iterator[None]:
     server = _SERVERS.get(framework)
     if server is None:
         server = _SERVERS[framework] = multiprocessing.forkserver.ForkServer()
-        server.set_forkserver_preload([*_PRELOAD[framework], "cloudpickle", "hyper_parallel.transport.launched_rank"])
+        usual_modules = ["cloudpickle", "hyper_parallel.transport.launched_rank"]
+        measuring = ["coverage"] if "coverage" in sys.modules else []
+        server.set_forkserver_preload([*_PRELOAD[framework], *usual_modules, *measuring])
     usual = multiprocessing.forkserver.connect_to_new_process
     multiprocessing.forkserver.connect_to_new_process = server.connect_to_new_process
     try:

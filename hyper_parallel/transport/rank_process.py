@@ -21,6 +21,7 @@ from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption, unwinding
 from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.measurement import Measurement, measured
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
@@ -50,6 +51,7 @@ class RankTask:
         start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
         path, folder: ``sys.path`` and working directory of the parent.
         traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
+        measurement: how the parent is measured by coverage.py, or None.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class RankTask:
     path: list[str]
     folder: str
     traced: bool = True
+    measurement: Measurement | None = None
 
 
 @dataclass
@@ -192,8 +195,9 @@ def _serve(task: RankTask, line: Connection) -> RankReport:
 
 def run_rank(task: RankTask, transport: Transport) -> RankReport:
     """Run the task's function with its transport active; how it ended."""
-    if task.traced:
-        return _run(task, transport)
+    if task.traced or task.measurement is not None:
+        with measured(task.measurement):
+            return _run(task, transport)
     tracer = sys.gettrace()
     sys.settrace(None)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import Worker, check_in, check_out, stacks_of
 from hyper_parallel.transport.rank_process import RankReport, RankTask
@@ -173,8 +174,9 @@ def run_processes(
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
     """
     body = pack((fn, tuple(args)), fn)
-    traced, path, folder = sys.gettrace() is not None, search_path(), os.getcwd()  # noqa: PTH109
-    tasks = [RankTask(rank, world_size, body, start, path, folder, traced) for rank in range(world_size)]
+    traced, measurement = sys.gettrace() is not None, current_measurement()
+    path, folder = search_path(), os.getcwd()  # noqa: PTH109
+    tasks = [RankTask(rank, world_size, body, start, path, folder, traced, measurement) for rank in range(world_size)]
     team = check_out(world_size)
     world = _ProcessWorld(team, tasks, time.monotonic() + timeout)
     healthy = False

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import python_command, search_path
 from hyper_parallel.transport.rank_process import RankReport, RankTask
@@ -142,7 +143,9 @@ class _Processes:
 
 
 def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
-    task = RankTask(-1, world_size, pack((fn, tuple(args)), fn), None, search_path(), str(Path.cwd()))
+    body = pack((fn, tuple(args)), fn)
+    measurement = current_measurement(until_sigterm=False)  # a rank that is ended writes down where it was
+    task = RankTask(-1, world_size, body, None, search_path(), str(Path.cwd()), measurement=measurement)
     (folder / "launcher").write_text(str(os.getpid()))
     (folder / "task").write_bytes(pickle.dumps(task))
 

@@ -273,6 +273,7 @@ def test_options_that_make_no_sense_are_refused(pytester, option, message):
 @pytest.mark.platforms("torch")  # whose ranks are threads: processes may not have started after half a second
 def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
     """HP_RANK_TIMEOUT applies to tests and simulations without a limit of their own; an invalid value is refused."""
+    monkeypatch.setenv("HP_TEST_PLATFORMS", "torch")
     monkeypatch.setenv("HP_RANK_TIMEOUT", "soon")
     message = "HP_RANK_TIMEOUT=soon: expected a positive number of seconds"
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN)

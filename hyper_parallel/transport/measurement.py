@@ -1,0 +1,127 @@
+"""Coverage of rank processes: coverage.py measures a rank as it measures the process that started the world.
+
+A process that is forked from a warm server, or started by torchrun, is not measured unless coverage's settings ask for
+it (``patch = subprocess``), and what it measured is lost if it is ended before it writes. So each task takes along how
+its parent is measured, and a rank writes its data after every task, beside the parent's, where ``coverage combine`` and
+pytest-cov look for it. coverage.py is used only if the parent has imported it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Measurement", "current_measurement", "in_test_context", "measured"]
+
+# A rank runs only some of the code, and its server may have imported some of it before.
+_NO_DATA = "no-data-collected"
+_EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not-python", "already-imported"]
+
+_TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
+_LOCK = threading.Lock()
+_STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a process is measured.
+
+    Attributes:
+        settings: coverage's configuration by name.
+        folder: to which its relative paths refer.
+        context: the running test, where contexts are recorded; or None.
+        until_sigterm: whether the data is also saved when SIGTERM arrives; not where another handler must run.
+    """
+
+    settings: dict[str, Any]
+    folder: str
+    context: str | None = None
+    until_sigterm: bool = True
+
+
+@contextmanager
+def in_test_context(name: str) -> Iterator[None]:
+    """Record what ranks run inside as covered by the context ``name``."""
+    token = _TEST_CONTEXT.set(name)
+    try:
+        yield
+    finally:
+        _TEST_CONTEXT.reset(token)
+
+
+def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
+    """How this process is measured right now, for its ranks; None if it is not, or if measuring is paused."""
+    coverage: Any = sys.modules.get("coverage")
+    current = None if coverage is None else coverage.Coverage.current()
+    if current is None or not _traced():
+        return None
+    quiet = current.get_option("run:disable_warnings")
+    if _NO_DATA not in quiet:  # there is data: that of the ranks
+        current.set_option("run:disable_warnings", [*quiet, _NO_DATA])
+    folder = coverage.files.relative_directory()
+    settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
+    settings["data_file"] = os.path.join(folder, settings["data_file"])  # noqa: PTH118 - may be absolute already
+    return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm)
+
+
+def _traced() -> bool:
+    """Whether this thread's lines are counted: by a trace function, or from Python 3.12 on by ``sys.monitoring``."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return sys.gettrace() is not None or (
+        monitoring is not None and monitoring.get_tool(monitoring.COVERAGE_ID) is not None
+    )
+
+
+def _measuring(measurement: Measurement) -> Any:
+    """The Coverage object that measures this process: a new one if none does."""
+    import coverage
+
+    key = dataclasses.replace(measurement, context=None)
+    with _LOCK:
+        if _STARTED and _STARTED[0][0] != key:
+            _, other = _STARTED.pop()
+            other.stop()
+            other.save()
+        current = coverage.Coverage.current()
+        if current is None:
+            current = _start(key)
+            _STARTED.append((key, current))
+    return current
+
+
+def _start(measurement: Measurement) -> Any:
+    import coverage
+
+    here = os.getcwd()  # noqa: PTH109
+    os.chdir(measurement.folder)
+    try:
+        started: Any = coverage.Coverage(config_file=False, data_suffix=True)
+        vars(started.config).update(measurement.settings)
+        started.config.disable_warnings = [*started.config.disable_warnings, *_EXPECTED]
+        started.config.sigterm = measurement.until_sigterm
+        started.start()
+    finally:
+        os.chdir(here)
+    return started
+
+
+@contextmanager
+def measured(measurement: Measurement | None) -> Iterator[None]:
+    """Count what runs inside, and write the data before leaving."""
+    if measurement is None:
+        yield
+        return
+    current = _measuring(measurement)
+    if measurement.context is not None:
+        current.switch_context(measurement.context)
+    try:
+        yield
+    finally:
+        current.save()

@@ -1,0 +1,85 @@
+"""Coverage of rank processes."""
+
+import sys
+
+import pytest
+
+from hyper_parallel.transport.measurement import Measurement, current_measurement, in_test_context, measured
+
+coverage = pytest.importorskip("coverage")
+
+
+@pytest.fixture
+def nested(monkeypatch, tmp_path):
+    """A Coverage object of the test's own, whatever measures the test run; stopped at the end."""
+    started = coverage.Coverage(config_file=False, data_file=str(tmp_path / ".coverage"), data_suffix=True, branch=True)
+    monkeypatch.setattr(coverage.Coverage, "current", lambda: started)
+    return started
+
+
+def test_a_process_that_is_not_measured_has_no_measurement(monkeypatch, nested):
+    """Without coverage.py, without a running measurement, and while the tracer pauses, ranks are not measured."""
+    tracer = sys.gettrace()
+    try:
+        sys.settrace(None)
+        assert current_measurement() is None
+    finally:
+        sys.settrace(tracer)
+    monkeypatch.setattr(coverage.Coverage, "current", lambda: None)
+    assert current_measurement() is None
+    monkeypatch.delitem(sys.modules, "coverage")
+    assert current_measurement() is None
+    with measured(None):
+        pass
+
+
+def test_a_measurement_says_how_and_where(nested, tmp_path):
+    """Settings, folder and test of the measured process travel to its ranks."""
+    nested.start()
+    try:
+        with in_test_context("test_x.py::test_y|run"):
+            inside = current_measurement(until_sigterm=False)
+        outside = current_measurement()
+    finally:
+        nested.stop()
+    assert inside.settings["branch"] is True
+    assert inside.settings["data_file"] == str(tmp_path / ".coverage")
+    assert (inside.context, inside.until_sigterm) == ("test_x.py::test_y|run", False)
+    assert (outside.context, outside.until_sigterm) == (None, True)
+    assert "no-data-collected" in nested.get_option("run:disable_warnings")
+
+
+def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
+    """A process that nothing measures starts to, keeps on for the next task, and begins anew with other settings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    running = []
+    plain = coverage.Coverage.start
+    monkeypatch.setattr(coverage.Coverage, "current", lambda: running[-1] if running else None)
+    monkeypatch.setattr(coverage.Coverage, "start", lambda self: (plain(self), running.append(self)))
+    plain_stop = coverage.Coverage.stop
+    monkeypatch.setattr(coverage.Coverage, "stop", lambda self: (plain_stop(self), running.remove(self)))
+    config = coverage.Coverage(config_file=False, source=[str(tmp_path)]).config
+    settings = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+    def rank(data_file, context=None):
+        taken = Measurement({**settings, "data_file": str(tmp_path / data_file)}, str(tmp_path), context, False)
+        with measured(taken):
+            namespace = {}
+            exec(compile((tmp_path / "code.py").read_text(), str(tmp_path / "code.py"), "exec"), namespace)  # noqa: S102
+            namespace["f"]()
+        return sorted(path.name for path in tmp_path.glob(f"{data_file}.*"))
+
+    try:
+        assert len(rank("first", "test_one|run")) == 1
+        first = rank("first", "test_two|run")
+        assert len(first) == 1
+        assert len(rank("second")) == 1
+        assert len(running) == 1
+    finally:
+        for each in running[:]:
+            each.stop()
+    data = coverage.CoverageData(str(tmp_path / first[0]))
+    data.read()
+    assert set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2]) == {"test_one|run", "test_two|run"}
