@@ -22,7 +22,7 @@ TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
-MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
+MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore", "transport.mindspore_comm"}
 # The bug corpus holds users' programs: plain PyTorch or MindSpore, which import nothing of the library, and of which it
 # imports nothing: they are run like a user's file.
 FRAMEWORK_HOMES = {
@@ -46,7 +46,13 @@ ARROWS = {
     "transport.c10d": {"errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},
     "transport.gloo": {"errors", "transport"},
-    "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo
+    "transport.mindspore": {
+        "errors",
+        "transport",
+        "transport.c10d",
+        "transport.mindspore_comm",
+    },  # its CPU rehearsal runs over gloo
+    "transport.mindspore_comm": {"errors", "transport"},
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {"_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
     "platform.mindspore": {"_tree", "errors", "platform.contract", "transport", "transport.mindspore", *CORE},

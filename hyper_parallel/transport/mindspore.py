@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.mint import distributed
 
@@ -23,8 +22,13 @@ from hyper_parallel.transport.base import (
     check_ranks,
     check_reduction,
 )
+from hyper_parallel.transport.checks.guarded import GuardedTransport
+from hyper_parallel.transport.coordinator import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO
-from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
+from hyper_parallel.transport.mindspore_comm import begin, begin_again
+from hyper_parallel.transport.mindspore_comm.host import from_host, to_host
+from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.work import Work
 
 __all__ = [
@@ -39,7 +43,6 @@ __all__ = [
     "to_host",
 ]
 
-_NATIVE_BFLOAT16: np.dtype[Any] = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
 _FLOATING = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.float64)
 _COMPLEX = (mindspore.complex64, mindspore.complex128)
 _FOLDS = {
@@ -51,19 +54,6 @@ _FOLDS = {
     "all": mint.logical_and,
     "any": mint.logical_or,
 }
-
-
-def to_host(x: Tensor) -> np.ndarray[Any, Any]:
-    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
-    array: np.ndarray[Any, Any] = x.asnumpy()
-    return array.view(np.uint16).view(BFLOAT16) if array.dtype == _NATIVE_BFLOAT16 else array
-
-
-def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that takes over the memory of ``array``, which nothing else may reference."""
-    if array.dtype == BFLOAT16:
-        array = array.view(np.uint16).view(_NATIVE_BFLOAT16)
-    return Tensor.from_numpy(array)
 
 
 class NumpyBridge(ForwardingTransport):
@@ -135,9 +125,10 @@ class NumpyBridge(ForwardingTransport):
         return None if result is None else self._from_host(result)
 
 
-def start_rank(inner: Transport) -> NumpyBridge:
-    """Begin a simulated rank in a worker process: a fixed seed, since the process may have served another run."""
+def start_rank(inner: SimulatedTransport) -> NumpyBridge:
+    """Begin a simulated rank in a worker process, which may have served another run: a fixed seed and a new world."""
     mindspore.manual_seed(0)
+    begin(inner.rank, inner.world_size, inner.endpoint)
     return NumpyBridge(inner)
 
 
@@ -162,12 +153,17 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
     """MindSpore tensors over a transport of PyTorch's tensors in the same process."""
     from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
 
+    endpoint: Endpoint = GatheringEndpoint(inner, c10d.from_host, c10d.to_host)
+    if isinstance(inner, GuardedTransport):  # a warm rank, whose coordinator carries MindSpore's own collectives too
+        endpoint = inner.endpoint
+    begin(inner.rank, inner.world_size, endpoint)
     return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))
 
 
 def seed_rank() -> None:
-    """A fixed seed, since the process may have served another run."""
+    """A fixed seed and a new world for MindSpore's own collectives, since the process may have served another run."""
     mindspore.manual_seed(0)
+    begin_again()
 
 
 # What HCCL reduces itself; every other dtype and reduction is gathered and reduced in rank order.

@@ -92,6 +92,11 @@ class SimulatedTransport(Transport):
         self._posted: dict[tuple[int, int, int, Channel], deque[MessageFingerprint]] = {}
         self._arrived: dict[int, tuple[Any, CollectiveMismatchError | None]] = {}
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The line to the coordinator, for collectives of a framework's own functions."""
+        return self._endpoint
+
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """Reduce in rank order; see :meth:`Transport.all_reduce`."""
         return self._run(self._all_reduce(x, op, ranks))
