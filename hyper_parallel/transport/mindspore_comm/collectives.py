@@ -147,9 +147,9 @@ def _receive(world: World, posted: MessageFingerprint) -> Array:
             world.arrived[id(first)] = (world.endpoint.receive(first), None)
         except CollectiveMismatchError as error:
             world.arrived[id(first)] = (None, error)
-    payload, error = world.arrived.pop(id(posted))
-    if error is not None:
-        raise error
+    payload, problem = world.arrived.pop(id(posted))
+    if problem is not None:
+        raise problem
     arrived: Array = payload
     return arrived
 

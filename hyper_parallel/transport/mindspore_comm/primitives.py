@@ -94,7 +94,7 @@ class _Call:
         return self.outputs
 
 
-class _Carried(_Function):  # type: ignore[misc]  # MindSpore declares no types
+class _Carried(_Function):
     """Runs a call, and in backward the gradient that MindSpore defines for its primitive."""
 
     @staticmethod
