@@ -148,8 +148,8 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 
 def _replace(function: Any, replacement: Callable[..., Any]) -> None:
     """Replace a function in every module that holds it, a program's modules included."""
-    for module in list(sys.modules.values()):
-        for name, value in list(vars(module).items()):
+    for module in list(sys.modules.values()):  # some entries are no modules
+        for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is function:
                 setattr(module, name, replacement)
 
