@@ -229,7 +229,7 @@ def broadcast_from_another_owner(bug):
         model.zero_grad()
 
 
-@unlisted({"dp": 3}, ("rate", ""), "scaled-by-size")
+@unlisted({"dp": 3}, ("rate", "*"), "scaled-by-size")
 def rate_scaled_by_world(bug):
     """The learning rate is multiplied by the number of ranks although the batch is the same."""
     make_mesh(dp=3)
@@ -242,7 +242,7 @@ def rate_scaled_by_world(bug):
         update(optimizer)
 
 
-@unlisted({"dp": 3}, ("rate", ""), "stale")
+@unlisted({"dp": 3}, ("rate", "*"), "stale")
 def scheduler_per_micro_batch(bug):
     """The schedule moves on with each micro-batch."""
     make_mesh(dp=3)
@@ -415,7 +415,7 @@ def last_micro_batch_without_sync(bug):
         update(optimizer)
 
 
-@unlisted({"dp": 2, "tp": 3}, ("gradient", "2.bias"), "wrong-axis")
+@unlisted({"dp": 2, "tp": 3}, ("gradient", "layers.2.bias"), "wrong-axis")
 def bias_summed_over_model_ranks(bug):
     """The gradient of a replicated bias is summed over the axis where it is complete, not over the data axis."""
     mesh = make_mesh(dp=2, tp=3)
@@ -493,7 +493,7 @@ class Attention(nn.Module):
         return Pair.apply(self.out(mixed.transpose(0, 1).flatten(1)), summed, keep)
 
 
-@unlisted({"tp": 3}, ("output", ""), "permuted")
+@unlisted({"tp": 3}, ("output", "(model)"), "permuted")
 def fused_projection_cut_across(bug):
     """A fused projection is cut into even parts, so that ranks take rows of queries for keys."""
     make_mesh(tp=3)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"cp": 3}
-DIFFERS = ("mask", "dropout")
+DIFFERS = ("output", "dropout")
 CAUSE = "random-shared"
 TOKENS, WIDTH, HIDDEN = 8, 4, 6
 

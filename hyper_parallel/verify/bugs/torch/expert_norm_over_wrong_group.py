@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"ep": 3}
-DIFFERS = ("norm", "norm")
+DIFFERS = ("norm", "gradient norm")
 CAUSE = "norm-local"
 TOKENS, WIDTH, EXPERTS = 7, 4, 5
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"tp": 3}
-DIFFERS = ("norm", "norm")
+DIFFERS = ("norm", "gradient norm")
 CAUSE = "norm-counted-twice"
 TOKENS, WIDTH, HIDDEN = 6, 5, 8
 
