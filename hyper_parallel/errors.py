@@ -96,7 +96,13 @@ class UnsupportedOnBackend(HyperParallelError, NotImplementedError):  # noqa: N8
 
 
 class CollectiveMismatchError(HyperParallelError, RuntimeError):
-    """Ranks called a collective with different operations, shapes, dtypes or reductions, or one did not call it."""
+    """Ranks called a collective with different operations, shapes, dtypes or reductions, or one did not call it.
+
+    Attributes:
+        odd_ranks: those that differ from the majority or did not call; empty if there is no majority.
+    """
+
+    odd_ranks: tuple[int, ...] = ()
 
 
 class HandleError(HyperParallelError, RuntimeError):

@@ -15,7 +15,14 @@ from typing import Any, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
-from hyper_parallel.transport.checks.compare import joining_mismatch, listed, message_mismatch, title
+from hyper_parallel.transport.checks.compare import (
+    joined_mismatch,
+    joining_mismatch,
+    listed,
+    message_mismatch,
+    odd_ranks,
+    title,
+)
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 
 __all__ = ["Contribution", "Coordinator", "Endpoint", "PollingEndpoint", "RankAbortedError", "Resumption", "unwinding"]
@@ -86,7 +93,11 @@ class PollingEndpoint(Endpoint, Protocol):
 
 @dataclass(slots=True)
 class _Collective:
-    """A collective in progress: the ranks that have joined, and its error if it failed."""
+    """A collective in progress: the ranks that have joined, and its error if it failed.
+
+    ``differs`` means that members call it differently. Each member that joins after that makes clearer which ones are
+    odd, and the errors that were delivered before it say so, too.
+    """
 
     ranks: Ranks
     number: int
@@ -94,16 +105,36 @@ class _Collective:
     joined: dict[int, Contribution] = field(default_factory=dict)
     fingerprints: dict[int, CollectiveFingerprint] = field(default_factory=dict)
     failed: str | None = None
+    differs: bool = False
+    odd: tuple[int, ...] = ()
+    errors: list[CollectiveMismatchError] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """For error messages."""
         return title(self.ranks, self.number, self.group)
 
-    def add(self, rank: int, contribution: Contribution) -> None:
-        """Let ``rank`` join."""
+    def add(self, rank: int, contribution: Contribution) -> str | None:
+        """Let ``rank`` join; the text of the error if members call different things or the collective has failed."""
+        problem = self.failed or joining_mismatch(self.fingerprints, rank, contribution.fingerprint, self.number)
+        self.differs = self.differs or (self.failed is None and problem is not None)
         self.joined[rank] = contribution
         self.fingerprints[rank] = contribution.fingerprint
+        return (joined_mismatch(self.fingerprints, self.number) or problem) if self.differs else problem
+
+    def fail(self, problem: str, gone: Sequence[int]) -> None:
+        """Note why it failed, in all of its errors; ``gone`` are members that will not join."""
+        self.failed = problem
+        self.odd = odd_ranks(self.fingerprints) if self.differs else tuple(gone)
+        for error in self.errors:
+            error.args, error.odd_ranks = (problem,), self.odd
+
+    def error(self) -> CollectiveMismatchError:
+        """A new error that says why it failed."""
+        error = CollectiveMismatchError(self.failed)
+        error.odd_ranks = self.odd
+        self.errors.append(error)
+        return error
 
 
 class Coordinator:
@@ -120,6 +151,7 @@ class Coordinator:
         self.aborted = False
         self.aborted_in: dict[int, str] = {}
         self.unreported: dict[int, CollectiveMismatchError] = {}
+        self._holds_back = True
         self._ready = set(range(world_size))
         self._ended: dict[int, str] = {}
         self._waiting: dict[int, tuple[_Collective, Contribution] | MessageFingerprint] = {}
@@ -178,9 +210,7 @@ class Coordinator:
         collective = self._collectives.get((ranks, group, number))
         if collective is None:
             collective = self._collectives[ranks, group, number] = _Collective(ranks, number, group)
-        problem = collective.failed or joining_mismatch(collective.fingerprints, rank, fingerprint, number)
-        collective.add(rank, contribution)
-        problem = problem or self._absence(collective)
+        problem = collective.add(rank, contribution) or self._absence(collective)
         if contribution.ticket is not None:
             self._in_flight[rank, contribution.ticket] = (collective, contribution)
         if problem is not None:
@@ -252,11 +282,34 @@ class Coordinator:
     def resumptions(self, waiting: set[int]) -> dict[int, Resumption]:
         """For drivers whose ranks run at the same time: those of the ``waiting`` ranks that go on now.
 
-        If every rank waits, all of them get the error of a deadlock.
+        If every rank waits, all of them get the error of a deadlock. The error of ranks that call different things is
+        held back while a member still runs that may join them: it shows which ranks are odd.
         """
         if not self._ready and self._waiting:
             self._deadlock()
-        return {rank: self._resumptions.pop(rank) for rank in sorted(waiting) if rank in self._resumptions}
+        here = [rank for rank in sorted(waiting) if rank in self._resumptions and not self._is_held(rank)]
+        return {rank: self._resumptions.pop(rank) for rank in here}
+
+    def release_held(self) -> bool:
+        """Hold back no error any longer; whether there is one."""
+        held = any(self._is_held(rank) for rank in self._resumptions)
+        self._holds_back = False
+        return held
+
+    def _is_held(self, rank: int) -> bool:
+        error = self._resumptions[rank].error
+        if not self._holds_back or self.aborted or error is None:
+            return False
+        return any(
+            any(error is other for other in collective.errors) and self._may_be_joined(collective)
+            for collective in self._collectives.values()
+            if collective.differs
+        )
+
+    def _may_be_joined(self, collective: _Collective) -> bool:
+        """Whether a member that has not joined still runs."""
+        missing = [rank for rank in collective.ranks if rank not in collective.joined]
+        return any(rank in self._ready and rank not in self._resumptions for rank in missing)
 
     def take(self, rank: int) -> Any:
         """The result of the call that ``rank`` waited in.
@@ -339,17 +392,17 @@ class Coordinator:
 
     def _fail_collective(self, collective: _Collective, problem: str) -> None:
         """Members that have joined get the error now, the others when they join."""
-        collective.failed = problem
+        collective.fail(problem, self._gone(collective))
         for rank, contribution in collective.joined.items():
-            if not contribution.awaited:
-                self.unreported.setdefault(rank, CollectiveMismatchError(problem))
+            if not contribution.awaited and rank not in self.unreported:
+                self.unreported[rank] = collective.error()
             if rank in self._ended:
                 continue
             if contribution.ticket is not None:
                 if (rank, contribution.ticket) in self._in_flight:
-                    self._deliver_result(rank, contribution, self._error(problem))
+                    self._deliver_result(rank, contribution, Resumption(error=collective.error()))
             elif rank not in self._resumptions and self._belongs(rank, collective):
-                self._deliver_result(rank, contribution, self._error(problem))
+                self._deliver_result(rank, contribution, Resumption(error=collective.error()))
         if len(collective.joined) == len(collective.ranks):
             del self._collectives[collective.ranks, collective.group, collective.number]
 
@@ -361,8 +414,11 @@ class Coordinator:
         return not isinstance(wait, MessageFingerprint) and wait[0] is collective
 
     def _absence(self, collective: _Collective) -> str | None:
-        gone = [other for other in collective.ranks if other in self._ended and other not in collective.joined]
+        gone = self._gone(collective)
         return self._absent(collective, gone) if gone else None
+
+    def _gone(self, collective: _Collective) -> list[int]:
+        return [other for other in collective.ranks if other in self._ended and other not in collective.joined]
 
     def _absent(self, collective: _Collective, gone: list[int]) -> str:
         ends = ", ".join(f"rank {other} {self._ended[other]}" for other in gone)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.transport.checks.compare import ranked
 from hyper_parallel.transport.out_of_memory import advice
 
-__all__ = ["NEEDS_GLOO", "WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
+__all__ = ["NEEDS_GLOO", "WorldFailedError", "exit_text", "lost_peer", "trace", "world_failed", "world_timed_out"]
 
 NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
 """Why a real world of MindSpore cannot be started, and the fix."""
@@ -26,6 +29,7 @@ _OWN = (
     "transport/checks/guarded.py",
     "pytest_plugin/ranks.py",
     "verify/launch_worker.py",
+    "verify/simulate.py",
 )
 
 
@@ -56,6 +60,14 @@ def lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
 
 
+def exit_text(code: int) -> str:
+    """How a process with this exit code ended: ``with exit code 3``, ``of SIGSEGV``."""
+    if code >= 0:
+        return f"with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"of {names.get(-code, f'signal {-code}')}"
+
+
 def world_failed(
     world_size: int,
     failures: Mapping[int, BaseException],
@@ -64,22 +76,19 @@ def world_failed(
 ) -> WorldFailedError:
     """The error for ranks that raised or died, chained to the first of their exceptions.
 
+    A rank that differs from the majority comes first, and a failure that several ranks share is shown once.
+
     Args:
         world_size: number of ranks.
         failures: per failed rank its exception, first failure first.
         activities: per other rank what it was doing.
         traces: per failed rank its traceback as text, where it was raised in another process.
     """
+    odd = getattr(next(iter(failures.values())), "odd_ranks", ())
+    failures = {rank: failures[rank] for rank in sorted(failures, key=lambda rank: rank not in odd)}
     cause = next(iter(failures.values()))
-    names = ", ".join(str(rank) for rank in sorted(failures))
-    first_with: dict[str, int] = {}
-    lines = [f"rank{'s' if len(failures) > 1 else ''} {names} of {world_size} failed"]
-    for rank, error in failures.items():
-        if isinstance(error, CollectiveMismatchError) and str(error) in first_with:
-            lines.append(f"--- rank {rank}: same error as rank {first_with[str(error)]}")
-            continue
-        first_with.setdefault(str(error), rank)
-        lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
+    texts = {rank: (traces or {}).get(rank) or trace(error) for rank, error in failures.items()}
+    lines = [f"{ranked(list(failures))} of {world_size} failed", *_folded(failures, texts)]
     lines += [
         f"--- rank {rank}: {activities.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures
     ]
@@ -89,13 +98,35 @@ def world_failed(
     return failed
 
 
-def world_timed_out(
-    timeout: float, world_size: int, stacks: Mapping[int, str], first: Sequence[int] = ()
-) -> WorldFailedError:
-    """The error for a world that did not end in time, with every rank's stack; ``first`` those of these ranks."""
-    lines = [f"{world_size} ranks did not finish within {timeout:g} s"]
-    order = [*first, *(rank for rank in sorted(stacks) if rank not in first)]
-    for rank, stack in ((rank, stacks[rank]) for rank in order):
-        lines += [f"--- rank {rank}: {stack.rstrip()}"]
-    failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in order}
+def _folded(failures: Mapping[int, BaseException], texts: Mapping[int, str]) -> Iterator[str]:
+    """The parts of the report for each failure; ranks with the same traceback, or the same mismatch, share one."""
+    same: dict[str, list[int]] = {}
+    for rank, error in failures.items():
+        key = str(error) if isinstance(error, CollectiveMismatchError) else _ADDRESS.sub("0x", texts[rank])
+        same.setdefault(key, []).append(rank)
+    for ranks in same.values():
+        alike = [rank for rank in ranks if _ADDRESS.sub("0x", texts[rank]) == _ADDRESS.sub("0x", texts[ranks[0]])]
+        yield f"--- {ranked(alike)}:\n{texts[ranks[0]]}"
+        others = [rank for rank in ranks if rank not in alike]
+        if others:
+            yield f"--- {ranked(others)}: same error as {ranked(alike)}"
+
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+
+
+def world_timed_out(timeout: float, activities: Mapping[int, str], hanging: Sequence[int] = ()) -> WorldFailedError:
+    """The error for a world that did not end in time.
+
+    Args:
+        timeout: its time limit in seconds.
+        activities: per rank of the world what it was doing, with its stack.
+        hanging: the ranks that ran on, which are named and come first; by default it is not known, and all are named.
+    """
+    named = list(hanging) or sorted(activities)
+    who = f"{ranked(named)} of {len(activities)}" if hanging else f"{len(activities)} ranks"
+    lines = [f"{who} did not finish within {timeout:g} s"]
+    order = [*named, *(rank for rank in sorted(activities) if rank not in named)]
+    lines += [f"--- rank {rank}: {activities[rank].rstrip()}" for rank in order]
+    failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in named}
     return WorldFailedError("\n".join(lines), failures)

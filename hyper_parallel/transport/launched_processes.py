@@ -145,9 +145,12 @@ class _LaunchedWorld:
         """Serve the ranks until all have ended; return False on timeout."""
         while self._running:
             if not self._listen():
-                if not self.coordinator.aborted:
+                if self.coordinator.aborted:
+                    self._give_up()
+                elif self.coordinator.release_held():
+                    self._deadline = time.monotonic() + _GRACE_SECONDS
+                else:
                     return False
-                self._give_up()
             for rank, resumption in self.coordinator.resumptions(self._waiting).items():
                 self._waiting.discard(rank)
                 self._send(rank, resumption)
@@ -261,7 +264,7 @@ class _LaunchedWorld:
         activities = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
         running = self._stacks(self._running - self._waiting)
         activities.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
-        return world_timed_out(timeout, len(activities), activities, list(running))
+        return world_timed_out(timeout, activities, list(running))
 
     def _stacks(self, ranks: set[int]) -> dict[int, str]:
         stacks = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hyper_parallel.transport.failures import exit_text
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import servers_search_here
 from hyper_parallel.transport.rank_process import rank_main
@@ -103,14 +104,14 @@ class Worker:
             return file.read()
 
     def how_it_died(self, error: Exception | None = None) -> str:
-        """The exit code of a process whose line broke, or that it has none.
+        """The exit code or signal that ended a process whose line broke, or that it still lives.
 
         Args:
             error: raised by the line; shown where the exit code is no sign of a failure.
         """
         self.process.join(_DIE_SECONDS)
         code = self.process.exitcode
-        how = "lives, but its line broke" if code is None else f"died with exit code {code}"
+        how = "lives, but its line broke" if code is None else f"died {exit_text(code)}"
         return how if code or error is None else f"{how} ({error!r})"
 
     def close(self, *, idle: bool = False) -> None:

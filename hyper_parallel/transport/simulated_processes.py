@@ -22,7 +22,11 @@ __all__ = ["run_processes"]
 
 
 class _TimedOut(Exception):  # noqa: N818 - control flow, never seen outside
-    """The running rank did not report before the deadline."""
+    """The running rank did not report before the deadline; ``rank`` is that rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
 
 
 class _WaitingRankDied(Exception):  # noqa: N818 - control flow, never seen outside
@@ -89,7 +93,7 @@ class _ProcessWorld:
         while not line.poll(0):
             readable = wait([line, *sentinels], max(0.0, self._deadline - time.monotonic()))
             if not readable:
-                raise _TimedOut
+                raise _TimedOut(rank)
             for sentinel in readable:
                 other = sentinels.pop(sentinel, None) if isinstance(sentinel, int) else None
                 if other is not None:
@@ -148,10 +152,14 @@ class _ProcessWorld:
         """Whether ``rank`` has reported, or died."""
         return rank not in self._running
 
-    def stacks(self) -> dict[int, str]:
-        """Per rank a description of what it is doing, with its stack."""
+    def activities(self, hanging: int) -> dict[int, str]:
+        """Per rank what it is doing, with its stack; ``hanging`` is the one that runs."""
         stacks = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
-        return {rank: f"{self.coordinator.describe(rank)}\n{stacks.get(rank, '')}" for rank in range(len(self._team))}
+        descriptions = {rank: self.coordinator.describe(rank) for rank in range(len(self._team))}
+        descriptions[hanging] = "was running in"
+        # One that was never started has the stack of its idle process.
+        shown = {rank: stack for rank, stack in stacks.items() if self._tasks[rank] is None}
+        return {rank: f"{text}\n{shown.get(rank, '')}" for rank, text in descriptions.items()}
 
 
 def run_processes(
@@ -186,8 +194,8 @@ def run_processes(
         healthy = not world.dead and not (start is not None and world.failures)
     except _WaitingRankDied:
         pass
-    except _TimedOut:
-        raise world_timed_out(timeout, world_size, world.stacks()) from None
+    except _TimedOut as hanging:
+        raise world_timed_out(timeout, world.activities(hanging.rank), [hanging.rank]) from None
     finally:
         if healthy:
             check_in(team)

@@ -80,7 +80,7 @@ class _ThreadWorld:
         self._states: list[Any] = [ops.save_state()] * world_size
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
-        self._holder = 0
+        self.holder = 0
         self._abandoned = self._not_started = False
         self.threads = [
             threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
@@ -125,7 +125,7 @@ class _ThreadWorld:
             return
         self._abandoned = True
         self.coordinator.abort()
-        holder = self.threads[self._holder]
+        holder = self.threads[self.holder]
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(holder.ident or 0), ctypes.py_object(RankAbortedError))
         self._done.acquire(timeout=_UNWIND_SECONDS)
@@ -142,7 +142,7 @@ class _ThreadWorld:
         if rank is None:
             self._done.release()
         else:
-            self._holder = rank
+            self.holder = rank
             self._batons[rank].release()
 
     def _rank_main(self, rank: int) -> None:
@@ -193,13 +193,13 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     finished = False
     try:
         finished = world.run(timeout)
-        stacks = {} if finished else _stacks(world)
+        activities, hanging = ({}, 0) if finished else (_activities(world), world.holder)
     finally:
         if not finished:
             world.kill()
         ops.restore_state(state)
     if not finished:
-        raise world_timed_out(timeout, world_size, stacks)
+        raise world_timed_out(timeout, activities, [hanging])
     if world.failures:
         raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
     if world.coordinator.unreported:
@@ -210,11 +210,13 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     return world.results
 
 
-def _stacks(world: _ThreadWorld) -> dict[int, str]:
+def _activities(world: _ThreadWorld) -> dict[int, str]:
+    """Per rank what it is doing, with its stack."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to another thread's stack
-    stacks = {}
+    activities = {}
     for rank, thread in enumerate(world.threads):
         frame = frames.get(thread.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        stacks[rank] = f"{world.coordinator.describe(rank)}\n{stack}"
-    return stacks
+        stack = traceback.format_stack(frame) if frame is not None else []
+        text = "was running in" if rank == world.holder else world.coordinator.describe(rank)
+        activities[rank] = "".join([f"{text}\n", *stack])
+    return activities

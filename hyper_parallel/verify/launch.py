@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
-from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.failures import exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import python_command, search_path
@@ -154,7 +154,7 @@ def _await(world: _Torchrun | _Processes, folder: Path, world_size: int, timeout
     deadline = time.monotonic() + timeout
     while world.running():
         if time.monotonic() > deadline:
-            raise world_timed_out(timeout, world_size, _stacks(folder, world_size))
+            raise world_timed_out(timeout, _stacks(folder, world_size))
         time.sleep(0.01)
 
 
@@ -227,7 +227,7 @@ def _died(folder: Path, rank: int) -> bool:
 def _death(folder: Path, rank: int, codes: dict[int, int]) -> RankFailedError:
     log = folder / "torchrun.log"
     details = [_text(folder, rank), log.read_text(errors="replace")[-_LOG_CHARACTERS:] if log.exists() else ""]
-    code = f" with exit code {codes[rank]}" if rank in codes else ""
+    code = f" {exit_text(codes[rank])}" if rank in codes else ""
     return RankFailedError("\n".join([f"rank {rank} died{code} without a report", *filter(None, details)]).rstrip())
 
 

@@ -73,23 +73,32 @@ class Injection:
         return InjectionResult(self.name, caught, message, time.monotonic() - start)
 
 
+def _odd(what: str) -> str:
+    """The beginning of the report that the faulty rank differs from all others in ``what``."""
+    others = ", ".join(str(rank) for rank in range(_RANKS) if rank != FAULTY_RANK)
+    return f"rank {FAULTY_RANK} disagrees with ranks {others} about the {what} of collective "
+
+
 # By name: what the faulty rank does while the others sum ones, and the words that the report must contain.
 _RANK_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
     # First, on ranks that the run without a fault has warmed up: time spent on imports counts.
-    "rank hangs": (faults.hang, ("did not finish within 2 s", "in hang", "for ranks [1")),
+    "rank hangs": (
+        faults.hang,
+        (f"rank {FAULTY_RANK} of {_RANKS} did not finish within 2 s", "in hang", "for ranks [1"),
+    ),
     "rank raises": (
         faults.raise_error,
         (f"rank {FAULTY_RANK} of {_RANKS} failed", "ArithmeticError: injected on rank 1"),
     ),
     "mismatched operation": (
         faults.join_barrier,
-        ("disagree about the operation", f"rank {FAULTY_RANK}: barrier()", ".py:"),
+        (_odd("operation"), f"rank {FAULTY_RANK}: barrier()", ".py:"),
     ),
-    "mismatched shape": (partial(faults.sum_ones, size=4), ("disagree about the shape", "f32[4]", ".py:")),
-    "mismatched dtype": (partial(faults.sum_ones, dtype="int32"), ("disagree about the dtype", "i32[3]", ".py:")),
+    "mismatched shape": (partial(faults.sum_ones, size=4), (_odd("shape"), "f32[4]", ".py:")),
+    "mismatched dtype": (partial(faults.sum_ones, dtype="int32"), (_odd("dtype"), "i32[3]", ".py:")),
     "mismatched reduction": (
         partial(faults.sum_ones, op="max"),
-        ("disagree about the reduction", "f32[3], max", ".py:"),
+        (_odd("reduction"), "f32[3], max", ".py:"),
     ),
     "collective left out": (
         faults.skip_collective,
@@ -101,7 +110,7 @@ _PROCESS_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
         faults.exit_without_report,
         (f"rank {FAULTY_RANK} died with exit code 3", "in exit_without_report"),
     ),
-    "rank gets SIGKILL": (faults.kill_self, (f"rank {FAULTY_RANK} died with exit code -9",)),
+    "rank gets SIGKILL": (faults.kill_self, (f"rank {FAULTY_RANK} died of SIGKILL",)),
 }
 
 

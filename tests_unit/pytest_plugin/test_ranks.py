@@ -131,8 +131,8 @@ MISTAKES = {
     "reduction": ('reduce(op="max" if rank else "sum")', "disagree about the reduction"),
     "absence": ("None if rank else reduce()", "rank 1 returned without joining"),
     "crash": ("os._exit(3) if rank else barrier()", "rank 1 died with exit code 3"),
-    "kill": ("os.kill(os.getpid(), signal.SIGKILL) if rank else barrier()", "rank 1 died with exit code -9"),
-    "abort": ("os.abort() if rank else barrier()", "rank 1 died with exit code -6"),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL) if rank else barrier()", "rank 1 died of SIGKILL"),
+    "abort": ("os.abort() if rank else barrier()", "rank 1 died of SIGABRT"),
 }
 
 
@@ -176,7 +176,7 @@ def test_hangs(rank):
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "2 ranks did not finish within 1 s",
+            "rank 1 of 2 did not finish within 1 s",
             "--- rank 1: was running in",
             "*in stuck",
             "--- rank 0: waited in barrier() (collective 0 of ranks (0, 1)) for ranks [[]1] at *.py:*",
@@ -184,6 +184,23 @@ def test_hangs(rank):
     )
     (spent,) = [row.split("s ")[0] for row in result.outlines if "call" in row and "::test_hangs" in row]
     assert float(spent) < 1 + PATIENCE
+
+
+def test_the_odd_rank_out_is_named(run):
+    """Of ranks that call different things, the odd one is named and is the culprit; equal tracebacks are shown once."""
+    result = run("""
+@pytest.mark.launch("simulated", "processes")
+@pytest.mark.world_size(3)
+def test_odd(rank):
+    reduce(op="max" if rank == 1 else "sum")
+""", "--junitxml=out.xml")  # fmt: skip
+    result.assert_outcomes(passed=2, failed=2)
+    odd = "rank 1 disagrees with ranks 0, 2 about the reduction of collective 0 of ranks (0, 1, 2):"
+    assert result.stdout.str().count("--- ranks 0, 1, 2:") == 2
+    assert result.stdout.str().count(f"rank 1: CollectiveMismatchError: {odd}") == 2
+    cases = {case.get("name").split("[")[0]: case for case in ET.parse("out.xml").iter("testcase")}  # noqa: S314
+    properties = {property_.get("name"): property_.get("value") for property_ in cases["test_odd"].iter("property")}
+    assert properties["rank_of_failure"] == "1"
 
 
 def test_fixtures_that_ask_for_ranks_run_on_ranks(run):
@@ -292,7 +309,7 @@ def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
     """)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN)
     result.assert_outcomes(failed=1)
-    assert "2 ranks did not finish within 0.5 s" in result.stdout.str()
+    assert "rank 0 of 2 did not finish within 0.5 s" in result.stdout.str()
 
 
 def test_ranks_skip_together_or_fail(run):

@@ -80,18 +80,51 @@ def test_chunks_must_fit_what_is_expected():
 
 
 def test_late_member_learns_of_the_failure():
-    """A member that joins a failed collective gets the same error, and the world goes on."""
+    """A member that joins a failed collective gets the same error, which names the odd rank, and the world goes on."""
     world = Coordinator(3)
     everyone = (0, 1, 2)
     world.join(0, call(0, everyone))
     world.join(1, call(1, everyone, "all_gather"))
+    with pytest.raises(CollectiveMismatchError) as first:
+        world.take(0)
+    assert str(first.value).startswith("ranks 0 and 1 disagree about the operation of collective 0")
     world.join(2, call(2, everyone))
-    for rank in everyone:
-        with pytest.raises(CollectiveMismatchError, match="ranks 0 and 1"):
+    for rank in (1, 2):
+        with pytest.raises(CollectiveMismatchError) as caught:
             world.take(rank)
+        assert str(caught.value) == (
+            "rank 1 disagrees with ranks 0, 2 about the operation of collective 0 of ranks (0, 1, 2):\n"
+            "  ranks 0, 2: barrier() at train.py:1\n"
+            "  rank 1: all_gather() at train.py:1"
+        )
+        assert caught.value.odd_ranks == (1,)
+    assert (str(first.value), first.value.odd_ranks) == (str(caught.value), (1,))
     for rank in everyone:
         world.join(rank, call(rank, everyone))
     assert len(world.take(1)) == 3
+
+
+def test_an_error_waits_for_members_that_still_run():
+    """Of ranks that run at once, those that differ get their error when all have joined, ended, wait or time is up."""
+    everyone = (0, 1, 2)
+
+    def differing():
+        world = Coordinator(3)
+        world.join(0, call(0, everyone))
+        world.join(1, call(1, everyone, "all_gather"))
+        assert world.resumptions({0, 1}) == {}
+        return world
+
+    joined, elsewhere, ended, late = (differing() for _ in range(4))
+    joined.join(2, call(2, everyone))
+    assert "rank 1 disagrees with ranks 0, 2" in str(joined.resumptions({0, 1, 2})[0].error)
+    elsewhere.join(2, call(2, (1, 2)))
+    assert list(elsewhere.resumptions({0, 1, 2})) == [0, 1]
+    ended.finish(2)
+    assert list(ended.resumptions({0, 1})) == [0, 1]
+    assert late.release_held()
+    assert "ranks 0 and 1 disagree" in str(late.resumptions({0, 1})[0].error)
+    assert not late.release_held()
 
 
 def test_member_that_returned_is_missed_at_once():
@@ -99,8 +132,9 @@ def test_member_that_returned_is_missed_at_once():
     world = Coordinator(2)
     world.join(0, call(0))
     world.finish(1)
-    with pytest.raises(CollectiveMismatchError, match="rank 1 returned without joining collective 0"):
+    with pytest.raises(CollectiveMismatchError, match="rank 1 returned without joining collective 0") as caught:
         world.take(0)
+    assert caught.value.odd_ranks == (1,)
 
 
 def test_joining_after_a_member_returned_fails_at_once():
@@ -233,11 +267,11 @@ def test_errors_that_nobody_waits_for_are_reported():
     world.start(1, call(1, everyone, ticket=1))
     world.finish(0)
     world.join(2, call(2, everyone, "all_gather"))
-    assert "ranks 0 and 2 disagree about the operation" in str(world.unreported.pop(0))
+    assert "rank 2 disagrees with ranks 0, 1 about the operation" in str(world.unreported.pop(0))
     assert not world.unreported
     world.await_ticket(1, 1)
     for rank in (1, 2):
-        with pytest.raises(CollectiveMismatchError, match="ranks 0 and 2 disagree"):
+        with pytest.raises(CollectiveMismatchError, match="rank 2 disagrees"):
             world.take(rank)
     world = Coordinator(3)
     for rank, operation in enumerate(("barrier", "all_gather", "barrier")):

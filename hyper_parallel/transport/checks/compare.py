@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, MessageFingerprint
 
-__all__ = ["joining_mismatch", "listed", "message_mismatch", "mismatch", "title"]
+__all__ = [
+    "joined_mismatch",
+    "joining_mismatch",
+    "listed",
+    "message_mismatch",
+    "mismatch",
+    "odd_ranks",
+    "ranked",
+    "title",
+]
 
 _Fingerprints = Mapping[int, CollectiveFingerprint]
 
@@ -33,7 +42,53 @@ def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFi
     problem = _first_problem(joined, rank, fingerprint)
     if problem is None:
         return None
-    return _worded(problem, title(fingerprint.ranks, number, fingerprint.group), {**joined, rank: fingerprint})
+    everyone = {**joined, rank: fingerprint}
+    who, chunk = problem
+    return _worded((who if chunk else _difference(everyone) or who, chunk), _title_of(fingerprint, number), everyone)
+
+
+def joined_mismatch(fingerprints: _Fingerprints, number: int) -> str | None:
+    """The text of the error for members of which some call another operation, or with other facts; else None.
+
+    Args:
+        fingerprints: of all members that have joined, by rank.
+        number: of the collective among those of its ranks.
+    """
+    who = _difference(fingerprints)
+    name = _title_of(next(iter(fingerprints.values())), number)
+    return None if who is None else _worded((who, ""), name, fingerprints)
+
+
+def _title_of(fingerprint: CollectiveFingerprint, number: int) -> str:
+    return title(fingerprint.ranks, number, fingerprint.group)
+
+
+def _difference(fingerprints: _Fingerprints) -> str | None:
+    """Who disagrees about which fact: the odd ranks with the majority, or two ranks; None if all have the same."""
+    ranks = list(fingerprints)
+    odd = odd_ranks(fingerprints)
+    usual = [rank for rank in ranks if rank not in odd]
+    for other in odd or ranks[1:]:
+        what = _first_difference(fingerprints[usual[0]], fingerprints[other])
+        if what is not None:
+            if not odd:
+                return f"ranks {usual[0]} and {other} disagree about the {what}"
+            return f"{ranked(odd)} disagree{'s' * (len(odd) == 1)} with {ranked(usual)} about the {what}"
+    return None
+
+
+def odd_ranks(fingerprints: _Fingerprints) -> tuple[int, ...]:
+    """The ranks whose operation or facts differ from those of the majority; none without a majority."""
+    same: dict[tuple[str, Facts], list[int]] = {}
+    for rank, fingerprint in fingerprints.items():
+        same.setdefault((fingerprint.operation, fingerprint.facts), []).append(rank)
+    usual = max(same.values(), key=len)
+    return tuple(rank for rank in fingerprints if rank not in usual) if 2 * len(usual) > len(fingerprints) else ()
+
+
+def ranked(ranks: Sequence[int]) -> str:
+    """``rank 1``, or ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
@@ -42,7 +97,8 @@ def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
     for rank, fingerprint in fingerprints.items():
         problem = _first_problem(joined, rank, fingerprint) or _chunk_problem({rank: fingerprint}, rank, fingerprint)
         if problem is not None:
-            return _worded(problem, title(ranks), fingerprints)
+            who, chunk = problem
+            return _worded((who if chunk else _difference(fingerprints) or who, chunk), title(ranks), fingerprints)
         joined[rank] = fingerprint
     return None
 
@@ -64,10 +120,7 @@ def listed(fingerprints: _Fingerprints) -> str:
     ranks_of: dict[str, list[int]] = {}
     for rank, fingerprint in fingerprints.items():
         ranks_of.setdefault(f"{fingerprint} at {fingerprint.site}", []).append(rank)
-    return "\n".join(
-        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
-        for text, ranks in ranks_of.items()
-    )
+    return "\n".join(f"  {ranked(ranks)}: {text}" for text, ranks in ranks_of.items())
 
 
 def _first_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:

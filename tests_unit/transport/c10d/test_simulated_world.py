@@ -91,8 +91,9 @@ def test_groups_must_be_created_alike():
 
     with pytest.raises(RankFailedError) as caught:
         simulate(body, 3, "torch")
-    assert "ranks 0 and 2 disagree about the ranks of collective 0 of ranks (0, 1, 2) in group new_group" in str(
-        caught.value
+    assert (
+        "rank 2 disagrees with ranks 0, 1 about the ranks of collective 0 of ranks (0, 1, 2) in group new_group"
+        in str(caught.value)
     )
 
 

@@ -201,7 +201,9 @@ def _check(errors_by_rank, world_size):
         for turn in everyone:
             other = next(rank for rank in everyone if (rank == turn) != (turn == 0))
             for what, first, second in pairs:
-                header = f"ranks 0 and {other} disagree about the {what} of a collective of ranks {everyone}:"
+                usual = ", ".join(str(rank) for rank in everyone if rank != turn)
+                who = f"rank {turn} disagrees with ranks {usual}" if world_size > 2 else f"ranks 0 and {other} disagree"
+                header = f"{who} about the {what} of a collective of ranks {everyone}:"
                 expected.append((header, {rank: first if rank == turn else second for rank in everyone}))
             sends = " ".join(["f32[2]", "f32[1]"] + ["f32[0]"] * (world_size - 2))
             expects = " ".join(["f32[3]"] + ["f32[0]"] * (world_size - 1))

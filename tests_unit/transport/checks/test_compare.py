@@ -20,10 +20,10 @@ def test_ranks_with_one_fingerprint_share_a_line():
 
 
 def test_all_members_are_listed_where_all_are_known():
-    """The header names two ranks that differ; a difference in the operation is reported before other facts."""
+    """The header names the odd ranks, or two that differ; the operation is compared before other facts."""
     fingerprints = {0: fingerprint(3, src=0), 1: fingerprint(3, src=0), 2: fingerprint(3, src=1)}
     assert mismatch(fingerprints, RANKS) == (
-        "ranks 0 and 2 disagree about the src of a collective of ranks (0, 1, 2):\n"
+        "rank 2 disagrees with ranks 0, 1 about the src of a collective of ranks (0, 1, 2):\n"
         "  ranks 0, 1: all_reduce(src=0) at train.py:3\n"
         "  rank 2: all_reduce(src=1) at train.py:3"
     )

@@ -107,7 +107,7 @@ def _mistaken():
 
 
 def test_every_disagreement_is_reported_with_both_calls():
-    """Ranks that differ in reduction, root or size get an error with both call sites, and can go on."""
+    """A rank that differs in reduction, root or size is named to all, with both call sites, and they can go on."""
     done = run(_mistaken, 3)
     assert done.failure is None, str(done.failure)
     for errors, alone, total in done.results:
@@ -115,7 +115,8 @@ def test_every_disagreement_is_reported_with_both_calls():
         assert total == [3.0] * 3
         for what, wrong, text in errors:
             first, *lines = text.splitlines()
-            assert f"disagree about the {what} of collective " in first, text
+            odd = "disagree" if what == "chunk shapes" else "rank 1 disagrees with ranks 0, 2"
+            assert f"{odd} about the {what} of collective " in first, text
             assert any(line.startswith(f"  rank 1: dist.{wrong} at {__file__}:") for line in lines), text
             # Equal calls share a line; chunks differ on every rank, and the third rank may have joined before.
             assert len(lines) == 2 or (what == "chunk shapes" and len(lines) == 3), text
