@@ -10,131 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
-from hyper_parallel.transport.checks.compare import (
-    joined_mismatch,
-    joining_mismatch,
-    listed,
-    message_mismatch,
-    odd_ranks,
-    title,
-)
-from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
+from hyper_parallel.transport.checks.compare import listed, message_mismatch
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, Wait
+from hyper_parallel.transport.pending_collective import PendingCollective
 
-__all__ = ["Contribution", "Coordinator", "Endpoint", "PollingEndpoint", "RankAbortedError", "Resumption", "unwinding"]
-
-
-class RankAbortedError(BaseException):
-    """Unwinds a rank whose world has failed elsewhere; a BaseException so that rank code does not swallow it."""
-
-
-def unwinding(error: BaseException | None) -> bool:
-    """Return True if ``error`` is a consequence of unwinding the rank."""
-    while error is not None and not isinstance(error, RankAbortedError):
-        error = error.__context__
-    return error is not None
-
-
-@dataclass(slots=True)
-class Contribution:
-    """A rank's part in a collective: fingerprint and payloads.
-
-    Attributes:
-        fingerprint: compared with those of the other members.
-        payloads: one per member, in the order of the fingerprint's ranks; opaque to the coordinator.
-        ticket: number of an asynchronous collective, positive, by which its result is asked for; None for a blocking
-            one.
-        awaited: False if the rank goes on and never asks for the result.
-    """
-
-    fingerprint: CollectiveFingerprint
-    payloads: Sequence[Any]
-    ticket: int | None = None
-    awaited: bool = True
-
-
-@dataclass(slots=True)
-class Resumption:
-    """The result of the call in which a rank waited, or the error to raise."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-class Endpoint(Protocol):
-    """A rank's connection to the coordinator; methods may block."""
-
-    def exchange(self, contribution: Contribution) -> list[Any]:
-        """Join a collective; each member's payload for this rank, in the order of the ranks."""
-
-    def start(self, contribution: Contribution) -> None:
-        """Contribute to a collective that has a ticket, and go on."""
-
-    def wait(self, ticket: int) -> list[Any]:
-        """Each member's payload for this rank, in the collective of ``ticket``; once per ticket."""
-
-    def send(self, message: MessageFingerprint, payload: Any) -> None:
-        """Deposit a message."""
-
-    def receive(self, posted: MessageFingerprint) -> Any:
-        """Wait for a message; its payload."""
-
-
-class PollingEndpoint(Endpoint, Protocol):
-    """The endpoint of a rank that can also ask whether a collective is complete."""
-
-    def ready(self, ticket: int) -> bool:
-        """Whether the collective of ``ticket`` is complete; if not, the other ranks run before this returns."""
-
-
-@dataclass(slots=True)
-class _Collective:
-    """A collective in progress: the ranks that have joined, and its error if it failed.
-
-    ``differs`` means that members call it differently. Each member that joins after that makes clearer which ones are
-    odd, and the errors that were delivered before it say so, too.
-    """
-
-    ranks: Ranks
-    number: int
-    group: str = ""
-    joined: dict[int, Contribution] = field(default_factory=dict)
-    fingerprints: dict[int, CollectiveFingerprint] = field(default_factory=dict)
-    failed: str | None = None
-    differs: bool = False
-    odd: tuple[int, ...] = ()
-    errors: list[CollectiveMismatchError] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """For error messages."""
-        return title(self.ranks, self.number, self.group)
-
-    def add(self, rank: int, contribution: Contribution) -> str | None:
-        """Let ``rank`` join; the text of the error if members call different things or the collective has failed."""
-        problem = self.failed or joining_mismatch(self.fingerprints, rank, contribution.fingerprint, self.number)
-        self.differs = self.differs or (self.failed is None and problem is not None)
-        self.joined[rank] = contribution
-        self.fingerprints[rank] = contribution.fingerprint
-        return (joined_mismatch(self.fingerprints, self.number) or problem) if self.differs else problem
-
-    def fail(self, problem: str, gone: Sequence[int]) -> None:
-        """Note why it failed, in all of its errors; ``gone`` are members that will not join."""
-        self.failed = problem
-        self.odd = odd_ranks(self.fingerprints) if self.differs else tuple(gone)
-        for error in self.errors:
-            error.args, error.odd_ranks = (problem,), self.odd
-
-    def error(self) -> CollectiveMismatchError:
-        """A new error that says why it failed."""
-        error = CollectiveMismatchError(self.failed)
-        error.odd_ranks = self.odd
-        self.errors.append(error)
-        return error
+__all__ = ["Coordinator"]
 
 
 class Coordinator:
@@ -154,13 +39,13 @@ class Coordinator:
         self._holds_back = True
         self._ready = set(range(world_size))
         self._ended: dict[int, str] = {}
-        self._waiting: dict[int, tuple[_Collective, Contribution] | MessageFingerprint] = {}
+        self._waiting: dict[int, tuple[PendingCollective, Contribution] | MessageFingerprint | Wait] = {}
         self._resumptions: dict[int, Resumption] = {}
         self._counts: dict[tuple[int, Ranks, str], int] = {}
-        self._collectives: dict[tuple[Ranks, str, int], _Collective] = {}
+        self._collectives: dict[tuple[Ranks, str, int], PendingCollective] = {}
         self._mail: dict[tuple[int, int, int, Channel], deque[tuple[MessageFingerprint, Any]]] = {}
         # Asynchronous collectives by rank and ticket: in flight, and complete but not yet waited for.
-        self._in_flight: dict[tuple[int, int], tuple[_Collective, Contribution]] = {}
+        self._in_flight: dict[tuple[int, int], tuple[PendingCollective, Contribution]] = {}
         self._results: dict[tuple[int, int], Resumption] = {}
 
     # -- called by ranks -------------------------------------------------------------------------------------------
@@ -209,7 +94,7 @@ class Coordinator:
         self._counts[rank, ranks, group] = number + 1
         collective = self._collectives.get((ranks, group, number))
         if collective is None:
-            collective = self._collectives[ranks, group, number] = _Collective(ranks, number, group)
+            collective = self._collectives[ranks, group, number] = PendingCollective(ranks, number, group)
         problem = collective.add(rank, contribution) or self._absence(collective)
         if contribution.ticket is not None:
             self._in_flight[rank, contribution.ticket] = (collective, contribution)
@@ -242,6 +127,26 @@ class Coordinator:
             self._release(rank, self._error(self._never_sent(posted)))
         else:
             self._waiting[rank] = posted
+
+    def block(self, rank: int, wait: Wait) -> None:
+        """``rank`` waits until :meth:`unblock`, or until nobody is left to wait for."""
+        self._ready.discard(rank)
+        problem = None if self.aborted else wait.hopeless(self._ended)
+        if self.aborted:
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif problem is not None:
+            self._release(rank, self._error(problem))
+        else:
+            self._waiting[rank] = wait
+
+    def unblock(self, rank: int, resumption: Resumption) -> None:
+        """What ``rank`` waits for in :meth:`block` has come."""
+        del self._waiting[rank]
+        self._release(rank, resumption)
+
+    def waits_for(self, rank: int) -> object:
+        """What ``rank`` waits for, or None."""
+        return self._waiting.get(rank)
 
     def finish(self, rank: int) -> None:
         """``rank`` returned. Ranks that wait for it get an error."""
@@ -306,7 +211,7 @@ class Coordinator:
             if collective.differs
         )
 
-    def _may_be_joined(self, collective: _Collective) -> bool:
+    def _may_be_joined(self, collective: PendingCollective) -> bool:
         """Whether a member that has not joined still runs."""
         missing = [rank for rank in collective.ranks if rank not in collective.joined]
         return any(rank in self._ready and rank not in self._resumptions for rank in missing)
@@ -336,14 +241,16 @@ class Coordinator:
             return "was running, or ready to run"
         if isinstance(wait, MessageFingerprint):
             return f"waited in {wait.text(sending=False)} at {wait.site}"
+        if not isinstance(wait, tuple):
+            return f"waited in {wait.text()}"
         collective, contribution = wait
         missing = [other for other in collective.ranks if other not in collective.joined]
         fingerprint = contribution.fingerprint
         return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
 
-    def undelivered(self) -> str | None:
-        """The error text for messages that were sent and never received, or None."""
-        lost = [message for mailbox in self._mail.values() for message, _ in mailbox]
+    def undelivered(self, more: Sequence[MessageFingerprint] = ()) -> str | None:
+        """The error text for messages that were sent and never received, ``more`` among them, or None."""
+        lost = [*(message for mailbox in self._mail.values() for message, _ in mailbox), *more]
         if not lost:
             return None
         lines = [
@@ -361,7 +268,7 @@ class Coordinator:
     def _deliver_result(self, rank: int, contribution: Contribution, resumption: Resumption) -> None:
         """Deliver the result of a contribution: now if ``rank`` waits for it, else when it does."""
         waits = self._waiting.get(rank)
-        waiting = waits is not None and not isinstance(waits, MessageFingerprint) and waits[1] is contribution
+        waiting = isinstance(waits, tuple) and waits[1] is contribution
         if contribution.ticket is not None:
             del self._in_flight[rank, contribution.ticket]
             if not waiting:
@@ -383,14 +290,14 @@ class Coordinator:
         if not self.aborted:
             self.aborted_in[rank] = how
 
-    def _complete(self, collective: _Collective) -> None:
+    def _complete(self, collective: PendingCollective) -> None:
         del self._collectives[collective.ranks, collective.group, collective.number]
         contributions = [collective.joined[rank] for rank in collective.ranks]
         for position, rank in enumerate(collective.ranks):
             received = [contribution.payloads[position] for contribution in contributions]
             self._deliver_result(rank, contributions[position], Resumption(received))
 
-    def _fail_collective(self, collective: _Collective, problem: str) -> None:
+    def _fail_collective(self, collective: PendingCollective, problem: str) -> None:
         """Members that have joined get the error now, the others when they join."""
         collective.fail(problem, self._gone(collective))
         for rank, contribution in collective.joined.items():
@@ -406,21 +313,21 @@ class Coordinator:
         if len(collective.joined) == len(collective.ranks):
             del self._collectives[collective.ranks, collective.group, collective.number]
 
-    def _belongs(self, rank: int, collective: _Collective) -> bool:
+    def _belongs(self, rank: int, collective: PendingCollective) -> bool:
         """Whether ``rank`` is in this collective right now; it may have left it with an error before."""
         wait = self._waiting.get(rank)
         if wait is None:
             return rank not in self._ready
-        return not isinstance(wait, MessageFingerprint) and wait[0] is collective
+        return isinstance(wait, tuple) and wait[0] is collective
 
-    def _absence(self, collective: _Collective) -> str | None:
+    def _absence(self, collective: PendingCollective) -> str | None:
         gone = self._gone(collective)
         return self._absent(collective, gone) if gone else None
 
-    def _gone(self, collective: _Collective) -> list[int]:
+    def _gone(self, collective: PendingCollective) -> list[int]:
         return [other for other in collective.ranks if other in self._ended and other not in collective.joined]
 
-    def _absent(self, collective: _Collective, gone: list[int]) -> str:
+    def _absent(self, collective: PendingCollective, gone: list[int]) -> str:
         ends = ", ".join(f"rank {other} {self._ended[other]}" for other in gone)
         waiting = listed(collective.fingerprints)
         return f"{ends} without joining {collective.name}, in which others wait:\n{waiting}"
@@ -433,6 +340,10 @@ class Coordinator:
                 if wait.source == gone:
                     del self._waiting[rank]
                     self._release(rank, self._error(self._never_sent(wait)))
+            elif not isinstance(wait, tuple):
+                problem = wait.hopeless(self._ended)
+                if problem is not None:
+                    self.unblock(rank, self._error(problem))
             elif gone in wait[0].ranks and gone not in wait[0].joined:
                 self._fail_collective(wait[0], self._absent(wait[0], [gone]))
         for collective, contribution in list(self._in_flight.values()):
@@ -460,7 +371,7 @@ class Coordinator:
         problem = "deadlock, no rank can go on:\n" + "\n".join(lines)
         for rank in list(self._waiting):
             wait = self._waiting.pop(rank)
-            if not isinstance(wait, MessageFingerprint):
+            if isinstance(wait, tuple):
                 wait[0].failed = problem
                 self._in_flight.pop((rank, wait[1].ticket or 0), None)
             self._release(rank, self._error(problem))

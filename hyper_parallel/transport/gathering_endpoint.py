@@ -11,7 +11,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.compare import mismatch
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.work import Work
 

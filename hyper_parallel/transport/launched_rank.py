@@ -21,7 +21,7 @@ import numpy as np
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.guarded import GuardedTransport
-from hyper_parallel.transport.coordinator import Endpoint
+from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,

@@ -23,7 +23,7 @@ from hyper_parallel.transport.base import (
     check_reduction,
 )
 from hyper_parallel.transport.checks.guarded import GuardedTransport
-from hyper_parallel.transport.coordinator import Endpoint
+from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.mindspore_comm import begin, begin_again

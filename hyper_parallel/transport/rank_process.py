@@ -19,7 +19,7 @@ import numpy as np
 
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption, unwinding
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, unwinding
 from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.measurement import Measurement, measured
 from hyper_parallel.transport.numpy_ops import NumpyOps

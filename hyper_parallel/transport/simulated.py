@@ -12,7 +12,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
 from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped
@@ -20,7 +20,7 @@ from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
 )
-from hyper_parallel.transport.coordinator import Contribution, Endpoint, PollingEndpoint
+from hyper_parallel.transport.endpoint import Contribution, Endpoint
 from hyper_parallel.transport.work import Work
 
 __all__ = ["SimulatedGroup", "SimulatedTransport", "Started"]
@@ -60,10 +60,6 @@ class Started:
     def wait(self) -> list[Any]:
         """Wait for each member's payload for this rank, in the order of the ranks; once."""
         return self.endpoint.wait(self.ticket)
-
-    def ready(self) -> bool:
-        """Whether :meth:`wait` would return at once; if not, the other ranks run first. Of ranks that are threads."""
-        return cast("PollingEndpoint", self.endpoint).ready(self.ticket)
 
 
 class SimulatedTransport(Transport):

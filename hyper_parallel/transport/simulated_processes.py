@@ -10,7 +10,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.endpoint import RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.processes import search_path

@@ -13,17 +13,19 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import HostOps, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.coordinator import Contribution, Coordinator, RankAbortedError, unwinding
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, Wait, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.message_board import MessageBoard, Posted
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["run_threads"]
+__all__ = ["ThreadEndpoint", "run_threads"]
 
 _UNWIND_SECONDS = 2.0
 
 
-class _Endpoint:
+class ThreadEndpoint:
     """The endpoint of a rank that is a thread: call the coordinator, pass the baton on, sleep until it comes back."""
 
     def __init__(self, world: _ThreadWorld, rank: int) -> None:
@@ -48,8 +50,7 @@ class _Endpoint:
         """See :class:`Endpoint`."""
         coordinator = self._world.coordinator
         if not coordinator.is_complete(self._rank, ticket):
-            coordinator.give_way(self._rank)
-            self._world.pause(self._rank)
+            self.give_way()
         return coordinator.is_complete(self._rank, ticket)
 
     def wait(self, ticket: int) -> list[Any]:
@@ -57,6 +58,31 @@ class _Endpoint:
         self._world.coordinator.await_ticket(self._rank, ticket)
         result: list[Any] = self._world.pause(self._rank)
         return result
+
+    def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool) -> Posted:
+        """Post one side of a message on the world's board."""
+        return self._world.board.post(message, payload, sending=sending)
+
+    def matched(self, posted: Posted) -> Any:
+        """Wait for the other side of a message; the payload of the sender."""
+        if not posted.matched:
+            self._world.board.wait(posted)
+            self._world.pause(self._rank)
+        return self._world.board.take(posted)
+
+    def wait_until(self, wait: Wait) -> None:
+        """Wait until another rank unblocks this one."""
+        self._world.coordinator.block(self._rank, wait)
+        self._world.pause(self._rank)
+
+    def unblock(self, rank: int) -> None:
+        """Let another rank go on that waits in :meth:`wait_until`."""
+        self._world.coordinator.unblock(rank, Resumption())
+
+    def give_way(self) -> None:
+        """Let the other ranks run first."""
+        self._world.coordinator.give_way(self._rank)
+        self._world.pause(self._rank)
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
         """See :class:`Endpoint`."""
@@ -73,6 +99,7 @@ class _ThreadWorld:
 
     def __init__(self, world_size: int, ops: HostOps, body: Callable[[], Any]) -> None:
         self.coordinator = Coordinator(world_size)
+        self.board = MessageBoard(self.coordinator)
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, BaseException] = {}
         self._ops = ops
@@ -165,7 +192,7 @@ class _ThreadWorld:
             self._pass_on(rank)
 
     def _call(self, rank: int) -> Any:
-        transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, _Endpoint(self, rank))
+        transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, ThreadEndpoint(self, rank))
         with use_transport(transport):
             return self._body()
 
@@ -204,7 +231,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
         raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
     if world.coordinator.unreported:
         raise world_failed(world_size, world.coordinator.unreported, world.coordinator.aborted_in)
-    lost = world.coordinator.undelivered()
+    lost = world.coordinator.undelivered(world.board.undelivered())
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
     return world.results

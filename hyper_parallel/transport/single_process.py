@@ -13,7 +13,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
 from hyper_parallel.transport.base import HostOps, Ranks, Shape
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["FakeTransport"]

@@ -4,7 +4,8 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
-from hyper_parallel.transport.coordinator import Contribution, Coordinator, RankAbortedError, unwinding
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, unwinding
 
 SITE = Site(("train.py", 1))
 

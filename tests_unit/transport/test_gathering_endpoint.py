@@ -6,7 +6,7 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated_threads import run_threads

@@ -13,7 +13,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport import launched_rank, rank_process
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
-from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,

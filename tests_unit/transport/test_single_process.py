@@ -9,7 +9,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.single_process import FakeTransport, SingleTransport, _Alone

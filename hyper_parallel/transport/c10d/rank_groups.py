@@ -15,10 +15,11 @@ from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import MeshError
 from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.c10d.process_group import SimulatedProcessGroup
+from hyper_parallel.transport.c10d.process_group import Member, SimulatedProcessGroup, WorldGroup
+from hyper_parallel.transport.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank"]
@@ -56,6 +57,7 @@ class RankGroups:
         self.transport = transport
         self.store = store
         self.implicit = True
+        self.splits: dict[Any, int] = {}
         self.identity = next(_IDENTITIES)
         self._fields: dict[str, Any] | None = None
 
@@ -77,6 +79,7 @@ class RankGroups:
 
     def clear(self) -> None:
         """Forget every group."""
+        self.splits.clear()
         if self._fields is not None:
             self._fields.update(_empty())
             _C10D._unregister_all_process_groups()  # noqa: SLF001 - as PyTorch does
@@ -84,18 +87,14 @@ class RankGroups:
     def _initialise(self) -> None:
         store = PrefixStore("default_pg", self.store)
         self.get("group_count")
-        group = self.build(tuple(range(self.transport.world_size)), _BACKEND, store, _DEFAULT_NAME, "default_pg", None)
+        world = tuple(range(self.transport.world_size))
+        group = self.register(WORLD_GROUP, world, _BACKEND, store, _DEFAULT_NAME, None)
         self.set("default_pg", group)
         self.set("group_count", 1)
 
-    def build(
-        self, ranks: Ranks, backend: str, store: Store, name: str, description: str | None, tag: str | None
-    ) -> SimulatedProcessGroup:
-        """A new group of ``ranks``, this one included, registered under its name."""
-        group = SimulatedProcessGroup(self.transport, ranks, store)
+    def register(self, group: Any, ranks: Ranks, backend: str, store: Store, name: str, tag: str | None) -> Any:
+        """Register a group of ``ranks``, this one included, under its name."""
         engine = dist.Backend(backend if _is_built(backend) else _BACKEND)
-        group._set_group_name(name)  # noqa: SLF001 - as PyTorch does
-        group._set_group_desc(description or "undefined")  # noqa: SLF001 - as PyTorch does
         tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
         _C10D._register_pg_in_world(  # noqa: SLF001 - as PyTorch does
             group,
@@ -114,11 +113,20 @@ def _is_built(backend: str) -> bool:
     return "nccl" not in str(backend).lower() or dist.is_nccl_available()
 
 
+class _OwnGroups(dict[Any, Any]):
+    """A mapping of a rank's groups that refuses those of other ranks, which PyTorch would only call unknown."""
+
+    def get(self, group: Any, default: Any = None) -> Any:
+        """The value of ``group``."""
+        if group not in self and isinstance(group, CollectiveGroup):
+            group.check_owner()
+        return super().get(group, default)
+
+
 def _empty() -> dict[str, Any]:
-    return {
-        name: None if name == "default_pg" else 0 if name == "group_count" else [] if name == "comms" else {}
-        for name in FIELDS
-    }
+    fields: dict[str, Any] = {name: {} for name in FIELDS}
+    fields.update(default_pg=None, group_count=0, comms=[], pg_map=_OwnGroups())
+    return fields
 
 
 def _inside_init() -> bool:
@@ -142,6 +150,15 @@ _RANK: ContextVar[RankGroups | None] = ContextVar("hyper_parallel_rank_groups", 
 def current_rank() -> RankGroups | None:
     """The groups of the simulated rank that asks; None outside of ranks."""
     return _RANK.get()
+
+
+def _member() -> Member | None:
+    rank = _RANK.get()
+    return None if rank is None else Member(rank.transport, rank.store)
+
+
+WORLD_GROUP = WorldGroup(_member)
+"""The group of all ranks, of every simulation."""
 
 
 def enter_rank(groups: RankGroups | None) -> None:
@@ -192,13 +209,15 @@ def _new_process_group_helper(
             return known, rank_groups.get("pg_map")[known][1]
     if not global_ranks_in_group:
         _check_world("store", group_rank, group_size, transport)
-    ranks = tuple(global_ranks_in_group) or tuple(range(transport.world_size))
+        ranks = tuple(range(transport.world_size))
+        return rank_groups.register(WORLD_GROUP, ranks, backend, store, group_name, tag), store
+    ranks = tuple(global_ranks_in_group)
     if transport.rank not in ranks:
         return dist.GroupMember.NON_GROUP_MEMBER, None
     prefixed = PrefixStore(f"{group_name}/", store)
-    group = rank_groups.build(ranks, backend, prefixed, group_name, options.get("group_desc"), tag)
-    if global_ranks_in_group:
-        _meet(transport, ranks, group_name)
+    group = SimulatedProcessGroup(transport, ranks, prefixed, group_name, options.get("group_desc"))
+    rank_groups.register(group, ranks, backend, prefixed, group_name, tag)
+    _meet(transport, ranks, group_name)
     return group, prefixed
 
 
@@ -236,10 +255,47 @@ def _agree(transport: SimulatedTransport, ranks: Any, *, sort: bool) -> None:
     transport.begin(Contribution(fingerprint, [None] * len(world), awaited=False))
 
 
+def _split_group(
+    rank_groups: RankGroups,
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: Any = None,
+) -> Any:
+    """``split_group``: groups of the members of ``parent_pg``, whose group ranks ``split_ranks`` lists."""
+    del timeout, pg_options
+    parent = parent_pg or rank_groups.get("default_pg")
+    splits = tuple(tuple(sorted(ranks)) for ranks in split_ranks or ())
+    everyone = [rank for ranks in splits for rank in ranks]
+    if not everyone or len(set(everyone)) < len(everyone) or not set(everyone) <= set(range(parent.size())):
+        msg = (
+            f"split_group: split_ranks is {split_ranks}; it must list group ranks below {parent.size()}, each once, in "
+            "at least one list"
+        )
+        raise ValueError(msg)
+    number = rank_groups.splits[parent] = rank_groups.splits.get(parent, 0) + 1
+    if parent.size() > 1:
+        fingerprint = _creation(parent.ranks, (("split_ranks", splits),), parent.group_name)
+        fingerprint.operation = "dist.split_group"
+        parent.transport.begin(Contribution(fingerprint, [None] * parent.size())).wait()
+    for ranks in splits:
+        if parent.rank() in ranks:
+            name = f"{parent.group_name}/split {number}/{'-'.join(map(str, ranks))}"
+            members = tuple(parent.ranks[rank] for rank in ranks)
+            engine = str(backend or rank_groups.get("pg_map")[parent][0])
+            store = PrefixStore(f"{name}/", parent.get_group_store())
+            group = SimulatedProcessGroup(parent.transport, members, store, name, group_desc)
+            return rank_groups.register(group, members, engine, store, name, None)
+    return None
+
+
 _PLAIN_NEW_GROUP: Any = _C10D._new_group_with_tag  # noqa: SLF001 - wrapped
 REPLACED: dict[str, Callable[..., Any]] = {
     "rendezvous": _rendezvous,
     "_new_process_group_helper": _new_process_group_helper,
+    "split_group": _split_group,
     "_new_group_with_tag": _checked_new_group(_PLAIN_NEW_GROUP),
 }
 """Functions of ``distributed_c10d`` by name, and what a simulated rank calls in their place, its groups first."""

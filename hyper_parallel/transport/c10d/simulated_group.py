@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.base import Ranks
+from hyper_parallel.errors import CollectiveMismatchError, MeshError
+from hyper_parallel.transport.base import Ranks, active_transport
 from hyper_parallel.transport.c10d.reduction import premultiplied, reduce_parts, reduction_name
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint
 from hyper_parallel.transport.checks.torch_distributed import OPERATIONS
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
+
+if TYPE_CHECKING:
+    from hyper_parallel.transport.simulated_threads import ThreadEndpoint
 
 __all__ = ["CollectiveGroup"]
 
@@ -42,15 +45,14 @@ class _Part:
 class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signatures per overload
     """The collectives of one rank in one group.
 
-    Args:
+    Attributes:
         transport: of the simulated rank.
         ranks: global ranks of the members, in the order of their group ranks.
     """
 
-    def __init__(self, transport: SimulatedTransport, ranks: Ranks) -> None:
-        super().__init__(ranks.index(transport.rank), len(ranks))
-        self.transport = transport
-        self.ranks = ranks
+    transport: SimulatedTransport
+    ranks: Ranks
+    _coalesced: list[SimulatedWork] | None
 
     # -- reductions ------------------------------------------------------------------------------------------------
 
@@ -271,14 +273,51 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _fingerprint(self, name: str, arguments: dict[str, Any]) -> CollectiveFingerprint:
+        self.check_owner()
         return OPERATIONS[name]({**arguments, "group": self})
+
+    def check_owner(self) -> None:
+        """Refuse a group of another rank, which ranks that are threads can share by a global variable.
+
+        Raises:
+            MeshError: another simulated rank built this group.
+        """
+        if active_transport() is not self.transport:
+            msg = (
+                f"a group of simulated rank {self.transport.rank} is used by another rank or thread: simulated ranks "
+                "are threads that share global variables; keep groups in objects that each rank makes"
+            )
+            raise MeshError(msg)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Gather the collectives that follow, until :meth:`_end_coalescing`."""
+        del device
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> SimulatedWork:
+        """What waits for all collectives since :meth:`_start_coalescing`."""
+        del device
+        works, self._coalesced = self._coalesced or [], None
+
+        def finish() -> list[torch.Tensor]:
+            return [x for work in works for x in work.result()]
+
+        return SimulatedWork(finish, lambda: all(work.is_completed() for work in works))
+
+    def _given(self, work: SimulatedWork) -> SimulatedWork:
+        """A call's result, remembered while calls are gathered."""
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _begin(self, fingerprint: CollectiveFingerprint, payloads: Sequence[Any], finish: _Finish) -> SimulatedWork:
         """Start a collective; ``finish`` gets each member's payload for this rank."""
         if len(self.ranks) == 1:
-            return SimulatedWork(lambda: finish(list(payloads)), lambda: True)
+            return self._given(SimulatedWork(lambda: finish(list(payloads)), lambda: True))
         started = self.transport.begin(Contribution(fingerprint, payloads))
-        return SimulatedWork(lambda: finish(started.wait()), started.ready)
+        endpoint = cast("ThreadEndpoint", self.transport.endpoint)
+        work = SimulatedWork(lambda: finish(started.wait()), lambda: endpoint.ready(started.ticket))
+        return self._given(work)
 
     def _parts_of(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a tensor that has one for each member, shaped like ``part``; views where the layout allows."""
@@ -334,7 +373,11 @@ def _reduced(parts: list[_Part], name: str) -> list[torch.Tensor]:
 
 def _write(places: _Tensors, values: _Tensors) -> list[torch.Tensor]:
     for place, value in zip(places, values, strict=True):
-        place.data.copy_(value)
+        if place.layout is torch.strided:
+            place.data.copy_(value)
+        else:
+            with torch.no_grad():
+                place.copy_(value)
     return list(places)
 
 

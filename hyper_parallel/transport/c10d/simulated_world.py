@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch._C._distributed_c10d import HashStore, Store, _set_thread_isolation_mode  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, _set_thread_isolation_mode  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.c10d.host import TorchOps
 from hyper_parallel.transport.c10d.rank_groups import FIELDS, REPLACED, RankGroups, current_rank, enter_rank
+from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.simulated_threads import run_threads
 
@@ -31,6 +33,7 @@ __all__ = ["run_ranks"]
 _Module: Any = distributed_c10d
 _World: type = type(_Module._world)  # noqa: SLF001 - PyTorch's extension point
 _isolate: Callable[[bool], None] = _set_thread_isolation_mode
+_KEEPING_GROUPS = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
 _PORT = "29500"
 
 
@@ -80,13 +83,20 @@ class _Installation:
             self._running += 1
             if self._running > 1:
                 return
+            _forget_default_groups()
             self._hook = sys.excepthook
             names = (*REPLACED, "_backend", "_default_pg_init_method")
             self._before = {name: getattr(_Module, name) for name in names if hasattr(_Module, name)}
             for name, replacement in REPLACED.items():
-                setattr(_Module, name, _per_rank(replacement, self._before[name]))
+                self._put(name, _per_rank(replacement, self._before[name]))
             _Module._world.__class__ = _WorldOfRank  # noqa: SLF001 - as above
             _isolate(True)
+
+    def _put(self, name: str, value: Any) -> None:
+        """Set a name of PyTorch's module, and of the package, which has the public ones as well."""
+        if getattr(dist, name, None) is getattr(_Module, name):
+            setattr(dist, name, value)
+        setattr(_Module, name, value)
 
     def leave(self) -> None:
         """A simulation has ended."""
@@ -94,12 +104,35 @@ class _Installation:
             self._running -= 1
             if self._running:
                 return
+            _forget_default_groups()
+            _forget_meshes()
             _isolate(False)
             _Module._world.__class__ = _World  # noqa: SLF001 - as above
             for name, value in self._before.items():
-                setattr(_Module, name, value)
+                self._put(name, value)
             sys.excepthook = self._hook
             self._before = {}
+
+
+def _forget_meshes() -> None:
+    """Clear the caches in which PyTorch's DTensor keeps every mesh that was ever redistributed over."""
+    redistribution: Any = sys.modules.get("torch.distributed.tensor._redistribute")
+    if redistribution is not None:
+        redistribution.clear_redistribute_planner_cache()
+        redistribution._gen_transform_infos.cache_clear()  # noqa: SLF001 - PyTorch's comment names it as the way
+    costs: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
+    if costs is not None:
+        costs.MeshTopoInfo.build_from_mesh.cache_clear()
+
+
+def _forget_default_groups() -> None:
+    """Replace groups that PyTorch's functions keep as defaults, from the time of their import, by None: the world's."""
+    for module in filter(None, map(sys.modules.get, _KEEPING_GROUPS)):
+        for function in vars(module).values():
+            defaults = getattr(function, "__defaults__", None)
+            if defaults:
+                kept = (None if isinstance(value, dist.ProcessGroup) else value for value in defaults)
+                function.__defaults__ = tuple(kept)
 
 
 _INSTALLATION = _Installation()
@@ -116,7 +149,12 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
     """
-    store = HashStore()
+
+    def calling() -> SimulatedTransport | None:
+        rank = current_rank()
+        return None if rank is None else rank.transport
+
+    store = SimulatedStore(calling)
 
     def rank_body() -> Any:
         transport = cast("SimulatedTransport", active_transport())

@@ -15,6 +15,7 @@ from hyper_parallel.errors import CollectiveMismatchError, short_dtype
 from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, check_ranks, check_reduction
 
 __all__ = [
+    "ANY_SOURCE",
     "CollectiveFingerprint",
     "Facts",
     "MessageFingerprint",
@@ -22,6 +23,9 @@ __all__ = [
     "TransportFingerprints",
     "call_site",
 ]
+
+ANY_SOURCE = -1
+"""The source of a receive that takes a message from any rank."""
 
 Facts = tuple[tuple[str, Any], ...]
 """Named values on which all members of a collective must agree, in a fixed order."""
@@ -87,7 +91,8 @@ class MessageFingerprint:
 
     def text(self, *, sending: bool) -> str:
         """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""
-        peer = f"dst={self.destination}" if sending else f"src={self.source}"
+        source = "any" if self.source == ANY_SOURCE else self.source
+        peer = f"dst={self.destination}" if sending else f"src={source}"
         channel = [str(self.channel)] if self.channel != WORLD else []
         return f"{'send' if sending else 'recv'}({', '.join([*_parts(self.facts), peer, f'tag={self.tag}', *channel])})"
 

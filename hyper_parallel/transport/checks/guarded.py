@@ -17,7 +17,7 @@ from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
 )
-from hyper_parallel.transport.coordinator import Contribution, Endpoint
+from hyper_parallel.transport.endpoint import Contribution, Endpoint
 from hyper_parallel.transport.work import Work
 
 __all__ = ["GuardedTransport"]

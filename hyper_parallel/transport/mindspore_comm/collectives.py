@@ -24,7 +24,7 @@ from hyper_parallel.transport.checks.fingerprint import (
     Site,
     call_site,
 )
-from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.mindspore_comm.world import Group, World
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.work import Work

@@ -20,7 +20,7 @@ from mindspore.ops import _primitive_cache
 from mindspore.ops.function import comm_func as ops_comm_func
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
-from hyper_parallel.transport.coordinator import Endpoint
+from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.mindspore_comm.functional import OPERATORS
 from hyper_parallel.transport.mindspore_comm.primitives import CARRIED, REFUSED, carry
 from hyper_parallel.transport.mindspore_comm.world import GroupManager, begin_world, current_world

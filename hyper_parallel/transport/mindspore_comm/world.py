@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from hyper_parallel.errors import CollectiveMismatchError, MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.coordinator import Endpoint
+from hyper_parallel.transport.endpoint import Endpoint
 
 __all__ = ["WORLD_NAMES", "Group", "GroupManager", "World", "begin_world", "current_world"]
 

@@ -1,8 +1,10 @@
 """Every simulated rank of PyTorch finds torch.distributed initialised, and nothing of it is left after the run."""
 
+import gc
 import os
 import re
 import sys
+import threading
 
 import pytest
 import torch
@@ -110,3 +112,107 @@ def test_groups_of_equal_ranks_are_different_groups():
         return x.item(), y.item()
 
     assert simulate(body, 2, "torch") == [(2.0, 20.0)] * 2
+
+
+def test_split_groups():
+    """split_group makes groups of the parent's group ranks; every member gets its own, and others none."""
+
+    def body():
+        halves = dist.split_group(split_ranks=[[0, 1], [3, 2]])
+        ends = dist.split_group(split_ranks=[[0, 3]], group_desc="ends")
+        pair = dist.split_group(parent_pg=halves, split_ranks=[[1]])
+        x = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(x, group=halves)
+        named = None if ends is None else (ends.group_desc, dist.get_process_group_ranks(ends))
+        return x.item(), named, None if pair is None else pair.size()
+
+    ends = ("ends", [0, 3])
+    assert simulate(body, 4, "torch") == [(3.0, ends, None), (3.0, None, 1), (7.0, None, None), (7.0, ends, 1)]
+
+
+@pytest.mark.parametrize("splits", [None, [[0, 0]], [[2]]])
+def test_a_split_that_cannot_be_is_refused(splits):
+    """Lists that repeat a rank, name one that the parent lacks, or are missing, are errors."""
+    message = f"split_group: split_ranks is {splits}; it must list group ranks below 2, each once, in at least one list"
+    with pytest.raises(RankFailedError, match=re.escape(message)):
+        simulate(lambda: dist.split_group(split_ranks=splits), 2, "torch")
+
+
+def test_the_worlds_group_of_an_import_works_on_every_rank():
+    """A default argument that a module keeps from its import on one rank works on all, and after the run."""
+    kept = []
+
+    def body():
+        kept.append(dist.group.WORLD)
+        x = torch.ones(1)
+        dist.all_reduce(x, group=kept[0])
+        return x.item()
+
+    assert simulate(body, 3, "torch") == [3.0] * 3
+    assert simulate(body, 2, "torch") == [2.0] * 2
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        dist.get_rank(kept[0])
+
+
+def test_a_real_world_is_left_alone(tmp_path):
+    """A process with a real world of its own simulates, and uses its world again afterwards."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        own = dist.group.WORLD
+
+        def body():
+            assert dist.group.WORLD is not own
+            dist.init_process_group()
+            dist.destroy_process_group()
+            return dist.is_initialized()
+
+        assert simulate(body, 2, "torch") == [False, False]
+        assert dist.group.WORLD is own
+        x = torch.distributed._functional_collectives.all_reduce(torch.ones(1), "sum", own)
+        assert x.tolist() == [1.0]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nothing_grows_from_run_to_run():
+    """Threads, groups and meshes of earlier runs are gone."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,))
+        tensor = distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)])
+        return (tensor @ tensor.T).full_tensor().sum().item()
+
+    def alive():
+        gc.collect()
+        kept = [value for value in gc.get_objects() if isinstance(value, dist.ProcessGroup | DeviceMesh)]
+        return len(kept), threading.active_count()
+
+    simulate(body, 3, "torch")
+    before = alive()
+    for _ in range(5):
+        simulate(body, 3, "torch")
+    assert alive() == before
+
+
+def test_a_simulation_inside_a_rank():
+    """A rank may simulate a world of its own, and goes on in its own afterwards."""
+
+    def inner():
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    def body():
+        inside = simulate(inner, 3, "torch")
+        return inside, inner(), dist.get_world_size()
+
+    assert simulate(body, 2, "torch") == [([3.0] * 3, 2.0, 2)] * 2
+
+
+def test_a_group_cannot_grow():
+    """merge_remote_group is refused by name."""
+    message = "merge_remote_group on simulated ranks: the world of a simulation cannot grow; use a larger world_size"
+    with pytest.raises(RankFailedError, match=message):
+        simulate(lambda: dist.group.WORLD.merge_remote_group(None, 3), 2, "torch")

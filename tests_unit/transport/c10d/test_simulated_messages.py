@@ -1,0 +1,198 @@
+"""Send and receive of simulated ranks: matched by source, tag and group, agreed upon, and never left unanswered."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def cause(body, world_size=2):
+    """The text of the error that a program ends with; ``{line}`` stands for the lines of its body."""
+    with pytest.raises(RankFailedError) as caught:
+        simulate(body, world_size, "torch")
+    text, first = str(caught.value.__cause__), body.__code__.co_firstlineno
+    for line in range(first, first + 10):
+        text = text.replace(f"{__file__}:{line}", f"line {line - first}")
+    return text
+
+
+def test_messages_arrive_by_source_tag_and_group():
+    """A receive takes the message of its source, tag and group, whatever was sent before; also from any source."""
+
+    def body():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        group, x = dist.new_group([0, 2]), torch.zeros(2)
+        received = []
+        if rank == 2:
+            works = [
+                dist.isend(torch.full((2,), 1.0), 0, tag=1),
+                dist.isend(torch.full((2,), 2.0), 0, tag=2),
+                dist.isend(torch.full((2,), 3.0), 0, group=group, tag=1),
+            ]
+            for work in works:
+                work.wait()
+        elif rank == 1:
+            dist.send(torch.full((2,), 4.0), 0, tag=7)
+        else:
+            dist.recv(x, group_src=1, group=group, tag=1)
+            received.append(x[0].item())
+            for tag in [2, 1]:
+                dist.recv(x, 2, tag=tag)
+                received.append(x[0].item())
+            received += [dist.recv(x, tag=7), x[0].item()]
+        ring = torch.zeros(1)
+        operations = [
+            dist.P2POp(dist.isend, torch.ones(1) * rank, (rank + 1) % size),
+            dist.P2POp(dist.irecv, ring, (rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return received, ring.item()
+
+    assert simulate(body, 3, "torch") == [([3.0, 2.0, 1.0, 1, 4.0], 2.0), ([], 0.0), ([], 1.0)]
+
+
+def test_lists_of_objects():
+    """send_object_list and recv_object_list carry objects."""
+
+    def body():
+        objects = [{"a": [1]}, "b"] if dist.get_rank() == 0 else [None, None]
+        if dist.get_rank() == 0:
+            dist.send_object_list(objects, 1)
+        else:
+            dist.recv_object_list(objects, 0)
+        return objects
+
+    assert simulate(body, 2, "torch") == [[{"a": [1]}, "b"]] * 2
+
+
+def test_a_payload_is_the_value_at_the_time_of_sending():
+    """A sender that writes into its tensor after isend changes nobody's message."""
+
+    def body():
+        x = torch.ones(2)
+        if dist.get_rank() == 0:
+            work = dist.isend(x, 1)
+            x.zero_()
+            work.wait()
+        else:
+            dist.recv(x.zero_(), 0)
+        return x.tolist()
+
+    assert simulate(body, 2, "torch")[1] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "fact, text, tensor",
+    [("shape", "f32[3]", torch.zeros(3)), ("dtype", "f64[2]", torch.zeros(2, dtype=torch.float64))],
+)
+def test_sides_that_differ_are_both_shown(fact, text, tensor):
+    """A receive whose shape or dtype differs from what is sent is an error that shows both calls and lines."""
+
+    def body():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1, tag=3)
+        else:
+            dist.recv(tensor.clone(), 0, tag=3)
+
+    assert cause(body) == (
+        f"ranks 0 and 1 disagree about the {fact} of a message:\n"
+        "  rank 0: send(f32[2], dst=1, tag=3) at line 2\n"
+        f"  rank 1: recv({text}, src=0, tag=3) at line 4"
+    )
+
+
+def test_different_tags_are_a_deadlock():
+    """Sides whose tags differ wait for each other, which is told at once."""
+
+    def body():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1, tag=1)
+        else:
+            dist.recv(torch.ones(2), 0, tag=2)
+
+    assert cause(body) == (
+        "deadlock, no rank can go on:\n"
+        "  rank 0 waited in send(f32[2], dst=1, tag=1) at line 2\n"
+        "  rank 1 waited in recv(f32[2], src=0, tag=2) at line 4"
+    )
+
+
+def test_two_ranks_that_send_first_are_a_deadlock():
+    """A send is complete when its receive is posted, as over gloo."""
+
+    def body():
+        peer = 1 - dist.get_rank()
+        dist.send(torch.ones(2), peer)
+        dist.recv(torch.ones(2), peer)
+
+    assert cause(body) == (
+        "deadlock, no rank can go on:\n"
+        "  rank 0 waited in send(f32[2], dst=1, tag=0) at line 2\n"
+        "  rank 1 waited in send(f32[2], dst=0, tag=0) at line 2"
+    )
+
+
+def test_a_receive_that_nobody_answers_is_named():
+    """When the source has returned, its receiver is told, with what the source sent in another way."""
+
+    def body():
+        group = dist.new_group([0, 1])
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2), 1, group=group)
+        else:
+            dist.recv(torch.ones(2), tag=2)
+
+    assert cause(body) == (
+        "rank 0 returned without sending what rank 1 waits for:\n"
+        "  rank 1: recv(f32[2], src=any, tag=2) at line 5\n"
+        "  rank 0, unanswered: send(f32[2], dst=1, tag=0, group [0, 1], named '1') at line 3"
+    )
+
+
+def test_a_send_that_nobody_receives_is_named():
+    """A sender that waits is told when its receiver returns; one that does not wait is told at the end."""
+
+    def waits():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1)
+
+    def leaves():
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2), 1)
+
+    assert cause(waits) == (
+        "rank 1 returned without receiving what rank 0 sends:\n  rank 0: send(f32[2], dst=1, tag=0) at line 2"
+    )
+    assert cause(leaves) == (
+        "messages were lost:\n  rank 0: send(f32[2], dst=1, tag=0) was never received; sent at line 2"
+    )
+
+
+def test_a_message_to_oneself_is_refused():
+    """A rank that names itself, or no member of the group, is told so."""
+
+    def body():
+        dist.distributed_c10d._get_default_group().send([torch.ones(1)], dist.get_rank(), 0)
+
+    assert cause(body) == ("send on group rank 0 names group rank 0; it must be another rank of the group's 2")
+
+
+def test_asking_lets_others_run_and_tells_the_source():
+    """is_completed() of a receive lets the sender run; its work tells who sent."""
+
+    def body():
+        x = torch.zeros(1)
+        if dist.get_rank() == 1:
+            dist.send(x + 5, 0)
+            return None
+        work = dist.irecv(x)
+        while not work.is_completed():
+            pass
+        return x.item(), work.source_rank()
+
+    assert simulate(body, 2, "torch")[0] == (5.0, 1)
