@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, ROWS, STEPS = 5, 7, 3
@@ -111,7 +114,7 @@ def reduce_gradients(model, group=None):
         dist.all_reduce(parameter.grad, group=group)
 
 
-@unlisted({"dp": 3}, ("gradient", "0.weight"), "scaled-by-count")
+@unlisted({"dp": 3}, ("gradient", "2.*"), "scaled-by-count")
 def accumulation_divided_twice(bug):
     """The loss is divided by the number of micro-batches, and the gradient again."""
     make_mesh(dp=3)
@@ -400,7 +403,7 @@ def gathered_before_the_update(bug):
             model.whole.prefetch()
 
 
-@unlisted({"dp": 3}, ("gradient", "0.weight"), "missing-reduction")
+@unlisted({"dp": 3}, ("gradient", "2.*"), "missing-reduction")
 def last_micro_batch_without_sync(bug):
     """No micro-batch synchronizes the gradients, the last one included."""
     make_mesh(dp=3)
@@ -447,7 +450,7 @@ def bias_summed_over_model_ranks(bug):
         update(optimizer)
 
 
-@unlisted({"dp": 3}, ("gradient", "0.weight"), "sum-for-average")
+@unlisted({"dp": 3}, ("gradient", "2.*"), "sum-for-average")
 def mean_losses_summed(bug):
     """Losses are means over the rank's rows, and their gradients are summed."""
     make_mesh(dp=3)
@@ -493,7 +496,7 @@ class Attention(nn.Module):
         return Pair.apply(self.out(mixed.transpose(0, 1).flatten(1)), summed, keep)
 
 
-@unlisted({"tp": 3}, ("output", "(model)"), "permuted")
+@unlisted({"tp": 3}, ("output", "out"), "permuted")
 def fused_projection_cut_across(bug):
     """A fused projection is cut into even parts, so that ranks take rows of queries for keys."""
     make_mesh(tp=3)
@@ -547,6 +550,51 @@ def rows_of_other_ranks_not_masked(bug):
     model, random = drawn(nn.Sequential(ShardedEmbedding(bug), nn.Linear(WIDTH, 11)), 17)
     model[0].weight = nn.Parameter(part(model[0].weight.data).clone())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(STEPS):
+        ids, labels = torch.randint(11, (2, ROWS), generator=random)
+        nn.functional.cross_entropy(model(ids), labels).backward()
+        update(optimizer)
+
+
+@unlisted({"fsdp": 3}, ("gradient", "2.*"), "sum-for-average")
+def sharded_gradients_not_averaged(bug):
+    """The factor by which fully_shard divides gradients is set to one, and losses are means over the rank's rows."""
+    mesh = make_mesh(fsdp=3)
+    model, random = drawn(mlp(), 18)
+    fully_shard(model, mesh=mesh)
+    if bug:
+        model.set_gradient_divide_factor(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        x, y = batch(random, 6, WIDTH)
+        (model(part(x)) - part(y)).pow(2).mean().backward()
+        update(optimizer)
+
+
+class TiedHead(nn.Module):
+    """An embedding whose weight is the head's, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        """Logits."""
+        return self.head(torch.tanh(self.middle(self.embed(ids))))
+
+
+@unlisted({"tp": 3}, ("gradient", "embed.weight"), "components")
+def untied_by_sharding(bug):
+    """Sharding makes two parameters of the tied weight, which part from each other."""
+    mesh = make_mesh(tp=3)
+    model, random = drawn(TiedHead(), 19)
+    rows = RowwiseParallel(input_layouts=Replicate())
+    parallelize_module(model, mesh, {"embed": rows, "head": ColwiseParallel(output_layouts=Replicate())})
+    if not bug:
+        model.head.weight = model.embed.weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
     for _ in range(STEPS):
         ids, labels = torch.randint(11, (2, ROWS), generator=random)
         nn.functional.cross_entropy(model(ids), labels).backward()
