@@ -23,6 +23,7 @@ from hyper_parallel.pytest_plugin.hooks import (  # noqa: F401 - pytest finds th
 )
 from hyper_parallel.pytest_plugin.marks import arg_mark
 from hyper_parallel.pytest_plugin.measuring import pytest_runtestloop  # noqa: F401 - pytest finds it by name
+from hyper_parallel.pytest_plugin.usage import pytest_testnodedown  # noqa: F401 - the same
 
 __all__ = [
     "SkipReason",

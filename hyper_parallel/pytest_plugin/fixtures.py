@@ -15,7 +15,21 @@ import pytest
 
 from hyper_parallel.pytest_plugin.marks import world_sizes
 
-__all__ = ["RankCall", "RankValue", "deferred", "device", "launch_name", "mesh", "rank", "resolve", "world_size"]
+__all__ = [
+    "ON_RANKS",
+    "RankCall",
+    "RankValue",
+    "deferred",
+    "device",
+    "launch_name",
+    "mesh",
+    "rank",
+    "resolve",
+    "world_size",
+]
+
+ON_RANKS = ("rank", "mesh", "device")
+"""Fixtures with values on ranks only."""
 
 
 @dataclass(frozen=True)

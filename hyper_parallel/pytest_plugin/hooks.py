@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.unittest import TestCaseFunction
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.pytest_plugin.capability import (
@@ -28,6 +27,7 @@ from hyper_parallel.pytest_plugin.measuring import RankContexts
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
+from hyper_parallel.pytest_plugin.usage import PROBLEMS, check_use
 from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
 from hyper_parallel.transport.processes import end_ranks
 from hyper_parallel.transport.timeouts import rank_seconds
@@ -100,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {text}")
     config.stash[REMOVED] = Counter()
     config.stash[TALLY] = Tally()
+    config.stash[PROBLEMS] = []
     config.pluginmanager.register(config.stash[TALLY], "hyper_parallel.tally")
     if config.getoption("cov_context", None) is not None:
         config.pluginmanager.register(RankContexts(), "hyper_parallel.contexts")
@@ -158,6 +159,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise a test by the frameworks, world sizes and launches of its marks."""
+    try:
+        _parametrize_by_marks(metafunc)
+    except pytest.UsageError as error:  # with all others, once everything is collected
+        metafunc.config.stash[PROBLEMS].append(f"{metafunc.definition.nodeid}: {error}")
+
+
+def _parametrize_by_marks(metafunc: pytest.Metafunc) -> None:
     sizes = world_sizes(metafunc.definition.get_closest_marker)
     if sizes and "platform_name" not in metafunc.fixturenames:
         metafunc.fixturenames.append("platform_name")
@@ -169,12 +177,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if len(sizes) > 1:
         _parametrize(metafunc, "world_size", sizes, [f"{size}ranks" for size in sizes])
     launch = metafunc.definition.get_closest_marker("launch")
-    if launch is not None:
-        if not launch.args or set(launch.args) - set(LAUNCHES):
-            msg = f"mark launch{launch.args}: known are {', '.join(LAUNCHES)}"
-            raise pytest.UsageError(msg)
-        if len(launch.args) > 1:
-            _parametrize(metafunc, "launch_name", list(launch.args), list(launch.args))
+    if launch is not None and len(launch.args) > 1:
+        _parametrize(metafunc, "launch_name", list(launch.args), list(launch.args))
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
@@ -184,11 +188,8 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect and count tests of frameworks that are not selected."""
-    for item in items:
-        if isinstance(item, TestCaseFunction) and world_sizes(item.get_closest_marker):
-            msg = f"{item.nodeid}: mark world_size has no effect on methods of unittest.TestCase; use a plain class"
-            raise pytest.UsageError(msg)
+    """Refuse wrong use of marks and fixtures; deselect and count tests of frameworks that are not selected."""
+    check_use(config, items)
     kept, removed = split(config, items)
     if removed:
         config.hook.pytest_deselected(items=removed)
@@ -203,10 +204,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("device")
     if mark is None:
         return
-    name, cards = mark.args[0] if mark.args else "", mark.kwargs.get("cards", 1)
-    if name not in DEVICES:
-        msg = f"mark device{mark.args}: known are {', '.join(DEVICES)}"
-        raise pytest.UsageError(msg)
+    arguments = {**dict(zip(("name", "cards"), mark.args, strict=False)), **mark.kwargs}
+    name, cards = arguments["name"], arguments.get("cards", 1)
     here = count_cards(name)
     if here < cards:
         skip_without(SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD, f"needs {cards} {name}, has {here}")
@@ -306,6 +305,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         tally.problems += [f"skipped for a reason that is not on the list: {text}" for text in tally.other_skips]
     if tally.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if config.stash[PROBLEMS] and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # found by workers
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        tally.problems += config.stash[PROBLEMS]
     if not config.pluginmanager.has_plugin("terminalreporter"):  # without it there is no summary
         for problem in tally.problems:
             sys.stderr.write(f"FAILED RUN: {problem}\n")

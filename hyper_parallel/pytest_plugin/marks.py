@@ -10,7 +10,7 @@ import pytest
 
 from hyper_parallel.transport.timeouts import positive_seconds
 
-__all__ = ["MARKS", "arg_mark", "mesh_shape", "seconds", "world_sizes"]
+__all__ = ["MARKS", "arg_mark", "mesh_shape", "seconds", "spelled", "world_sizes"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -74,6 +74,12 @@ def _check(argument: str, name: str, known: tuple[str, ...]) -> None:
         raise ValueError(msg)
 
 
+def spelled(mark: pytest.Mark) -> str:
+    """The mark as it is written: ``mesh(2, 2, names=('dp', 'tp'))``."""
+    arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"{mark.name}({', '.join(arguments)})"
+
+
 def seconds(value: object, source: str) -> float:
     """Return a time limit in seconds.
 
@@ -92,7 +98,7 @@ def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:
         return None
     sizes = mark.args[0] if len(mark.args) == 1 and isinstance(mark.args[0], (tuple, list)) else mark.args
     if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
-        msg = f"mark mesh{mark.args}: sizes of the axes are positive integers, for example mesh(2, 2)"
+        msg = f"mark {spelled(mark)}: sizes of the axes are positive integers, for example mesh(2, 2)"
         raise pytest.UsageError(msg)
     return tuple(sizes)
 
@@ -109,9 +115,9 @@ def world_sizes(item_marks: Callable[[str], pytest.Mark | None]) -> list[int]:
         return [] if size is None else [size]
     sizes = list(mark.args[0]) if len(mark.args) == 1 and isinstance(mark.args[0], (tuple, list)) else list(mark.args)
     if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
-        msg = f"mark world_size{mark.args}: sizes are positive integers, for example world_size(2, 3)"
+        msg = f"mark {spelled(mark)}: sizes are positive integers, for example world_size(2, 3)"
         raise pytest.UsageError(msg)
     if size is not None and sizes != [size]:
-        msg = f"mark world_size{mark.args} and mesh{shape} disagree: that mesh has {size} ranks; leave world_size out"
+        msg = f"mark {spelled(mark)} and mesh{shape} disagree: that mesh has {size} ranks; leave world_size out"
         raise pytest.UsageError(msg)
     return sizes

@@ -92,7 +92,7 @@ def ranked_test(item: pytest.Function) -> RankedTest | None:
         item.config.getoption("hp_device"),
         shape,
         tuple(names),
-        seconds(next(iter(timeout.args), None), "mark rank_timeout")
+        seconds((*timeout.args, *timeout.kwargs.values())[0], "mark rank_timeout")
         if timeout is not None
         else item.config.stash[TIMEOUT],
     )
@@ -106,14 +106,29 @@ def _axis_names(count: int) -> tuple[str, ...]:
 
 def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> RankedOutcome:
     """Run ``function`` on every rank; every rank gets its own copy of the arguments."""
-    from hyper_parallel.transport.serialization import pack
-
     if test.device != "cpu":
         _require_cards(test)
     elif test.launch == "processes":
         require_transport(test.framework)
-    body = pack((function, arguments), function)
+    body = _packed(function, arguments)
     return (_run_simulated if test.launch == "simulated" else _run_processes)(test, body)
+
+
+def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
+    """The test and its arguments for the ranks; the test fails if a fixture's value cannot be copied to them."""
+    from hyper_parallel.transport.serialization import pack
+
+    name, value = "", None
+    try:
+        for name, value in arguments.items():  # noqa: B007 - used where one cannot be pickled
+            pack(value, function)
+    except Exception as error:  # noqa: BLE001 - pickling raises what the value's class raises
+        pytest.fail(
+            f"fixture {name!r} is a {type(value).__name__}, which cannot be copied to the ranks ({error}); "
+            "make it on the ranks: in the test, or in a fixture that asks for `rank`",
+            pytrace=False,
+        )
+    return pack((function, arguments), function)
 
 
 def _require_cards(test: RankedTest) -> None:
