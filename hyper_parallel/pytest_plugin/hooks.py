@@ -25,7 +25,7 @@ from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
 from hyper_parallel.pytest_plugin.measuring import RankContexts
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
-from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
+from hyper_parallel.pytest_plugin.report import RanksRepr, other_framework, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
 from hyper_parallel.pytest_plugin.usage import PROBLEMS, check_use
 from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
@@ -279,8 +279,19 @@ def pytest_runtest_makereport(
     )
     if call.when == "call" and report.failed and failure is not None and is_world_failure:
         path, line, _ = item.location
-        report.longrepr = RanksRepr(str(failure), path, (line or 0) + 1, failure)
+        report.longrepr = RanksRepr(_explained(item, str(failure)), path, (line or 0) + 1, failure)
     return report
+
+
+def _explained(item: pytest.Item, text: str) -> str:
+    """The report with the world that the test ran on, and why it ran on a framework that it is not written for."""
+    test = ranked_test(item) if isinstance(item, pytest.Function) else None
+    if test is None:
+        return text
+    note = ""
+    if item.get_closest_marker("platforms") is None and len(selected(item.config)) > 1:
+        note = other_framework(test.framework, item.path, text)
+    return "\n".join(filter(None, [f"on {test.title()}:", text, note]))
 
 
 # -- end -------------------------------------------------------------------------------------------------------
@@ -305,9 +316,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         tally.problems += [f"skipped for a reason that is not on the list: {text}" for text in tally.other_skips]
     if tally.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if config.stash[PROBLEMS] and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # found by workers
+    found_by_workers: list[str] = config.stash[PROBLEMS]
+    if found_by_workers and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        tally.problems += config.stash[PROBLEMS]
+        tally.problems += found_by_workers
     if not config.pluginmanager.has_plugin("terminalreporter"):  # without it there is no summary
         for problem in tally.problems:
             sys.stderr.write(f"FAILED RUN: {problem}\n")

@@ -14,6 +14,7 @@ import pytest
 from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, skip_without
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
+from hyper_parallel.pytest_plugin.report import TITLES
 
 __all__ = ["LAUNCHES", "TIMEOUT", "RankedOutcome", "RankedTest", "ranked_test", "require_transport", "run_ranked"]
 
@@ -46,6 +47,12 @@ class RankedTest:
     shape: tuple[int, ...]
     names: tuple[str, ...]
     timeout: float
+
+    def title(self) -> str:
+        """For reports: ``3 simulated ranks of MindSpore``."""
+        kind = {"simulated": "simulated", "processes": "real"}[self.launch]
+        ranks = "rank" if self.world_size == 1 else "ranks"
+        return f"{self.world_size} {kind} {ranks} of {TITLES[self.framework]}"
 
     def properties(self) -> list[tuple[str, object]]:
         """Return the properties for JUnit reports."""

@@ -1,7 +1,13 @@
-"""The report of a failed ranked test: the failing rank's traceback first, then where the other ranks were."""
+"""The report of a failed ranked test: the failing rank's traceback first, then where the other ranks were.
+
+A test without the mark ``platforms`` runs on every installed framework. If it is written for another one, the report
+says so.
+"""
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -9,7 +15,10 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
 
-__all__ = ["RanksRepr", "rank_of_failure"]
+__all__ = ["TITLES", "RanksRepr", "other_framework", "rank_of_failure"]
+
+TITLES = {"torch": "PyTorch", "mindspore": "MindSpore"}
+"""Names of the frameworks in sentences."""
 
 
 class RanksRepr(TerminalRepr):
@@ -49,3 +58,34 @@ def rank_of_failure(failure: BaseException) -> int | None:
     """Return the rank that failed first, or None if unknown."""
     failures = getattr(failure, "failures", {})
     return next(iter(failures), None)
+
+
+def other_framework(ran_on: str, path: Path, text: str) -> str:
+    """Why a test failed that is written for another framework than it ran on, and the fix; else an empty text.
+
+    Args:
+        ran_on: framework of the ranks.
+        path: module of the test.
+        text: report of the failure; a traceback through the other framework shows that it was used, too.
+    """
+    imported = _imports(path)
+    for name, title in TITLES.items():
+        in_traceback = f"/site-packages/{name}/" in text and f"/site-packages/{ran_on}/" not in text
+        if name != ran_on and ran_on not in imported and (name in imported or in_traceback):
+            how = f"{path.name} imports {name}" if name in imported else f"the traceback leads through {name}"
+            return (
+                f"This test ran on {TITLES[ran_on]} because both frameworks are installed, but {how}: for a test of "
+                f'{title} write @pytest.mark.platforms("{name}"), or run pytest with --hp-platforms {name}'
+            )
+    return ""
+
+
+def _imports(path: Path) -> set[str]:
+    """Top-level packages that a module imports anywhere, without importing it."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    plain = (alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names)
+    sources = (node.module or "" for node in nodes if isinstance(node, ast.ImportFrom))
+    return {name.partition(".")[0] for name in (*plain, *sources)}
