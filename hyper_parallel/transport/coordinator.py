@@ -95,7 +95,9 @@ class Coordinator:
         collective = self._collectives.get((ranks, group, number))
         if collective is None:
             collective = self._collectives[ranks, group, number] = PendingCollective(ranks, number, group)
-        problem = collective.add(rank, contribution) or self._absence(collective)
+        problem = collective.add(rank, contribution)
+        if not collective.differs:
+            problem = self._absence(collective) or problem
         if contribution.ticket is not None:
             self._in_flight[rank, contribution.ticket] = (collective, contribution)
         if problem is not None:

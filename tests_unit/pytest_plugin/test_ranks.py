@@ -383,10 +383,72 @@ README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"
 
 
 @pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
-def test_the_readmes_example_runs(run):
+def test_the_readmes_examples_run(run, platform_name):
     """The README's code passes unchanged, with each launch and size."""
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    run(code, head="", tail="").assert_outcomes(passed=4)
+    code = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code) == 2
+    passed = {"torch": 6, "mindspore": 4}[platform_name]
+    run("".join(code), head="", tail="").assert_outcomes(passed=passed, deselected=6 - passed)
+
+
+RAW = """
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.fixture
+def pairs(rank, world_size):
+    return [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)][rank // 2]
+
+@pytest.mark.world_size(4)
+def test_groups(rank, world_size, pairs):
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_rank(pairs)) == (rank, world_size, rank % 2)
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total, group=pairs)
+    assert total.item() == [3, 3, 7, 7][rank]
+    gathered = [None] * world_size
+    dist.all_gather_object(gathered, {"rank": rank})
+    assert [each["rank"] for each in gathered] == [0, 1, 2, 3]
+
+@pytest.mark.world_size(3)
+def test_wrapped(rank):
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    model(torch.full((2, 3), rank + 1.0)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[4.0] * 3] * 2
+
+@pytest.mark.world_size(3)
+def test_average_for_sum(rank):
+    dist.all_reduce(torch.ones(5), op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
+
+@pytest.mark.world_size(3)
+def test_left_out(rank):
+    if rank != 1:
+        dist.barrier()
+
+@pytest.mark.world_size(3)
+def test_is_torn_down():
+    assert dist.is_initialized() and dist.get_world_size() == 3
+
+def test_ordinary():
+    assert not dist.is_initialized()
+"""
+
+
+@pytest.mark.platforms("torch")
+def test_raw_torch_distributed_runs_on_simulated_ranks(run):
+    """Plain `torch.distributed` code runs under the mark, its mistakes are reported by rank and line at once."""
+    result = run(RAW, head="", tail="")
+    result.assert_outcomes(passed=4, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "on 3 simulated ranks of PyTorch:",
+            "*CollectiveMismatchError: rank 1 disagrees with ranks 0, 2 about the reduction of collective 0 of ranks *",
+            "  ranks 0, 2: dist.all_reduce(f32[[]5], SUM) at *.py:*",
+            "  rank 1: dist.all_reduce(f32[[]5], MAX) at *.py:*",
+            "*rank 1 returned without joining collective 0 of ranks (0, 1, 2), in which others wait:",
+            "  ranks 0, 2: dist.barrier() at *.py:*",
+        ]
+    )
 
 
 # What needs a process of its own

@@ -81,7 +81,9 @@ def test_the_report_says_on_what_it_ran(pytester, monkeypatch, loaded):
     pytester.makepyfile(CODE.format(size=2, framework=loaded))
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "hyper_parallel.pytest_plugin")
     title = {"torch": "PyTorch", "mindspore": "MindSpore"}[loaded]
-    result.stdout.fnmatch_lines([f"on 2 simulated ranks of {title}:", "rank 0 of 2 failed", "AssertionError: assert 0 < 0"])
+    result.stdout.fnmatch_lines(
+        [f"on 2 simulated ranks of {title}:", "rank 0 of 2 failed", "AssertionError: assert 0 < 0"]
+    )
     assert "because both" not in result.stdout.str()
 
 
