@@ -177,10 +177,6 @@ class WorldGroup(_DescribedGroup):
         """The store of the world."""
         return self._member().store
 
-    def check_owner(self) -> None:
-        """Refuse to be used outside of ranks."""
-        self._member()
-
     def __repr__(self) -> str:
         member = self._current()
         return "WorldGroup()" if member is None else super().__repr__()

@@ -1,61 +1,99 @@
 """State that PyTorch and Python keep per process, of which each simulated rank has its own.
 
-It is saved and put back whenever the baton passes from rank to rank, so reading it must be cheap.
+It is saved and put back whenever the baton passes from rank to rank, so both must be cheap: an environment that has not
+changed is the same object as the one that was last put back, and the changes between two such objects are kept.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils import deterministic
 
-__all__ = ["ProcessState", "restore_process", "save_process"]
+__all__ = ["ProcessState", "forget_environments", "restore_process", "save_process"]
+
+_Environment = dict[bytes, bytes]
+_Changes = list[tuple[bytes, bytes | None]]
+
+_ENVIRONMENT: _Environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - copied 100 times faster
+_FILLS: Any = deterministic
+_MOST_CHANGES = 1024  # pairs of environments whose changes are kept
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessState:
+class ProcessState(NamedTuple):
     """The environment, and PyTorch's switches."""
 
-    environment: dict[bytes, bytes]
-    deterministic: tuple[bool, bool, bool]
-    precision: str
-    anomaly: tuple[bool, bool]
+    environment: _Environment
+    switches: tuple[Any, ...]
 
 
-_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - 100 times faster
+class _Known:
+    """The environment that was last saved or put back, and the changes between such environments."""
+
+    def __init__(self) -> None:
+        self.last: _Environment = {}
+        self.changes: dict[tuple[int, int], tuple[_Environment, _Environment, _Changes]] = {}
+
+    def between(self, before: _Environment, after: _Environment) -> _Changes:
+        """What to set, or to remove, so that ``before`` becomes ``after``."""
+        key = (id(before), id(after))
+        known = self.changes.get(key)
+        if known is None:
+            if len(self.changes) >= _MOST_CHANGES:
+                self.changes.clear()
+            changes: _Changes = [(name, None) for name in before.keys() - after.keys()]
+            changes += [(name, value) for name, value in after.items() if before.get(name) != value]
+            known = self.changes[key] = (before, after, changes)  # keeps both alive, so that no other has their id
+        return known[2]
+
+
+_KNOWN = _Known()  # one thread at a time holds the baton
 
 
 def save_process() -> ProcessState:
     """The state now."""
-    return ProcessState(
-        _ENVIRONMENT.copy(),
-        (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # set by its module
-        ),
-        torch.get_float32_matmul_precision(),
-        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-    )
+    if _KNOWN.last != _ENVIRONMENT:
+        _KNOWN.last = _ENVIRONMENT.copy()
+    return ProcessState(_KNOWN.last, _switches())
 
 
 def restore_process(state: ProcessState) -> None:
     """Put back what :func:`save_process` returned; what has not changed is left alone."""
-    now = save_process()
-    if now == state:
-        return
-    for name in now.environment.keys() - state.environment.keys():
-        del os.environ[os.fsdecode(name)]
-    for name, value in state.environment.items():
-        if now.environment.get(name) != value:
-            os.environ[os.fsdecode(name)] = os.fsdecode(value)
-    if now.deterministic != state.deterministic:
-        enabled, warn_only, fill = state.deterministic
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]  # as above
-    if now.precision != state.precision:
-        torch.set_float32_matmul_precision(state.precision)
-    if now.anomaly != state.anomaly:
-        enabled, check_nan = state.anomaly
-        torch.autograd.set_detect_anomaly(enabled, check_nan=check_nan)
+    before = save_process()
+    if before.environment is not state.environment:
+        for name, value in _KNOWN.between(before.environment, state.environment):
+            if value is None:
+                os.unsetenv(name)
+                del _ENVIRONMENT[name]
+            else:
+                os.putenv(name, value)
+                _ENVIRONMENT[name] = value
+        _KNOWN.last = state.environment
+    if before.switches != state.switches:
+        _switch(state.switches)
+
+
+def forget_environments() -> None:
+    """Drop what was kept of the environments of a run."""
+    _KNOWN.changes.clear()
+
+
+def _switches() -> tuple[Any, ...]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        _FILLS.fill_uninitialized_memory,
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+    )
+
+
+def _switch(switches: tuple[Any, ...]) -> None:
+    enabled, warn_only, fill, precision, anomaly, check_nan = switches
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    _FILLS.fill_uninitialized_memory = fill
+    torch.set_float32_matmul_precision(precision)
+    torch.autograd.set_detect_anomaly(anomaly, check_nan=check_nan)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -22,7 +24,7 @@ from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
 from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank"]
+__all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank", "start_thread"]
 
 _C10D: Any = distributed_c10d
 FIELDS = (
@@ -147,13 +149,24 @@ _INIT_CODE = _plain(_C10D.init_process_group).__code__
 _RANK: ContextVar[RankGroups | None] = ContextVar("hyper_parallel_rank_groups", default=None)
 
 
+_STARTED: WeakKeyDictionary[threading.Thread, RankGroups] = WeakKeyDictionary()
+
+
 def current_rank() -> RankGroups | None:
-    """The groups of the simulated rank that asks; None outside of ranks."""
-    return _RANK.get()
+    """The groups of the simulated rank that asks, or that started the thread that asks; None outside of ranks."""
+    return _RANK.get() or (_STARTED.get(threading.current_thread()) if _STARTED else None)
+
+
+def start_thread(plain: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
+    """``threading.Thread.start``: a thread that a rank starts may ask about the rank's groups."""
+    rank = current_rank()
+    if rank is not None:
+        _STARTED[thread] = rank
+    plain(thread)
 
 
 def _member() -> Member | None:
-    rank = _RANK.get()
+    rank = current_rank()
     return None if rank is None else Member(rank.transport, rank.store)
 
 

@@ -6,6 +6,7 @@ C++ calls it as well. Outputs are written through ``.data``: a real engine write
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError, MeshError
+from hyper_parallel.errors import CollectiveMismatchError, MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, active_transport
 from hyper_parallel.transport.c10d.reduction import premultiplied, reduce_parts, reduction_name
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
@@ -280,12 +281,19 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         """Refuse a group of another rank, which ranks that are threads can share by a global variable.
 
         Raises:
-            MeshError: another simulated rank built this group.
+            MeshError: another simulated rank built this group, or another thread than the rank's uses it.
         """
-        if active_transport() is not self.transport:
+        transport, owner = active_transport(), self.transport
+        if transport is None:
             msg = (
-                f"a group of simulated rank {self.transport.rank} is used by another rank or thread: simulated ranks "
-                "are threads that share global variables; keep groups in objects that each rank makes"
+                f"thread {threading.current_thread().name!r}, which simulated rank {owner.rank} started, communicates: "
+                "only the rank's own thread may; do it there, without the other thread (dcp.save for dcp.async_save)"
+            )
+            raise UnsupportedOnBackend(msg)
+        if transport is not owner:
+            msg = (
+                f"a group of simulated rank {owner.rank} is used by rank {transport.rank}: simulated ranks are threads "
+                "that share global variables; keep groups in objects that each rank makes"
             )
             raise MeshError(msg)
 

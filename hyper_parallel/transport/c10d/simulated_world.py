@@ -23,7 +23,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.c10d.host import TorchOps
-from hyper_parallel.transport.c10d.rank_groups import FIELDS, REPLACED, RankGroups, current_rank, enter_rank
+from hyper_parallel.transport.c10d.process_state import forget_environments
+from hyper_parallel.transport.c10d.rank_groups import (
+    FIELDS,
+    REPLACED,
+    RankGroups,
+    current_rank,
+    enter_rank,
+    start_thread,
+)
 from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.simulated_threads import run_threads
@@ -76,6 +84,7 @@ class _Installation:
         self._running = 0
         self._before: dict[str, Any] = {}
         self._hook: Any = None
+        self._start: Any = None
 
     def enter(self) -> None:
         """A simulation starts."""
@@ -90,6 +99,8 @@ class _Installation:
             for name, replacement in REPLACED.items():
                 self._put(name, _per_rank(replacement, self._before[name]))
             _Module._world.__class__ = _WorldOfRank  # noqa: SLF001 - as above
+            self._start = threading.Thread.start
+            threading.Thread.start = functools.partialmethod(_start_thread, self._start)  # type: ignore[assignment]
             _isolate(True)
 
     def _put(self, name: str, value: Any) -> None:
@@ -106,12 +117,18 @@ class _Installation:
                 return
             _forget_default_groups()
             _forget_meshes()
+            threading.Thread.start = self._start  # type: ignore[method-assign]
+            forget_environments()
             _isolate(False)
             _Module._world.__class__ = _World  # noqa: SLF001 - as above
             for name, value in self._before.items():
                 self._put(name, value)
             sys.excepthook = self._hook
             self._before = {}
+
+
+def _start_thread(thread: threading.Thread, plain: Callable[[threading.Thread], None]) -> None:
+    start_thread(plain, thread)
 
 
 def _forget_meshes() -> None:
@@ -152,7 +169,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[
 
     def calling() -> SimulatedTransport | None:
         rank = current_rank()
-        return None if rank is None else rank.transport
+        return rank.transport if rank is not None and active_transport() is rank.transport else None
 
     store = SimulatedStore(calling)
 

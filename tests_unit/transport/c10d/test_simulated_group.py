@@ -1,12 +1,13 @@
 """Collectives of simulated ranks, in every form, against real gloo processes."""
 
 import re
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError, UnsupportedOnBackend
 from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import simulate
@@ -366,8 +367,34 @@ def test_a_group_of_another_rank_is_refused():
     with pytest.raises(RankFailedError) as caught:
         simulate(body, 2, "torch")
     assert str(caught.value.__cause__) == (
-        "a group of simulated rank 0 is used by another rank or thread: simulated ranks are threads that share global "
-        "variables; keep groups in objects that each rank makes"
+        "a group of simulated rank 0 is used by rank 1: simulated ranks are threads that share global variables; keep "
+        "groups in objects that each rank makes"
+    )
+
+
+def test_a_thread_that_a_rank_starts():
+    """It finds the rank's world, and is refused by name when it communicates."""
+
+    def body():
+        found, errors = [], []
+
+        def helper():
+            found.extend([dist.is_initialized(), dist.get_rank()])
+            try:
+                dist.all_reduce(ones())
+            except UnsupportedOnBackend as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=helper, name="helper")
+        thread.start()
+        thread.join()
+        return found, errors
+
+    (_, (found, errors)) = simulate(body, 2, "torch")
+    assert found == [True, 1]
+    assert "".join(errors) == (
+        "thread 'helper', which simulated rank 1 started, communicates: only the rank's own thread may; do it there, "
+        "without the other thread (dcp.save for dcp.async_save)"
     )
 
 

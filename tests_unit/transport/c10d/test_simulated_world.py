@@ -65,7 +65,7 @@ def test_initialising_with_another_rank_is_refused():
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_left_after_a_run(fails):
     """Environment, exception hook, switches and torch.distributed are as before, also after a failure."""
-    before = dict(os.environ), sys.excepthook, dist.is_initialized()
+    before = dict(os.environ), sys.excepthook, dist.is_initialized(), threading.Thread.start
 
     def body():
         dist.init_process_group()
@@ -79,7 +79,7 @@ def test_nothing_is_left_after_a_run(fails):
             simulate(body, 2, "torch")
     else:
         simulate(body, 2, "torch")
-    assert (dict(os.environ), sys.excepthook, dist.is_initialized()) == before
+    assert (dict(os.environ), sys.excepthook, dist.is_initialized(), threading.Thread.start) == before
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError):
         torch._C._distributed_c10d._resolve_process_group("0")
