@@ -19,6 +19,7 @@ def simulate(
     args: Sequence[Any] = (),
     *,
     timeout: float | None = None,
+    own_modules: bool = False,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a simulated world.
 
@@ -34,6 +35,8 @@ def simulate(
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the run ends with an error that shows every rank's stack; None takes
             HP_RANK_TIMEOUT, or 60 without it.
+        own_modules: whether each thread rank imports its own copies of modules that are neither installed nor imported
+            yet, so that their module-level state is not shared; rank processes always do.
 
     Returns:
         the results in rank order.
@@ -51,7 +54,8 @@ def simulate(
     if platform == "torch":
         from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported
 
-        return run_ranks(functools.partial(_on_platform, platform, fn, *args), world_size, timeout)
+        body = functools.partial(_on_platform, platform, fn, *args)
+        return run_ranks(body, world_size, timeout, own_modules=own_modules)
     if platform == "mindspore":
         from hyper_parallel.transport.simulated_processes import run_processes
 

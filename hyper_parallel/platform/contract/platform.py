@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import UnsupportedOnBackend
@@ -20,8 +21,10 @@ from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.platform.contract.training import TrainingFacet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
+    from hyper_parallel.platform.contract.recording import RecordLog
     from hyper_parallel.transport.base import Transport
 
 __all__ = ["Platform"]
@@ -121,6 +124,30 @@ class Platform(
         """
         del repeats
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
+        raise UnsupportedOnBackend(msg)
+
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """Return a context that records the framework's program that runs inside it into ``log``.
+
+        Raises:
+            UnsupportedOnBackend: the framework has no recorder.
+        """
+        del log
+        msg = f"recording: {self.platform_type} programs cannot be recorded yet; verify model compares its models"
+        raise UnsupportedOnBackend(msg)
+
+    def inherited_world(self) -> AbstractContextManager[None]:
+        """Return a context in which a program that initialises its world gets the one that the process has joined."""
+        return nullcontext()
+
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """Return the mesh that a function of a program is called with.
+
+        Raises:
+            UnsupportedOnBackend: the framework has no recorder, and so no programs.
+        """
+        del sizes, names
+        msg = f"program_mesh: {self.platform_type} programs cannot be recorded yet; verify model compares its models"
         raise UnsupportedOnBackend(msg)
 
     @abc.abstractmethod

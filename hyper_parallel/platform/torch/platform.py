@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import distributed
 
 from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
 from hyper_parallel.platform.torch.gaps import GAPS
 from hyper_parallel.platform.torch.groups import TorchGroups
@@ -93,6 +95,24 @@ class TorchPlatform(
         from hyper_parallel.platform.torch import dtensor
 
         return dtensor.wrap
+
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """By PyTorch's hooks and some replaced functions."""
+        from hyper_parallel.platform.torch.recording import recording
+
+        return recording(log)
+
+    def inherited_world(self) -> AbstractContextManager[None]:
+        """``init_process_group`` of a program that the process has joined already."""
+        from hyper_parallel.platform.torch.recording import inherited_world
+
+        return inherited_world()
+
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """PyTorch's own mesh."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
 
     def grad_enabled(self) -> bool:
         """Grad mode of this thread."""

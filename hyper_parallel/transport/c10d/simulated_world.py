@@ -33,6 +33,7 @@ from hyper_parallel.transport.c10d.rank_groups import (
     start_thread,
 )
 from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
+from hyper_parallel.transport.own_modules import OwnModules
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.simulated_threads import run_threads
 
@@ -155,13 +156,14 @@ def _forget_default_groups() -> None:
 _INSTALLATION = _Installation()
 
 
-def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[Any]:
+def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_modules: bool = False) -> list[Any]:
     """:func:`run_threads` with PyTorch: every rank finds ``torch.distributed`` initialised.
 
     Args:
         body: what every rank runs.
         world_size: number of ranks, at least one.
         timeout: seconds after which the run is given up.
+        own_modules: whether each rank imports its own copies of the user's modules, ``__main__`` included.
 
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
@@ -180,7 +182,10 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float) -> list[
 
     _INSTALLATION.enter()
     try:
-        return run_threads(rank_body, world_size, TorchOps(), timeout)
+        if not own_modules:
+            return run_threads(rank_body, world_size, TorchOps(), timeout)
+        with OwnModules(TorchOps()) as ops:
+            return run_threads(rank_body, world_size, ops, timeout)
     finally:
         _INSTALLATION.leave()
 

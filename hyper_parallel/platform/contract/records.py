@@ -1,0 +1,128 @@
+"""The values that a run of a program leaves behind, as plain data that crosses processes.
+
+A recorder of a framework fills these on each rank, without any communication: a recorder that communicated would change
+the program it watches. The comparison puts the ranks' values together later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["KINDS", "Group", "Pending", "RankRecords", "Record", "Region", "Run"]
+
+KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate")
+"""What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
+backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
+weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A reduction that a tensor still awaits.
+
+    Attributes:
+        reduction: ``sum``, ``avg``, ``max`` or ``min``.
+        ranks: over which it runs, in order.
+    """
+
+    reduction: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The box of a global tensor that a rank holds.
+
+    Attributes:
+        shape: of the global tensor.
+        start: first index of the box in each dim; its sizes are those of the value.
+        pending: reductions that the value still awaits.
+    """
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    pending: tuple[Pending, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value of one rank.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        name: ``layers.0.attention.wq.weight``; for outputs the module's path, with the position in the output where
+            there are several tensors, and `` (no_grad)`` after the path where the model was called for evaluation; for
+            the optimizer's state the parameter's name, a colon and the entry, ``wq.weight:exp_avg``; for values what
+            the user called them.
+        module: path of the module that it belongs to; empty for the model itself and for what belongs to none.
+        step: optimizer steps that were complete before, from 0; -1 before training.
+        call: how many records of this kind and name came before in the same step (micro-batches, modules called twice).
+        value: NumPy array: a copy of what this rank holds.
+        region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
+        site: ``file:line`` of the user's call where there is one (records, losses, clipping).
+    """
+
+    kind: str
+    name: str
+    module: str
+    step: int
+    call: int
+    value: Any
+    region: Region | None = None
+    site: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Equal for the same value in other runs and on other ranks."""
+        return self.kind, self.name, self.step, self.call
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group that the program made: an axis of its mesh, if it said so.
+
+    Attributes:
+        name: of the mesh axis, ``world``, or the group's description; never empty.
+        ranks: in order.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class RankRecords:
+    """Everything that one rank leaves behind.
+
+    Attributes:
+        rank: its number.
+        records: in the order of execution.
+        groups: process groups that this rank belongs to.
+        notes: by subject, facts for messages: optimizer classes, frozen parameters, parameters that the optimizer does
+            not know, random draws.
+    """
+
+    rank: int
+    records: list[Record] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One run of a program on a world.
+
+    Attributes:
+        ranks: records by rank.
+        settings: what was run and how, in words, for the report.
+    """
+
+    ranks: list[RankRecords]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)

@@ -1,0 +1,348 @@
+"""Records what the modules and optimizers of a PyTorch program compute, on one rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
+
+import hyper_parallel
+from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog
+from hyper_parallel.platform.contract.records import Region
+from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
+from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
+
+__all__ = ["Recorder"]
+
+_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, hyper_parallel))
+_BEFORE = -1  # the step of weights before training
+
+
+class Recorder:
+    """Fills the log of one rank; PyTorch's functions call it through ``recording.py``.
+
+    Attributes:
+        log: of the rank.
+        inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self.log = log
+        self.inner: tuple[Any, Any] = (None, None)
+        self._names = ModelNames()
+        self._open: list[str] = []
+        self._evaluates = False
+        self._inputs = 0
+        self._in_backward = False
+        self._initial: dict[str, int] = {}
+        self._perturbed: set[str] = set()
+        self._steps: dict[int, int] = {}
+        self._optimizers: list[Any] = []
+        self._in_step = 0
+        log.take = read_tensor
+
+    # -- modules -------------------------------------------------------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module and record its output."""
+        if _recomputes():
+            return plain(module, *args, **kwargs)
+        if not self._open:
+            args, kwargs = self._enter_model(module, args, kwargs)
+        path = self._names.path_of(module, self._open[-1] if self._open else "")
+        self._open.append(path)
+        try:
+            output = plain(module, *args, **kwargs)
+        finally:
+            self._open.pop()
+        if not is_wrapper(module):
+            self._record_output(module, path, output)
+        return output
+
+    def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._names.add(module)
+        self._evaluates = not torch.is_grad_enabled()
+        if not self._steps:
+            self._perturb_weights()
+            self._record_initial()
+        self._note_inputs(args, kwargs)
+        self._inputs += 1
+        if self.log.perturbation is None:
+            return args, kwargs
+        return tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
+
+    def _note_inputs(self, args: Any, kwargs: Any) -> None:
+        """Keep the tensors that models are called with in the first step: the data, before any computation."""
+        if self.log.step or self._evaluates:
+            return
+        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+            taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
+            if taken is not None:
+                self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken[0]))
+
+    def _record_output(self, module: nn.Module, path: str, output: Any) -> None:
+        name = (path or "(model)") + (" (no_grad)" if self._evaluates else "")
+        if not self.log.records_outputs(path or "(model)"):
+            return
+        for leaf_name, value in named_leaves(name, output, CONTAINERS):
+            taken = read_tensor(value)
+            if taken is not None:
+                array, region = taken
+                if region is None and self.inner[0] is module:
+                    region = _region_of_alias(self.inner[1], value)
+                self.log.add("output", leaf_name, array, module=path, region=region)
+            elif isinstance(value, torch.Tensor):
+                self._note("outputs whose placement has no name", leaf_name)
+        self.inner = (None, None)
+
+    def record_mask(self, output: Any) -> None:
+        """Record which elements a dropout kept."""
+        path = self._open[-1] if self._open else ""
+        if _recomputes() or not self.log.records_outputs(path or "(model)"):
+            return
+        taken = read_tensor(output)
+        if taken is not None:
+            self.log.add("mask", path or "(model)", taken[0] != 0, module=path, region=taken[1])
+
+    # -- backward and clipping -----------------------------------------------------------------------------------------
+
+    def backward(self, plain: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
+        """Record the losses that enter a backward, and run it."""
+        if self._in_backward or _recomputes():
+            return plain(tensors, *args, **kwargs)
+        site = _user_site()
+        for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
+            taken = read_tensor(tensor)
+            if taken is not None and tensor.numel() == 1:
+                self.log.add("loss", "loss", taken[0], region=taken[1], site=site)
+        self._in_backward = True
+        try:
+            return plain(tensors, *args, **kwargs)
+        finally:
+            self._in_backward = False
+
+    def record_norm(self, total: Any, largest: float) -> None:
+        """Record the norm that gradients are clipped by, and the factor that clips them."""
+        taken = read_tensor(total)
+        if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
+            self._note("norms that were not reduced", "gradient norm")
+            return
+        array, region = taken
+        site = _user_site()
+        self.log.add("norm", "gradient norm", array, region=region, site=site)
+        self.log.add("norm", "clip factor", np.minimum(1.0, largest / (array + 1e-6)), region=region, site=site)
+
+    # -- optimizers ----------------------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer when it is made, for its number."""
+        if not any(known is optimizer for known in self._optimizers):
+            self._optimizers.append(optimizer)
+
+    def before_step(self, optimizer: Any) -> None:
+        """Record gradients and learning rates that an optimizer sees."""
+        self._in_step += 1
+        if self._in_step > 1:
+            return
+        self.add_optimizer(optimizer)
+        if not self._steps:
+            self._record_initial()
+        self.add_groups()
+        step = self._steps.setdefault(id(optimizer), 0)
+        for name, parameter in self._seen_by(optimizer).items():
+            if parameter.grad is None:
+                if parameter.requires_grad:
+                    self._note("parameters without a gradient", name)
+                continue
+            self._displace(name, step, parameter.grad)
+            taken = read_tensor(parameter.grad)
+            if taken is not None:
+                self.log.add("gradient", name, taken[0], module=_owner(name), step=step, region=taken[1])
+        number = self._optimizers.index(optimizer)
+        for position, group in enumerate(optimizer.param_groups):
+            name = f"optimizer {number}, group {position}"
+            self.log.add("rate", name, np.array(float(group.get("lr", 0.0))), step=step)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Record the optimizer's state, weights and buffers after its step.
+
+        Raises:
+            ProgramStopped: that was the last step to record.
+        """
+        self._in_step -= 1
+        if self._in_step:
+            return
+        step = self._steps[id(optimizer)]
+        for name, parameter in self._seen_by(optimizer).items():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                taken = read_tensor(torch.as_tensor(value) if isinstance(value, (int, float)) else value)
+                if taken is not None:
+                    full = f"{name}:{key}"
+                    self.log.add("state", full, taken[0], module=_owner(name), step=step, region=taken[1])
+        self._record_weights(step)
+        self._steps[id(optimizer)] = step + 1
+        self.log.step = max(self._steps.values())
+        limit = self.log.limits.steps
+        if limit is not None and min(self._steps.values()) >= limit:
+            raise ProgramStopped
+
+    def _seen_by(self, optimizer: Any) -> dict[str, Any]:
+        """Return the parameters whose gradients belong to this optimizer's step.
+
+        These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
+        was sharded trains parameters that no model has any more.
+        """
+        named = self._names.parameters()
+        own = {id(value) for group in optimizer.param_groups for value in group["params"]}
+        everyone = {
+            id(value) for known in self._optimizers for group in known.param_groups for value in group["params"]
+        }
+        names = {id(value) for value in named.values()}
+        unknown = [value for group in optimizer.param_groups for value in group["params"] if id(value) not in names]
+        lost = [name for name, value in named.items() if value.requires_grad and id(value) not in everyone]
+        self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
+        seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
+        if unknown and lost:
+            self.log.notes["parameters that no model has"] = [list(value.shape) for value in unknown]
+        elif unknown:
+            number = self._optimizers.index(optimizer)
+            seen.update({f"optimizer {number}, parameter {i}": value for i, value in enumerate(unknown)})
+        return seen
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _record_initial(self) -> None:
+        """Record weights and buffers before training; again, if the program has sharded the model since."""
+        named = {**self._names.parameters()}
+        for optimizer in self._optimizers:
+            named.update(self._seen_by(optimizer))
+        if any(isinstance(value, UninitializedTensorMixin) for value in named.values()):
+            return
+        identities = {name: id(value) for name, value in named.items()}
+        if identities != self._initial:
+            self._initial = identities
+            for kind in ("weight", "buffer"):
+                self.log.drop(kind, _BEFORE)
+            self._record_weights(_BEFORE)
+
+    def _record_weights(self, step: int) -> None:
+        named: dict[str, Any] = self._names.parameters()
+        for optimizer in self._optimizers:
+            named.update(self._seen_by(optimizer))
+        for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
+            for name, value in tensors.items():
+                taken = read_tensor(value)
+                if taken is not None:
+                    self.log.add(kind, name, taken[0], module=_owner(name), step=step, region=taken[1])
+        frozen = [name for name, value in named.items() if not value.requires_grad]
+        self.log.notes.update({"frozen parameters": frozen} if frozen else {})
+
+    # -- perturbation of a reference -----------------------------------------------------------------------------------
+
+    def _perturb_weights(self) -> None:
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return
+        for name, parameter in self._names.parameters().items():
+            if name not in self._perturbed and parameter.is_floating_point():
+                self._perturbed.add(name)
+                _overwrite(parameter, partial(perturbation.moved, f"weight {name}"))
+
+    def _displace(self, name: str, step: int, gradient: Any) -> None:
+        perturbation = self.log.perturbation
+        if perturbation is not None and gradient.is_floating_point() and gradient.layout is torch.strided:
+            _overwrite(gradient, lambda array: perturbation.displaced(name, step, array))
+
+    def _perturbed_input(self, value: Any) -> Any:
+        perturbation = self.log.perturbation
+        if perturbation is None or type(value) is not torch.Tensor or not value.is_floating_point():
+            return value
+        moved = value.detach().clone()
+        _overwrite(moved, lambda array: perturbation.moved(f"input {self._inputs}", array))
+        return value + (moved - value.detach()) if value.requires_grad else moved
+
+    # -- groups and notes ----------------------------------------------------------------------------------------------
+
+    def add_groups(self) -> None:
+        """Remember the process groups that exist now."""
+        if not torch.distributed.is_initialized():
+            return
+        world: Any = distributed_c10d._world  # noqa: SLF001 - no public spelling
+        for group, ranks in world.pg_group_ranks.items():
+            members = tuple(sorted(ranks))
+            description = str(getattr(group, "group_desc", "") or "").removeprefix("mesh_")
+            name = "world" if group is torch.distributed.group.WORLD else description
+            if name in ("", "undefined", "default"):
+                name = f"group {'-'.join(map(str, members))}"
+            self.log.groups.setdefault(members, name)
+
+    def add_mesh(self, mesh: Any) -> None:
+        """Remember the axes of a device mesh."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None or not mesh.mesh_dim_names:
+            return
+        for axis, name in enumerate(mesh.mesh_dim_names):
+            place: list[Any] = list(coordinate)
+            place[axis] = slice(None)
+            self.log.groups[tuple(sorted(mesh.mesh[tuple(place)].tolist()))] = name
+
+    def finish(self) -> None:
+        """Complete the log when the program has ended."""
+        self.add_groups()
+        self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
+        self.log.notes["optimizer steps"] = self.log.step
+        self.log.move_to_start(("weight", "buffer"), _BEFORE)
+
+    def _note(self, subject: str, name: str) -> None:
+        names = self.log.notes.setdefault(subject, [])
+        if name not in names:
+            names.append(name)
+
+
+def _overwrite(tensor: Any, change: Callable[[Any], Any]) -> None:
+    """Replace the local values of ``tensor`` by what ``change`` makes of them."""
+    taken = read_tensor(tensor)
+    if taken is not None:
+        with torch.no_grad():
+            local_of(tensor).copy_(torch.from_numpy(change(taken[0])))
+
+
+def _recomputes() -> bool:
+    """Return whether backward is running: modules that it calls are recomputed."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+
+
+def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
+    """Return the region of a plain tensor that is the local tensor of the DTensor ``inner``."""
+    taken = read_tensor(inner) if isinstance(inner, TorchDTensor) else None
+    if taken is None or value.shape != local_of(inner).shape:
+        return None
+    return taken[1] if _address(value) == _address(local_of(inner)) else None
+
+
+def _address(tensor: Any) -> int:
+    """Return where a tensor's values lie; those of a collective in flight lie in the tensor that it wraps."""
+    address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
+    return address
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _user_site() -> str:
+    """Return ``file:line`` of the innermost frame outside of PyTorch and this library."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

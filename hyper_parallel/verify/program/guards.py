@@ -1,0 +1,117 @@
+"""What a program must not do to the process that verifies it: end it, fork it, or take its signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from hyper_parallel.verify.model_case import InputError
+
+__all__ = ["guarded"]
+
+
+@contextlib.contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Guard this process while a program runs in its threads.
+
+    ``os._exit`` ends the rank like ``sys.exit``. A forked child may do work of its own, as workers of data loaders do;
+    one that goes on with the program as if it were a rank is ended. Children still alive at the end are ended, too.
+    Handlers of signals are not installed, which only the main thread may do.
+
+    Args:
+        name: of the program, for messages.
+
+    Raises:
+        InputError: (a ValueError) a forked child went on with the program.
+    """
+    forks = _Forks()
+    with contextlib.ExitStack() as stack:
+        stack.callback(forks.end)
+        _replace(stack, os, "fork", forks.fork)
+        _replace(stack, os, "_exit", forks.leave)
+        _replace(stack, signal, "signal", _signal(signal.signal))
+        yield
+    if forks.continued:
+        msg = (
+            f"{name} forks at {forks.continued}, and the child goes on with the program as a rank of its own; end it "
+            "there with os._exit(0), or start processes with subprocess or multiprocessing"
+        )
+        raise InputError(msg)
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Any) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, function)
+
+
+class _Forks:
+    """The children of this process that a program forks."""
+
+    def __init__(self) -> None:
+        self._fork, self._exit = os.fork, os._exit
+        self._owner = os.getpid()
+        self._read, self._write = os.pipe()
+        self._children: list[int] = []
+        self.continued = ""
+
+    def fork(self) -> int:
+        """Fork; a child that returns to the program, not to Python's own multiprocessing, is watched."""
+        site = _program_site()
+        pid = self._fork()
+        if pid:
+            self._children.append(pid)
+        elif site:
+            self._watch(site)
+        return pid
+
+    def _watch(self, site: str) -> None:
+        """End this child when the thread that it continues returns to the simulation, or communicates."""
+        write, leave = self._write, self._exit
+
+        def tell(*_: Any) -> NoReturn:
+            os.write(write, site.encode())
+            leave(0)
+
+        from hyper_parallel.transport import simulated_threads
+
+        world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - in a child, whose other ranks do not exist
+        world.pause = world._pass_on = tell  # noqa: SLF001 - as above
+
+    def leave(self, status: int) -> None:
+        """End a child, or this thread's rank."""
+        if os.getpid() != self._owner:
+            self._exit(status)
+        sys.exit(status)
+
+    def end(self) -> None:
+        """End what is left of the children, and read what they said."""
+        os.close(self._write)
+        for pid in self._children:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+        self.continued = os.read(self._read, 1 << 12).decode()
+        os.close(self._read)
+
+
+def _program_site() -> str:
+    """Return ``file:line`` where the program calls ``fork``; empty where Python's multiprocessing does."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the caller of os.fork
+    if "multiprocessing" in frame.f_code.co_filename:
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def install(number: int, handler: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return plain(number, handler)
+        return signal.getsignal(number)
+
+    return install

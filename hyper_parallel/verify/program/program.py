@@ -1,0 +1,185 @@
+"""The program that is verified: a script as torchrun starts it, or a function; and how one rank runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.platform.contract.recording import (
+    Perturbation,
+    ProgramStopped,
+    RecordLimits,
+    RecordLog,
+)
+from hyper_parallel.platform.contract.records import RankRecords
+from hyper_parallel.platform.select import get_platform
+from hyper_parallel.transport.own_modules import PROGRAM_MODULE
+from hyper_parallel.verify.model_case import InputError
+
+__all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
+
+
+class ProgramExitError(Exception):
+    """The program ended itself with an exit status other than 0."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run.
+
+    Attributes:
+        name: for messages.
+        path: of the file that is run as a script, or whose function is called; empty for a function object.
+        function: object, or its name in the file; empty for a script.
+        arguments: of a script, as ``sys.argv[1:]``.
+    """
+
+    name: str
+    path: str = ""
+    function: Callable[..., Any] | str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the file runs as ``__main__``."""
+        return not self.function
+
+
+def find_program(target: str | Callable[..., Any], arguments: Sequence[str], source: str) -> Program:
+    """Return the program that ``target`` names.
+
+    Args:
+        target: ``path/train.py``, ``path/train.py:function``, or a function.
+        arguments: of the script.
+        source: ``FILE`` or ``--single``, for messages.
+
+    Raises:
+        InputError: (a ValueError) there is no such file, it is not Python, or arguments are given to a function.
+    """
+    if callable(target):
+        program = Program(getattr(target, "__qualname__", type(target).__name__), "", target)
+    else:
+        file, _, function = target.rpartition(":") if target.rpartition(":")[2].isidentifier() else (target, "", "")
+        file, function = (file, function) if file else (function, "")
+        path = Path(file).resolve()
+        _check_file(path, source)
+        program = Program(target, str(path), function, tuple(arguments))
+    if arguments and program.function:
+        msg = f"{source} {program.name!r} is a function, which takes no arguments {list(arguments)}; only scripts do"
+        raise InputError(msg)
+    return program
+
+
+def _check_file(path: Path, source: str) -> None:
+    if not path.is_file():
+        msg = f"{source}: there is no file {path}"
+        raise InputError(msg)
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        msg = f"{source}: {path}{line} is not Python: {error.args[0]}"
+        raise InputError(msg) from None
+
+
+def run_program(
+    program: Program,
+    mesh: tuple[tuple[str, int], ...],
+    limits: RecordLimits,
+    perturbation: Perturbation | None,
+) -> RankRecords:
+    """Run the program on this rank and return what it leaves behind.
+
+    Args:
+        program: what to run.
+        mesh: names and sizes of the axes, for a function that takes a mesh.
+        limits: what is recorded; the program is stopped after ``limits.steps``.
+        perturbation: of a reference, or None.
+
+    Raises:
+        ProgramExitError: it exits with another status than 0.
+    """
+    platform = get_platform()
+    log = RecordLog(platform.transport().rank, limits, perturbation)
+    with platform.inherited_world(), platform.recording(log):
+        try:
+            _start(program, mesh)
+        except ProgramStopped:
+            pass
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                msg = f"the program ended with sys.exit({ended.code!r})"
+                raise ProgramExitError(msg) from ended
+    return log.result()
+
+
+def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
+    if callable(program.function):
+        _call(program.function, mesh)
+        return
+    name = "__main__" if program.is_script else PROGRAM_MODULE
+    code = compile(Path(program.path).read_bytes(), program.path, "exec", dont_inherit=True)
+    module = types.ModuleType(name)
+    module.__file__ = program.path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules[name] = module
+    exec(code, module.__dict__)  # noqa: S102 - the user's program, which is what this runs
+    if isinstance(program.function, str) and program.function:
+        function = getattr(module, program.function, None)
+        if not callable(function):
+            names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+            msg = (
+                f"{program.name!r}: the file has no function {program.function!r}; it has {', '.join(names) or 'none'}"
+            )
+            raise InputError(msg)
+        _call(function, mesh)
+
+
+def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> None:
+    required = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not required:
+        function()
+    elif len(required) == 1:
+        function(get_platform().program_mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh)))
+    else:
+        msg = (
+            f"{getattr(function, '__qualname__', function)} takes {', '.join(required)}; it must take nothing or a mesh"
+        )
+        raise InputError(msg)
+
+
+@contextlib.contextmanager
+def started_by_python(program: Program, output: str) -> Iterator[None]:
+    """Inside, arguments, search path and standard output of this process are the program's.
+
+    Args:
+        program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
+        output: where it prints to: ``stderr``, since stdout is the report's, or ``nothing``.
+    """
+    argv, path = sys.argv, list(sys.path)
+    with contextlib.ExitStack() as stack:
+        if output == "stderr":
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        else:
+            nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        if program.path:
+            sys.argv = [program.path, *program.arguments]
+            sys.path.insert(0, str(Path(program.path).parent))
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = argv, path

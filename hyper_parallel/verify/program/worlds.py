@@ -1,0 +1,105 @@
+"""Runs a program on a world of simulated ranks or real processes, and collects what its ranks leave behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.contract.recording import Perturbation, RecordingError, RecordLimits
+from hyper_parallel.verify.launch import launch as launch_processes
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.guards import guarded
+from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
+from hyper_parallel.verify.program.records import RankRecords, Run
+from hyper_parallel.verify.simulate import simulate
+
+__all__ = ["World", "run_world"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Where and how a program runs.
+
+    Attributes:
+        size: number of ranks.
+        platform: ``torch`` or ``mindspore``.
+        launch: ``simulated`` or ``processes``.
+        mesh: names and sizes of the axes, for functions that take a mesh.
+        limits: of the records.
+        timeout: seconds for a run.
+        output: where the program prints to, ``stderr`` or ``nothing``.
+    """
+
+    size: int
+    platform: str
+    launch: str = "simulated"
+    mesh: tuple[tuple[str, int], ...] = ()
+    limits: RecordLimits = field(default_factory=RecordLimits)
+    timeout: float = 300.0
+    output: str = "stderr"
+
+    def alone(self, output: str) -> World:
+        """Return the world of one in which the reference runs."""
+        mesh = tuple((name, 1) for name, _ in self.mesh)
+        return dataclasses.replace(self, size=1, launch="simulated", mesh=mesh, output=output)
+
+
+def run_world(program: Program, world: World, perturbation: Perturbation | None = None) -> Run:
+    """Run ``program`` on every rank of ``world``.
+
+    Args:
+        program: what to run.
+        world: on which ranks.
+        perturbation: of a reference.
+
+    Raises:
+        InputError: (a ValueError) the program cannot be run like this: it exits with a status, forks, never ends, or
+            its records do not fit in memory.
+        RankFailedError: a rank raised, died, or called other collectives than the others.
+    """
+    try:
+        if world.launch == "simulated":
+            ranks = _simulated(program, world, perturbation)
+        else:
+            arguments = (program, world.mesh, world.limits, perturbation, world.output)
+            ranks = launch_processes(_rank_process, world.size, world.platform, arguments, timeout=world.timeout)
+    except RankFailedError as error:
+        _reraise_input_error(program, world, error)
+        raise
+    settings = {"world size": str(world.size), "launch": world.launch}
+    if perturbation is not None:
+        settings["perturbation"] = getattr(perturbation, "words", "")
+    return Run(ranks, settings)
+
+
+def _simulated(program: Program, world: World, perturbation: Perturbation | None) -> list[RankRecords]:
+    arguments = (program, world.mesh, world.limits, perturbation)
+    with started_by_python(program, world.output), guarded(program.name):
+        return simulate(
+            run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path)
+        )
+
+
+def _rank_process(program: Program, mesh: Any, limits: RecordLimits, perturbation: Any, output: str) -> RankRecords:
+    with started_by_python(program, output):
+        return run_program(program, mesh, limits, perturbation)
+
+
+def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:
+    """Raise what is wrong with the input, not with the program's numbers, as the caller's own error."""
+    cause = error.__cause__
+    ranks = f"in a world of {world.size}"
+    if isinstance(cause, (InputError, RecordingError)):
+        raise InputError(f"{program.name}: {cause}") from error
+    if isinstance(cause, ProgramExitError):
+        msg = f"{program.name}: {cause} {ranks}; a program that is verified must end with status 0"
+        raise InputError(msg) from error
+    failures = getattr(error, "failures", {})
+    if failures and all(isinstance(failure, TimeoutError) for failure in failures.values()):
+        msg = (
+            f"{program.name} did not end within {world.timeout:g} s {ranks}; bound it with --steps, or give it more "
+            f"time with --timeout\n{error}"
+        )
+        raise InputError(msg) from error

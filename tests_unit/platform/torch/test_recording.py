@@ -1,0 +1,320 @@
+"""What the recorder of PyTorch programs takes: names, calls, regions, and nothing that changes the program."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from hyper_parallel.platform.contract.recording import (
+    ProgramStopped,
+    RecordingError,
+    RecordLimits,
+    RecordLog,
+    active_log,
+    record,
+)
+from hyper_parallel.platform.contract.records import Pending, Region
+from hyper_parallel.platform.torch.recorded_values import read_tensor
+from hyper_parallel.platform.torch.recording import recording
+from hyper_parallel.verify import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+class Net(nn.Module):
+    """Two layers with a dropout between them."""
+
+    def __init__(self, probability=0.0, recompute=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.probability, self.recompute = probability, recompute
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        """Count the call."""
+        self.count += 1
+        x = checkpoint(self.first, x, use_reentrant=False) if self.recompute else self.first(x)
+        return self.second(nn.functional.dropout(x, self.probability, self.training))
+
+
+def recorded(program, rank=0, **limits):
+    """Return the records of a program on this rank."""
+    log = RecordLog(rank, RecordLimits(**limits))
+    try:
+        with recording(log):
+            program()
+    except ProgramStopped:
+        pass
+    return log.result()
+
+
+def train(model, steps=2, optimizer=None, rows=4):
+    """Train a model on random rows."""
+    torch.manual_seed(1)
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(rows, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def names(result, kind, step=0):
+    """Return the names of the records of one kind and step, in order."""
+    return [entry.name for entry in result.records if entry.kind == kind and entry.step == step]
+
+
+def test_a_step_leaves_outputs_loss_gradients_state_weights_buffers_and_rate():
+    """Every kind is taken, weights and buffers also before training, under the names of the model."""
+    result = recorded(lambda: train(Net()))
+    parameters = ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert names(result, "output") == ["first", "second", "(model)"]
+    assert names(result, "loss") == ["loss"]
+    assert names(result, "gradient") == names(result, "weight") == names(result, "weight", -1) == parameters
+    assert names(result, "buffer", -1) == names(result, "buffer", 1) == ["count"]
+    assert names(result, "state")[:3] == ["first.weight:step", "first.weight:exp_avg", "first.weight:exp_avg_sq"]
+    assert names(result, "rate") == ["optimizer 0, group 0"]
+    assert [entry.step for entry in result.records[:5]] == [-1] * 5
+    assert result.notes["optimizers"] == ["Adam"]
+    (loss,) = [entry for entry in result.records if entry.kind == "loss" and entry.step == 0]
+    assert loss.site.startswith(__file__)
+
+
+def test_recording_changes_nothing():
+    """Weights and random state after a recorded training are those of an unrecorded one, bit for bit."""
+    results = []
+    for run in (lambda program: program(), recorded):
+        torch.manual_seed(0)
+        model = Net(0.5)
+        run(lambda model=model: train(model))
+        results.append(([p.detach().clone() for p in model.parameters()], torch.get_rng_state()))
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
+    assert torch.equal(results[0][1], results[1][1])
+    assert nn.Module.__call__.__name__ == "_wrapped_call_impl"
+    assert active_log() is None
+
+
+def test_modules_called_again_recomputed_or_evaluated():
+    """Micro-batches count as calls, recomputation as none, and evaluation has a name of its own."""
+
+    def program():
+        model = Net(recompute=True)
+        with torch.no_grad():
+            model(torch.ones(2, 5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 5)).sum().backward()
+        optimizer.step()
+
+    result = recorded(program)
+    outputs = [(entry.name, entry.call) for entry in result.records if entry.kind == "output"]
+    evaluated = [("first (no_grad)", 0), ("second (no_grad)", 0), ("(model) (no_grad)", 0)]
+    steps = [(name, call) for call in (0, 1) for name in ("first", "second", "(model)")]
+    assert outputs == evaluated + steps
+
+
+def test_wrappers_have_no_names():
+    """DDP, torch.compile's wrapper and the user's own ``self.module`` do not change a name."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return self.module(x)
+
+    def body():
+        plain, wrapped = (
+            recorded(lambda wrap=wrap: train(wrap(Net()), 1)) for wrap in (lambda m: m, DistributedDataParallel)
+        )
+        own = recorded(lambda: train(Wrapper(torch.compile(Net(), backend="eager", disable=True)), 1))
+        return [[entry.key for entry in result.records] for result in (plain, wrapped, own)]
+
+    ((plain, wrapped, own),) = simulate(body, 1, "torch")
+    assert plain == wrapped == own
+
+
+def test_models_and_optimizers_are_told_apart():
+    """The second model goes by its class, its optimizer by its number; each step belongs to its own optimizer."""
+
+    def program():
+        generator, critic = Net(), nn.Sequential(nn.Linear(3, 1))
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
+        for _ in range(2):
+            for optimizer in optimizers:
+                critic(generator(torch.ones(2, 5))).mean().backward()
+                optimizer.step()
+
+    result = recorded(program)
+    assert names(result, "gradient", 1)[-2:] == ["Sequential.0.weight", "Sequential.0.bias"]
+    assert names(result, "rate", 1) == ["optimizer 0, group 0", "optimizer 1, group 0"]
+    assert result.notes["optimizer steps"] == 2
+
+
+def test_masks_norms_and_factors_are_taken():
+    """A dropout's mask, and the norm and factor of clipping, imported by name before the recording or not."""
+    from torch.nn.utils import clip_grad_norm_
+
+    def program():
+        model = Net(0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(6, 5)).sum().backward()
+        clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+    result = recorded(program)
+    (mask,) = [entry.value for entry in result.records if entry.kind == "mask"]
+    norm, factor = [entry.value for entry in result.records if entry.kind == "norm"]
+    assert mask.dtype == bool
+    assert 0 < mask.mean() < 1
+    assert factor == pytest.approx(1e-3 / (norm + 1e-6))
+
+
+def test_the_program_stops_after_its_last_step():
+    """``steps`` ends the program after so many steps of every optimizer."""
+    result = recorded(lambda: train(Net(), 5), steps=3)
+    assert max(entry.step for entry in result.records) == 2
+    assert result.notes["optimizer steps"] == 3
+
+
+def test_records_that_do_not_fit_are_an_error():
+    """The error says what did not fit and how to record less."""
+    with pytest.raises(RecordingError) as caught:
+        recorded(lambda: train(Net()), size=2000)
+    assert str(caught.value) == (
+        "the records of rank 0 do not fit in memory: gradient 'second.weight' of step 1 takes 84 bytes, and 1944 of "
+        "the 2000 bytes of this rank are taken; record fewer steps (--steps 1), record only some outputs "
+        "(--only 'layers.0.*'), or allow more (--memory)"
+    )
+
+
+def test_only_some_outputs_are_taken():
+    """``only`` selects outputs by pattern, and leaves gradients alone."""
+    result = recorded(lambda: train(Net(), 1), only=("sec*",))
+    assert names(result, "output") == ["second"]
+    assert len(names(result, "gradient")) == 4
+
+
+def test_parameters_that_no_optimizer_has_and_no_model_has():
+    """An optimizer made before the model was replaced trains parameters that nobody uses: both are noted."""
+
+    def program():
+        old, model = Net(), Net()
+        optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
+        for parameter in old.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        train(model, 1, optimizer)
+
+    result = recorded(program)
+    assert result.notes["parameters that no optimizer has"] == [
+        "first.weight", "first.bias", "second.weight", "second.bias",
+    ]  # fmt: skip
+    assert result.notes["parameters that no model has"] == [[7, 5], [7], [3, 7], [3]]
+    assert len(names(result, "gradient")) == 4
+
+
+def test_tensors_without_a_model_have_names():
+    """Tensors that are trained without a module are called by their place in the optimizer; frozen ones are noted."""
+
+    def program():
+        weight = torch.ones(3, requires_grad=True)
+        model = nn.Linear(3, 2)
+        model.weight.requires_grad_(False)
+        optimizer = torch.optim.SGD([weight, *model.parameters()], lr=0.1)
+        model(weight).sum().backward()
+        optimizer.step()
+
+    result = recorded(program)
+    assert names(result, "gradient") == ["bias", "optimizer 0, parameter 0"]
+    assert names(result, "weight", -1) == ["weight", "bias", "optimizer 0, parameter 0"]
+    assert result.notes["frozen parameters"] == ["weight"]
+
+
+def test_record_takes_tensors_arrays_and_numbers_and_says_what_it_cannot_take():
+    """``record`` keeps the call's line, and does nothing outside of a verification."""
+    record("loss", object())
+
+    def program():
+        record("x", torch.ones(2, dtype=torch.bfloat16))
+        record("x", 3.5)
+        record("part", np.ones((2, 3)), placement={"shape": (4, 3), "start": (2, 0)})
+
+    values = [(entry.name, entry.call, entry.value.shape, entry.region) for entry in recorded(program).records]
+    assert values == [("x", 0, (2,), None), ("x", 1, (), None), ("part", 0, (2, 3), Region((4, 3), (2, 0)))]
+    with pytest.raises(RecordingError, match=r"^record\('x'\): expected a tensor, an array or a number, got object$"):
+        recorded(lambda: record("x", object()))
+
+
+def test_sharded_parameters_say_their_part():
+    """Parameters of fully_shard are uneven boxes, recorded as they are when the optimizer sees them."""
+
+    def program():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+        model = Net()
+        model(torch.ones(2, 5))  # records the weights before they are sharded; they are then recorded again
+        for layer in (model.first, model.second):
+            fully_shard(layer, mesh=mesh)
+        train(fully_shard(model, mesh=mesh), 1)
+
+    def body():
+        return recorded(program, rank=dist.get_rank())
+
+    results = simulate(body, 2, "torch")
+    for step in (-1, 0):
+        (part,) = [entry for entry in results[1].records if entry.key == ("weight", "first.weight", step, 0)]
+        assert (part.value.shape, part.region) == ((3, 5), Region((7, 5), (4, 0)))
+    assert [(group.name, group.ranks) for group in results[0].groups] == [("dp", (0, 1))]
+
+
+def test_tensor_parallel_outputs_say_their_part():
+    """A column's output, handed on as a plain local tensor, is still known as a shard."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        layers = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+        model = parallelize_module(layers, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        return recorded(lambda: train(model, 1), rank=dist.get_rank())
+
+    result = simulate(body, 3, "torch")[2]
+    outputs = {entry.name: entry for entry in result.records if entry.kind == "output"}
+    assert outputs["0"].region == Region((4, 6), (0, 4))
+    assert outputs["(model)"].value.shape == (4, 3)
+
+
+def test_placements_of_pytorchs_dtensors():
+    """Shards of one dim over two axes, pending sums, and placements that have no box."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        local = torch.ones(2, 3)
+        pending = DTensor.from_local(local, mesh, [Partial(), Replicate()], run_check=False)
+        twice = distribute_tensor(torch.arange(7.0), mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        product = DTensor.from_local(local, mesh, [Partial("product"), Replicate()], run_check=False)
+        return read_tensor(pending)[1], read_tensor(twice), read_tensor(product), read_tensor("text")
+
+    pending, twice, product, text = simulate(body, 4, "torch")[3]
+    assert pending == Region((2, 3), (0, 0), (Pending("sum", (1, 3)),))
+    assert twice[1] == Region((7,), (6,))
+    assert twice[0].tolist() == [6.0]
+    assert product is None
+    assert text is None
+
+
+def test_this_librarys_dtensors_say_their_part():
+    """A DTensor of this library is recorded as its local part."""
+    import hyper_parallel as hp
+
+    def body():
+        mesh = hp.init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        return read_tensor(hp.distribute_tensor(torch.arange(7.0), mesh, [hp.Shard(0)]))
+
+    array, region = simulate(body, 3, "torch")[1]
+    assert array.tolist() == [3.0, 4.0, 5.0]
+    assert region == Region((7,), (3,))
