@@ -131,7 +131,7 @@ def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
     module.__dict__["__builtins__"] = __builtins__
     sys.modules[name] = module
     exec(code, module.__dict__)  # noqa: S102 - the user's program, which is what this runs
-    if isinstance(program.function, str) and program.function:
+    if not program.is_script:
         function = getattr(module, program.function, None)
         if not callable(function):
             names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
