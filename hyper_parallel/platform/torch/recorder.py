@@ -15,7 +15,6 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
 
-import hyper_parallel
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog
 from hyper_parallel.platform.contract.records import Region
@@ -24,7 +23,7 @@ from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
 
 __all__ = ["Recorder"]
 
-_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, hyper_parallel))
+_LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[2]))
 _BEFORE = -1  # the step of weights before training
 
 
