@@ -251,7 +251,7 @@ def scheduler_per_micro_batch(bug):
     make_mesh(dp=3)
     model, random = drawn(mlp(), 6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     for _ in range(STEPS):
         for _ in range(2):
             x, y = batch(random)
