@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Recorder:
         self._initial: dict[str, int] = {}
         self._perturbed: set[str] = set()
         self._steps: dict[int, int] = {}
+        self._unrecorded: int | None = None
         self._optimizers: list[Any] = []
         self._in_step = 0
         log.take = read_tensor
@@ -69,6 +71,7 @@ class Recorder:
         return output
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._end_step()
         self._names.add(module)
         self._evaluates = not torch.is_grad_enabled()
         if not self._steps:
@@ -154,6 +157,8 @@ class Recorder:
         if self._in_step > 1:
             return
         self.add_optimizer(optimizer)
+        if self._steps.get(id(optimizer)) == self.log.step:
+            self._end_step()
         if not self._steps:
             self._record_initial()
         self.add_groups()
@@ -173,11 +178,7 @@ class Recorder:
             self.log.add("rate", name, np.array(float(group.get("lr", 0.0))), step=step)
 
     def after_step(self, optimizer: Any) -> None:
-        """Record the optimizer's state, weights and buffers after its step.
-
-        Raises:
-            ProgramStopped: that was the last step to record.
-        """
+        """Record the optimizer's state after its step."""
         self._in_step -= 1
         if self._in_step:
             return
@@ -188,9 +189,22 @@ class Recorder:
                 if taken is not None:
                     full = f"{name}:{key}"
                     self.log.add("state", full, taken[0], module=_owner(name), step=step, region=taken[1])
-        self._record_weights(step)
+        self._unrecorded = step
         self._steps[id(optimizer)] = step + 1
         self.log.step = max(self._steps.values())
+
+    def _end_step(self) -> None:
+        """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.
+
+        A program may have an optimizer per rank for some of the parameters, and broadcast them afterwards.
+
+        Raises:
+            ProgramStopped: that was the last step to record.
+        """
+        if self._unrecorded is None:
+            return
+        step, self._unrecorded = self._unrecorded, None
+        self._record_weights(step)
         limit = self.log.limits.steps
         if limit is not None and min(self._steps.values()) >= limit:
             raise ProgramStopped
@@ -297,6 +311,8 @@ class Recorder:
 
     def finish(self) -> None:
         """Complete the log when the program has ended."""
+        with suppress(ProgramStopped):
+            self._end_step()
         self.add_groups()
         self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
         self.log.notes["optimizer steps"] = self.log.step

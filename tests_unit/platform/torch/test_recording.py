@@ -184,6 +184,24 @@ def test_the_program_stops_after_its_last_step():
     assert result.notes["optimizer steps"] == 3
 
 
+def test_weights_are_taken_when_the_program_goes_on():
+    """What a program changes after the optimizer's step, as a broadcast from the owner does, belongs to the step."""
+
+    def program():
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            model.weight.data.fill_(step)
+
+    for limits in ({}, {"steps": 2}):
+        weights = [record for record in recorded(program, **limits).records if record.kind == "weight"]
+        assert [(record.step, record.value[0, 0]) for record in weights[1:]] == [
+            (step, step) for step in range(limits.get("steps", 3))
+        ]
+
+
 def test_records_that_do_not_fit_are_an_error():
     """The error says what did not fit and how to record less."""
     with pytest.raises(RecordingError) as caught:
