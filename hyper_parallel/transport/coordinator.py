@@ -250,6 +250,18 @@ class Coordinator:
         fingerprint = contribution.fingerprint
         return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
 
+    def forgotten(self) -> dict[int, CollectiveMismatchError]:
+        """Per rank, the error of a collective that it never waited for, and that failed or that others never joined."""
+        errors: dict[int, CollectiveMismatchError] = {}
+        for (rank, _), resumption in self._results.items():
+            if isinstance(resumption.error, CollectiveMismatchError):
+                errors.setdefault(rank, resumption.error)
+        for (rank, _), (collective, _) in self._in_flight.items():
+            if collective.failed is None:
+                collective.fail(self._absent(collective, self._gone(collective)), self._gone(collective))
+            errors.setdefault(rank, collective.error())
+        return errors
+
     def undelivered(self, more: Sequence[MessageFingerprint] = ()) -> str | None:
         """The error text for messages that were sent and never received, ``more`` among them, or None."""
         lost = [*(message for mailbox in self._mail.values() for message, _ in mailbox), *more]

@@ -229,8 +229,9 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
         raise world_timed_out(timeout, activities, [hanging])
     if world.failures:
         raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
-    if world.coordinator.unreported:
-        raise world_failed(world_size, world.coordinator.unreported, world.coordinator.aborted_in)
+    unreported = {**world.coordinator.forgotten(), **world.coordinator.unreported}
+    if unreported:
+        raise world_failed(world_size, unreported, world.coordinator.aborted_in)
     lost = world.coordinator.undelivered(world.board.undelivered())
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)

@@ -16,6 +16,18 @@ import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, active_transport
+from hyper_parallel.transport.c10d.arguments import (
+    Tensors,
+    check_count,
+    check_same,
+    described,
+    inner,
+    listed,
+    op_of,
+    private_copy,
+    root_of,
+    write,
+)
 from hyper_parallel.transport.c10d.reduction import premultiplied, reduce_parts, reduction_name
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint
@@ -29,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["CollectiveGroup"]
 
 _ProcessGroup: Any = dist.ProcessGroup
-_Tensors = Sequence[torch.Tensor]
 _Finish = Callable[[list[Any]], list[torch.Tensor]]
 
 
@@ -59,7 +70,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
 
     def allreduce(self, tensors: Any, opts: Any = None) -> SimulatedWork:
         """Reduce each tensor in the order of the members, in place."""
-        tensors, op = _listed(tensors), _op(opts)
+        tensors, op = listed(tensors), op_of(opts)
         name = "all_reduce" if len(tensors) == 1 else "all_reduce_coalesced"
         arguments = {"tensor": tensors[0], "tensors": tensors, "op": op}
         return self._reduce_into(self._fingerprint(name, arguments), tensors, op)
@@ -70,76 +81,80 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         """Reduce a tensor in the order of the members, in place on the root only."""
         if isinstance(root, dist.ReduceOptions):
             root, op = root.rootRank, root.reduceOp
-        tensors, op = _listed(tensors), _op(op)
+        tensors, op = listed(tensors), op_of(op)
         fingerprint = self._fingerprint("reduce", {"tensor": tensors[0], "op": op, "group_dst": root})
         return self._reduce_into(fingerprint, tensors, op, writes=root == self.rank())
 
     def _reduce_into(
-        self, fingerprint: CollectiveFingerprint, tensors: _Tensors, op: Any, *, writes: bool = True
+        self, fingerprint: CollectiveFingerprint, tensors: Tensors, op: Any, *, writes: bool = True
     ) -> SimulatedWork:
         name = reduction_name(op)
-        part = _Part([_copy(premultiplied(x, op)) for x in tensors])
+        part = _Part([private_copy(premultiplied(x, op)) for x in tensors])
 
         def finish(parts: list[_Part]) -> list[torch.Tensor]:
             if not writes:
                 return list(tensors)
-            return _write(tensors, _reduced(parts, name))
+            return write(tensors, _reduced(parts, name))
 
         return self._begin(fingerprint, [part] * len(self.ranks), finish)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         """Member ``i`` gets the reduction of everybody's input ``i``."""
-        (output,), (chunks,) = _listed(outputs), inputs if isinstance(inputs[0], list | tuple) else [inputs]
-        _check_count("reduce_scatter", chunks, self.ranks)
-        _check_same("reduce_scatter", [output], [chunks[self.rank()]])
-        fingerprint = self._fingerprint("reduce_scatter", {"input_list": chunks, "op": _op(opts)})
-        return self._scatter_reduced(fingerprint, [output], [list(chunks)], _op(opts))
+        (output,), (chunks,) = listed(outputs), inputs if isinstance(inputs[0], list | tuple) else [inputs]
+        check_count("reduce_scatter", chunks, self.ranks)
+        check_same("reduce_scatter", [output], [chunks[self.rank()]])
+        fingerprint = self._fingerprint("reduce_scatter", {"input_list": chunks, "op": op_of(opts)})
+        return self._scatter_reduced(fingerprint, [output], [list(chunks)], op_of(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Member ``i`` gets the reduction of everybody's part ``i`` of one tensor."""
         chunks = self._parts_of("reduce_scatter_tensor", x, output)
-        fingerprint = self._fingerprint("reduce_scatter_tensor", {"output": output, "op": _op(opts)})
-        return self._scatter_reduced(fingerprint, [output], [chunks], _op(opts))
+        fingerprint = self._fingerprint("reduce_scatter_tensor", {"output": output, "op": op_of(opts)})
+        return self._scatter_reduced(fingerprint, [output], [chunks], op_of(opts))
 
-    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """:meth:`reduce_scatter_single` of several tensors at once."""
         pairs = zip(outputs, inputs, strict=True)
         chunks = [self._parts_of("reduce_scatter_tensor_coalesced", x, output) for output, x in pairs]
-        fingerprint = self._fingerprint("reduce_scatter", {"input_list": list(outputs), "op": _op(opts)})
+        fingerprint = self._fingerprint("reduce_scatter", {"input_list": list(outputs), "op": op_of(opts)})
         fingerprint.operation = "dist.reduce_scatter_tensor_coalesced"
-        return self._scatter_reduced(fingerprint, outputs, chunks, _op(opts))
+        return self._scatter_reduced(fingerprint, outputs, chunks, op_of(opts))
 
     def _scatter_reduced(
-        self, fingerprint: CollectiveFingerprint, outputs: _Tensors, chunks: list[list[torch.Tensor]], op: Any
+        self, fingerprint: CollectiveFingerprint, outputs: Tensors, chunks: list[list[torch.Tensor]], op: Any
     ) -> SimulatedWork:
         """Reduce ``chunks[k][i]`` into ``outputs[k]`` of member ``i``."""
         name = reduction_name(op)
         payloads = [
-            _Part([_copy(premultiplied(several[place], op)) for several in chunks]) for place in range(len(self.ranks))
+            _Part([private_copy(premultiplied(several[place], op)) for several in chunks])
+            for place in range(len(self.ranks))
         ]
-        return self._begin(fingerprint, payloads, lambda parts: _write(outputs, _reduced(parts, name)))
+        return self._begin(fingerprint, payloads, lambda parts: write(outputs, _reduced(parts, name)))
 
     # -- gathering and scattering ----------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None) -> SimulatedWork:
         """Every member gets the root's tensor."""
-        tensors, root = _listed(tensors), _root(opts)
+        tensors, root = listed(tensors), root_of(opts)
         fingerprint = self._fingerprint("broadcast", {"tensor": tensors[0], "src": None, "group_src": root})
-        mine = _Part([_copy(x) for x in tensors]) if root == self.rank() else None
+        mine = _Part([private_copy(x) for x in tensors]) if root == self.rank() else None
 
         def finish(parts: list[_Part]) -> list[torch.Tensor]:
-            return list(tensors) if mine is not None else _write(tensors, parts[root].tensors)
+            return list(tensors) if mine is not None else write(tensors, parts[root].tensors)
 
         return self._begin(fingerprint, [mine] * len(self.ranks), finish)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         """Every member gets everybody's tensor."""
         del opts
-        (x,) = _listed(inputs)
+        (x,) = listed(inputs)
         (places,) = outputs if isinstance(outputs[0], list | tuple) else [outputs]
-        _check_count("all_gather", places, self.ranks)
-        _check_same("all_gather", places, [x] * len(places))
-        return self._gather(self._fingerprint("all_gather", {"tensor": x}), [[place] for place in places], [x])
+        check_count("all_gather", places, self.ranks)
+        check_same("all_gather", [places[self.rank()]], [x])
+        fingerprint = self._fingerprint("all_gather", {"tensor": x})
+        if any(place.shape != x.shape for place in places):
+            fingerprint.facts = (("dtype", str(x.dtype)), ("shapes", tuple(tuple(place.shape) for place in places)))
+        return self._gather(fingerprint, [[place] for place in places], [x])
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Every member gets everybody's tensor, one behind the other."""
@@ -148,16 +163,16 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         fingerprint = self._fingerprint("all_gather_into_tensor", {"input_tensor": x})
         return self._gather(fingerprint, [[place] for place in places], [x], [output])
 
-    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: _Tensors, opts: Any = None) -> Any:
+    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: Tensors, opts: Any = None) -> Any:
         """:meth:`allgather` of several tensors at once: ``outputs[i]`` has those of member ``i``."""
         del opts
-        _check_count("all_gather_coalesced", outputs, self.ranks)
+        check_count("all_gather_coalesced", outputs, self.ranks)
         for places in outputs:
-            _check_same("all_gather_coalesced", places, inputs)
+            check_same("all_gather_coalesced", places, inputs)
         fingerprint = self._fingerprint("all_gather_coalesced", {"input_tensor_list": list(inputs)})
         return self._gather(fingerprint, outputs, inputs)
 
-    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """:meth:`all_gather_single` of several tensors at once."""
         del opts
         name = "all_gather_into_tensor_coalesced"
@@ -170,49 +185,49 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
     def _gather(
         self,
         fingerprint: CollectiveFingerprint,
-        places: Sequence[_Tensors],
-        inputs: _Tensors,
-        outputs: _Tensors | None = None,
+        places: Sequence[Tensors],
+        inputs: Tensors,
+        outputs: Tensors | None = None,
     ) -> SimulatedWork:
         """Write the inputs of member ``i`` into ``places[i]``."""
-        mine = _Part([_copy(x) for x in inputs])
+        mine = _Part([private_copy(x) for x in inputs])
 
         def finish(parts: list[_Part]) -> list[torch.Tensor]:
             for place, part in zip(places, parts, strict=True):
-                _write(place, part.tensors)
+                write(place, part.tensors)
             return list(outputs) if outputs is not None else [x for place in places for x in place]
 
         return self._begin(fingerprint, [mine] * len(self.ranks), finish)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         """The root gets everybody's tensor."""
-        (x,), root = _listed(inputs), _root(opts)
-        places = _inner(outputs)
+        (x,), root = listed(inputs), root_of(opts)
+        places = inner(outputs)
         if root == self.rank():
-            _check_count("gather", places, self.ranks)
-            _check_same("gather", places, [x] * len(places))
+            check_count("gather", places, self.ranks)
+            check_same("gather", places, [x] * len(places))
         fingerprint = self._fingerprint("gather", {"tensor": x, "group_dst": root, "dst": None})
-        mine = _Part([_copy(x)])
+        mine = _Part([private_copy(x)])
 
         def finish(parts: list[_Part]) -> list[torch.Tensor]:
-            return _write(places, [part.tensors[0] for part in parts]) if root == self.rank() else []
+            return write(places, [part.tensors[0] for part in parts]) if root == self.rank() else []
 
         return self._begin(fingerprint, [mine] * len(self.ranks), finish)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         """Member ``i`` gets the root's tensor ``i``."""
-        (output,), root = _listed(outputs), _root(opts)
-        chunks = _inner(inputs)
+        (output,), root = listed(outputs), root_of(opts)
+        chunks = inner(inputs)
         if root == self.rank():
-            _check_count("scatter", chunks, self.ranks)
-            _check_same("scatter", [output] * len(chunks), chunks)
+            check_count("scatter", chunks, self.ranks)
+            check_same("scatter", [output] * len(chunks), chunks)
         fingerprint = self._fingerprint("scatter", {"tensor": output, "group_src": root, "src": None})
-        payloads = [_Part([_copy(x)]) for x in chunks] if root == self.rank() else [None] * len(self.ranks)
-        return self._begin(fingerprint, payloads, lambda parts: _write([output], parts[root].tensors))
+        payloads = [_Part([private_copy(x)]) for x in chunks] if root == self.rank() else [None] * len(self.ranks)
+        return self._begin(fingerprint, payloads, lambda parts: write([output], parts[root].tensors))
 
     # -- all-to-all ------------------------------------------------------------------------------------------------
 
-    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> SimulatedWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """Send tensor ``i`` to member ``i``."""
         del opts
         arguments = {"input_tensor_list": list(inputs), "output_tensor_list": list(outputs)}
@@ -236,14 +251,14 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._exchange(fingerprint, output.split(comes), x.split(sends), [output])
 
     def _exchange(
-        self, fingerprint: CollectiveFingerprint, places: _Tensors, chunks: _Tensors, outputs: list[torch.Tensor]
+        self, fingerprint: CollectiveFingerprint, places: Tensors, chunks: Tensors, outputs: list[torch.Tensor]
     ) -> SimulatedWork:
         def finish(parts: list[_Part]) -> list[torch.Tensor]:
             for place, part in zip(places, parts, strict=True):
                 place.data.copy_(part.tensors[0].view_as(place))
             return outputs
 
-        return self._begin(fingerprint, [_Part([_copy(x)]) for x in chunks], finish)
+        return self._begin(fingerprint, [_Part([private_copy(x)]) for x in chunks], finish)
 
     def _rows(self, name: str, x: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
         """Numbers of rows per member."""
@@ -332,24 +347,14 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         count = len(self.ranks)
         if whole.numel() != part.numel() * count or whole.dtype != part.dtype:
             msg = (
-                f"{name}: the whole is {_text(whole)} and the part {_text(part)}; over {count} ranks the whole must "
-                f"have {count} times as many elements, of the same dtype"
+                f"{name}: the whole is {described(whole)} and the part {described(part)}; over {count} ranks the whole "
+                f"must have {count} times as many elements, of the same dtype"
             )
             raise CollectiveMismatchError(msg)
         if not whole.is_contiguous():
-            msg = f"{name}: the tensor {_text(whole)} of all parts must be contiguous; call .contiguous() first"
+            msg = f"{name}: the tensor {described(whole)} of all parts must be contiguous; call .contiguous() first"
             raise CollectiveMismatchError(msg)
         return list(whole.detach().view(count, *part.shape).unbind())
-
-
-def _listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _inner(lists: Any) -> list[torch.Tensor]:
-    """The only list in ``lists``, or ``lists`` itself; without any, nothing."""
-    first = lists[0] if lists else []
-    return list(first if isinstance(first, list | tuple) else lists)
 
 
 def _nothing(parts: list[Any]) -> list[torch.Tensor]:
@@ -357,51 +362,8 @@ def _nothing(parts: list[Any]) -> list[torch.Tensor]:
     return []
 
 
-def _op(opts: Any) -> Any:
-    """The reduction in a call's options, or given in their place; a sum by default."""
-    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-
-
-def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", opts) or 0)
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    if x.layout is torch.strided:
-        return x.detach().clone(memory_format=torch.contiguous_format)
-    return x.detach().coalesce().clone()
-
-
 def _reduced(parts: list[_Part], name: str) -> list[torch.Tensor]:
     first = parts[0]
     if first.reduced is None:
         first.reduced = [reduce_parts(several, name) for several in zip(*(part.tensors for part in parts), strict=True)]
     return first.reduced
-
-
-def _write(places: _Tensors, values: _Tensors) -> list[torch.Tensor]:
-    for place, value in zip(places, values, strict=True):
-        if place.layout is torch.strided:
-            place.data.copy_(value)
-        else:
-            with torch.no_grad():
-                place.copy_(value)
-    return list(places)
-
-
-def _check_count(name: str, chunks: Sequence[Any], ranks: Ranks) -> None:
-    if len(chunks) != len(ranks):
-        msg = f"{name} over {len(ranks)} ranks got {len(chunks)} tensors; it takes one for each"
-        raise CollectiveMismatchError(msg)
-
-
-def _check_same(name: str, outputs: _Tensors, inputs: _Tensors) -> None:
-    """Each output must have its input's shape and dtype."""
-    for output, x in zip(outputs, inputs, strict=True):
-        if output.shape != x.shape or output.dtype != x.dtype:
-            msg = f"{name}: an output is {_text(output)} and its input {_text(x)}; they must be the same"
-            raise CollectiveMismatchError(msg)
-
-
-def _text(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"

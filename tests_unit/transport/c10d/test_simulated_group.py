@@ -228,7 +228,7 @@ def test_a_missing_member_is_named_at_once():
     line = body.__code__.co_firstlineno + 2
     assert str(caught.value.__cause__) == (
         "rank 1 returned without joining collective 0 of ranks (0, 1, 2), in which others wait:\n"
-        f"  rank 0: dist.all_reduce(f32[2], SUM) at {__file__}:{line}"
+        f"  ranks 0, 2: dist.all_reduce(f32[2], SUM) at {__file__}:{line}"
     )
 
 
@@ -258,7 +258,7 @@ REFUSED = {
     ): lambda: dist.all_gather_single(ones(3), ones(2)),
     "all_gather over 2 ranks got 1 tensors; it takes one for each": lambda: dist.all_gather([ones(2)], ones(2)),
     "all_gather: an output is float32[3] and its input float32[2]; they must be the same": lambda: dist.all_gather(
-        [ones(2), ones(3)], ones(2)
+        [ones(3), ones(3)], ones(2)
     ),
     "all_to_all_single: 3 rows cannot be split evenly over 2 ranks; pass the split sizes": lambda: (
         dist.all_to_all_single(ones(3), ones(3))
@@ -316,6 +316,45 @@ def test_lists_of_all_to_all():
     assert simulate(body, 3, "torch") == [
         [[10.0 * place + rank] * (rank + place) for place in range(3)] for rank in range(3)
     ]
+
+
+def test_gathering_of_unequal_sizes():
+    """all_gather takes tensors of unequal sizes if all members expect the same; else the shapes are named."""
+
+    def body():
+        gathered = [torch.zeros(place + 1) for place in range(dist.get_world_size())]
+        dist.all_gather(gathered, torch.full((dist.get_rank() + 1,), float(dist.get_rank())))
+        return torch.cat(gathered).tolist()
+
+    def wrong():
+        mine = dist.get_rank() + 1
+        dist.all_gather([torch.zeros(1), torch.zeros(2)] if mine == 2 else [torch.zeros(1), torch.zeros(3)], ones(mine))
+
+    assert simulate(body, 3, "torch") == [[0.0, 1.0, 1.0, 2.0, 2.0, 2.0]] * 3
+    with pytest.raises(RankFailedError) as caught:
+        simulate(wrong, 2, "torch")
+    line = wrong.__code__.co_firstlineno + 2
+    assert str(caught.value.__cause__) == (
+        "ranks 0 and 1 disagree about the shapes of collective 0 of ranks (0, 1):\n"
+        f"  rank 0: dist.all_gather(f32, shapes=[[1], [3]]) at {__file__}:{line}\n"
+        f"  rank 1: dist.all_gather(f32, shapes=[[1], [2]]) at {__file__}:{line}"
+    )
+
+
+def test_a_collective_that_nobody_waits_for_is_checked():
+    """A mismatch, or a missing member, of a collective that is started and never waited for is an error at the end."""
+
+    def differs():
+        dist.all_reduce(ones(2 + dist.get_rank()), async_op=True)
+
+    def misses():
+        if dist.get_rank() == 0:
+            dist.all_reduce(ones(), async_op=True)
+
+    with pytest.raises(RankFailedError, match="ranks 0 and 1 disagree about the shape of collective 0"):
+        simulate(differs, 2, "torch")
+    with pytest.raises(RankFailedError, match="rank 1 returned without joining collective 0 of ranks"):
+        simulate(misses, 2, "torch")
 
 
 def test_outputs_are_written_when_waited_for():
