@@ -20,8 +20,9 @@ median of its row, of its column and of its tensor, and the median relative scal
 AdamW makes single elements of a weight jump, which must not loosen the others.
 
 **AdamW** divides by the gradient's own magnitude: where a gradient is only rounding noise, its sign decides about a
-whole step. No multiple of a small movement shows that. A further pair of repeats therefore displaces each gradient
-by all that is allowed to it, with both signs, before the optimizer sees it (:func:`displace`): what that does to
+whole step. No multiple of a small movement shows that. Two further pairs of repeats therefore displace each gradient
+by all that is allowed to it, with both signs, before the optimizer sees it (:func:`displace`): one in random
+directions per element, one in the same direction everywhere, as the noise of neighbours may agree. What that does to
 weights and everything after them is allowed :data:`DISPLACED_MULTIPLE` times, as the displacement has the multiple in
 it already.
 """
@@ -85,18 +86,20 @@ def perturb(array: Any, seed: int, sign: int) -> Any:
     return np.where(np.isfinite(array) & (array != 0), moved, array)
 
 
-def displace(array: Any, allowed: Any, seed: int, sign: int) -> Any:
-    """Return ``array`` moved by exactly ``allowed``, up or down at random per element.
+def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
+    """Return ``array`` moved by exactly ``allowed``, up or down at random per element, or everywhere the same way.
 
     Args:
         array: gradient, of any shape.
         allowed: what may be added to each element: of the same shape, or a number.
-        seed: of the directions. With the same seed in each step an element moves the same way in all of them.
+        seed: of the directions; None moves every element up. With the same seed in each step an element moves the
+            same way in all of them.
         sign: 1 or -1: the same directions, or the opposite ones.
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()
-    moved = array + _directions(array.shape, seed, sign) * np.where(np.isfinite(allowed), allowed, 0.0)
+    directions = float(sign) if seed is None else _directions(array.shape, seed, sign)
+    moved = array + directions * np.where(np.isfinite(allowed), allowed, 0.0)
     return moved.astype(array.dtype)
 
 

@@ -191,6 +191,7 @@ def test_a_displacement_has_the_given_size_and_both_signs():
     assert set(up) == {0.5, -0.5}
     assert (up == -down).all()
     assert (displace(slope, np.full(50, np.inf), 7, 1) == 0).all()
+    assert (displace(slope, 0.5, None, -1) == -0.5).all()
 
 
 def test_elements_that_did_not_move_take_the_scale_of_their_neighbours():

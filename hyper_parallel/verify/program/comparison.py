@@ -1,0 +1,248 @@
+"""Compares a parallel run with its reference, in the order of execution: `compare_runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.program.distance import Distance
+from hyper_parallel.verify.program.hypotheses import find_cause
+from hyper_parallel.verify.program.order import execution_order
+from hyper_parallel.verify.program.records import Run
+from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.scalars import compare_scalars
+from hyper_parallel.verify.program.verdict import Difference, Verdict
+
+__all__ = ["compare_runs"]
+
+_EXPLAINED = 3
+"""For how many differences, from the first, causes are looked for."""
+
+
+def compare_runs(
+    reference: Run,
+    perturbed: Sequence[Run],
+    parallel: Run,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    declared: Mapping[str, str] | None = None,
+) -> Verdict:
+    """Return the verdict on a parallel run.
+
+    Args:
+        reference: the program on one rank.
+        perturbed: the reference again, with perturbations in the last place, at least one antithetic pair; those whose
+            gradients were displaced say so in their settings (:data:`~hyper_parallel.verify.program.bounds.DISPLACED`).
+        parallel: the program on its ranks.
+        mesh: sizes of the axes in order, the last one fastest; by default the groups that the ranks made.
+        declared: what values are, by pattern of names (:mod:`hyper_parallel.verify.program.declared`).
+
+    Raises:
+        ValueError: the runs cannot be compared, or a declaration or the mesh does not fit.
+    """
+    runs = PairedRuns(reference, perturbed, parallel, mesh, declared)
+    comparison = _Comparison(runs)
+    comparison.run()
+    return comparison.verdict
+
+
+class _Comparison:
+    """Fills one verdict."""
+
+    def __init__(self, runs: PairedRuns) -> None:
+        self.runs = runs
+        self.verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
+        self.wrong: dict[Key, Difference] = {}
+
+    def run(self) -> None:
+        """Compare everything, put the differences into the order of execution, and find causes."""
+        self._names()
+        for key in self.runs.bounds.reference:
+            if self.runs.holders(key):
+                self._compare(key)
+        self._missing()
+        self._extra_masks()
+        self._unheld()
+        self._replicas()
+        self._losses_of_right_gradients()
+        self._other_rows()
+        ordered = execution_order(self.runs, self.wrong)
+        differences = [self.wrong[key] for key in ordered]
+        causes = [find_cause(self.runs, key, self.wrong) for key in ordered[:_EXPLAINED]]
+        for place, cause in enumerate(causes):
+            differences[place] = replace(differences[place], cause=cause)
+        self.verdict.differences = differences
+        self._unplaced()
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _compare(self, key: Key) -> None:
+        scalar = key[0] == "loss" or (key[0] == "output" and not np.shape(self.runs.bounds.reference[key].value))
+        if scalar and not any(self.runs.ranks[rank][key].region for rank in self.runs.holders(key)):
+            distances = compare_scalars(self.runs, key, self.verdict.notes)
+        else:
+            distances = {rank: self.runs.distance(key, rank) for rank in self.runs.holders(key)}
+        for rank, distance in distances.items():
+            if distance is not None:
+                self.verdict.counts[key[0]] += 1
+                self.verdict.checked += int(np.size(self.runs.value(key, rank)))
+                self.verdict.largest = max(self.verdict.largest, distance.ratio)
+        wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
+        if wrong:
+            self._differs(key, wrong)
+
+    def _differs(self, key: Key, wrong: Mapping[int, Distance]) -> None:
+        kind, name, step, call = key
+        rank, worst = max(wrong.items(), key=lambda item: (item[1].ratio, -item[0]))
+        record = self.runs.ranks[rank][key]
+        placement = self.runs.placement(key, rank)
+        self.wrong[key] = Difference(
+            kind, name, record.module, tuple(sorted(wrong)), step, call, worst.error, worst.bound,
+            worst.why if len(wrong) == 1 else f"rank {rank}: {worst.why}",
+            "" if placement is None else placement.words, site=record.site,
+        )  # fmt: skip
+
+    def _lacks(self, key: Key, ranks: Sequence[int], why: str) -> None:
+        module = key[1].rpartition(".")[0]
+        self.wrong[key] = Difference(key[0], key[1], module, tuple(ranks), key[2], key[3], np.inf, 0.0, why)
+
+    # -- what only one of the runs has ---------------------------------------------------------------------------------
+
+    def _missing(self) -> None:
+        """Find gradients that ranks do not have, and list other values that no rank has."""
+        last = {rank: max((key[2] for key in index), default=-1) for rank, index in enumerate(self.runs.ranks)}
+        end = max(key[2] for key in self.runs.bounds.reference)
+        for rank, step in last.items():
+            if step < end:
+                self.verdict.incomplete.append(
+                    f"rank {rank} stops after step {step + 1}, the reference makes {end + 1}"
+                )
+        absent: dict[tuple[str, str], None] = {}
+        for key, record in self.runs.bounds.reference.items():
+            holders = self.runs.holders(key)
+            if key[0] == "gradient" and np.any(record.value):
+                self._missing_gradient(key, [rank for rank in last if rank not in holders and last[rank] >= key[2]])
+            elif not holders and key[0] == "norm" and all(step >= key[2] for step in last.values()):
+                self._lacks(key, tuple(last), "no rank has it, the single device does")
+            elif not holders:
+                absent.setdefault(key[:2])
+        self.verdict.skipped += [f"{kind} of {name}: no rank has it at some step" for kind, name in absent]
+
+    def _missing_gradient(self, key: Key, ranks: Sequence[int]) -> None:
+        """Report a gradient that ranks with the parameter lack, if the weight is wrong after the step or not known."""
+        _, name, step, call = key
+        lacking = []
+        for rank in ranks:
+            weight = ("weight", name, step, 0)
+            if weight not in self.runs.ranks[rank]:
+                continue
+            after = self.runs.distance(weight, rank) if weight in self.runs.bounds.reference else None
+            if after is None or after.ratio > 1:
+                lacking.append(rank)
+        if lacking:
+            self._lacks(
+                ("gradient", name, step, call), lacking, "the optimizer sees no gradient, the single device's does"
+            )
+
+    def _extra_masks(self) -> None:
+        """Report masks that the reference does not draw at all, and list other values that only ranks have."""
+        known = {key[:3] for key in self.runs.bounds.reference}
+        extra: dict[Key, list[int]] = {}
+        for rank, index in enumerate(self.runs.ranks):
+            for key in index:
+                if key[:3] not in known or (key[0] == "mask" and key not in self.runs.bounds.reference):
+                    extra.setdefault(key, []).append(rank)
+        listed: dict[tuple[str, str], None] = {}
+        for key, ranks in extra.items():
+            if key[0] == "mask":
+                self._lacks(key, ranks, "drops elements, the single device drops none")
+            else:
+                listed.setdefault(key[:2])
+        self.verdict.skipped += [f"{kind} of {name}: the reference does not have it" for kind, name in listed]
+
+    def _unheld(self) -> None:
+        """Report parts of initial weights that no rank holds, and values before training that are no part of them."""
+        parameters = self.runs.parameters
+        for name, rank in sorted(parameters.strangers):
+            key = next(key for key in self.runs.ranks[rank] if key[0] in parameters.KINDS and key[1] == name)
+            if key in self.runs.bounds.reference:
+                shape, total = self.runs.value(key, rank).shape, self.runs.bounds.reference[key].value.shape
+                known = self.wrong[key].ranks if key in self.wrong else ()
+                why = f"{list(shape)} is no part of the single device's {list(total)}"
+                self._lacks(key, (*known, rank), why)
+        for name in parameters.names():
+            key = ("weight", name, -1, 0)
+            holders = self.runs.holders(key)
+            missing = parameters.missing(name)
+            if key in self.runs.bounds.reference and not holders:
+                self.verdict.incomplete.append(f"no rank has a parameter called {name}")
+            elif missing.size and key not in self.wrong and key in self.runs.bounds.reference:
+                count = int(np.size(self.runs.bounds.reference[key].value))
+                self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
+
+    def _losses_of_right_gradients(self) -> None:
+        """List losses that differ though all gradients of their step are equal: they are numbers of the ranks' own."""
+        steps = {key[2] for key in self.wrong if key[0] == "gradient"}
+        right = {key[2] for key in self.runs.bounds.reference if key[0] == "gradient"} - steps
+        if any(key[2] < 0 or key[0] in {"output", "value", "mask"} for key in self.wrong):
+            return
+        for key in [key for key in self.wrong if key[0] == "loss" and key[2] in right]:
+            del self.wrong[key]
+            line = (
+                f"loss of {key[1]}: no mean or sum of the ranks' values is the reference's, but all gradients are equal"
+            )
+            if line not in self.verdict.skipped:
+                self.verdict.skipped.append(line)
+
+    def _other_rows(self) -> None:
+        """Where something differs, report outputs of which ranks had other rows than of those before."""
+        if not self.wrong:
+            return
+        start = execution_order(self.runs, self.wrong)[0]
+        before = list(self.runs.bounds.reference)
+        if start not in before:
+            return
+        for key, ranks in self.runs.activations.other_rows().items():
+            if key not in self.wrong and key[2] <= start[2] and before.index(key) < before.index(start):
+                placement = self.runs.placement(key, ranks[0])
+                rows = "other rows" if placement is None else placement.words
+                self._lacks(key, sorted(set(ranks)), f"rank {ranks[0]} has {rows}, unlike of the values before")
+
+    # -- replicas, names, placements -----------------------------------------------------------------------------------
+
+    def _replicas(self) -> None:
+        """Compare ranks that hold the same part with each other."""
+        for key in self.runs.bounds.reference:
+            if key[0] in {"loss", "value"} or len(self.runs.holders(key)) < 2:
+                continue
+            for placement, ranks in self.runs.replicas(key):
+                if len(ranks) < 2:
+                    continue
+                self.verdict.replica_checks += len(ranks) - 1
+                if key in self.wrong:
+                    first = self.runs.value(key, ranks[0])
+                    unlike = [rank for rank in ranks[1:] if not np.array_equal(first, self.runs.value(key, rank))]
+                    if unlike and len(self.verdict.notes) < 20:
+                        self.verdict.notes.append(
+                            f"replicas: {key[0]} of {key[1]} in step {key[2] + 1} ({placement.words}) is not the same "
+                            f"on ranks {', '.join(map(str, [ranks[0], *unlike]))}"
+                        )
+
+    def _names(self) -> None:
+        for rank, modules in enumerate(self.runs.names):
+            for own, target in modules.items():
+                self.verdict.notes.append(f"names: {own} on rank {rank} is {target} of the reference")
+
+    def _unplaced(self) -> None:
+        for name, why in self.runs.parameters.unplaced.items():
+            line = f'{name}: {why}; declare {{"{name}": "shard(0) over {next(iter(self.runs.axes.groups))}"}}'
+            self.verdict.unplaced.append(line)
+            self.verdict.incomplete.append(f"the placement of {name} cannot be told")
+        for (kind, name), why in self.runs.activations.unplaced.items():
+            axis = next(iter(self.runs.axes.groups))
+            self.verdict.unplaced.append(
+                f'{kind} of {name}: {why}; declare {{"{kind} {name}": "shard(0) over {axis}"}}'
+            )

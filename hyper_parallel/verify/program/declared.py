@@ -1,0 +1,84 @@
+"""Lines that declare what a rank's value is, where neither the tensor nor its values tell.
+
+A declaration maps a pattern of names to words: ``{"layers.*.wq.weight": "shard(0) over tp"}``. The words are
+
+- ``replica``: every rank has the whole value;
+- ``shard(DIM) over AXIS``, or ``over AXIS, AXIS``: parts along a dim of the tensor in the order of the ranks, the first
+  axis the slowest; their sizes are those that the ranks have;
+- ``pending sum over AXIS``, or ``over AXIS, AXIS``: the ranks' values add up to the value;
+- ``local``: each rank's own business, which is compared with nothing;
+
+or several joined by ``and``: ``shard(0) over dp and pending sum over tp``. Names are matched with or without the kind
+in front: ``output layers.0``. The first pattern that matches counts.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Declaration", "declaration_of", "parse_declaration"]
+
+_SHARD = re.compile(r"shard\((-?\d+)\) over (.+)")
+_PENDING = re.compile(r"pending sum over (.+)")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a value is on a rank.
+
+    Attributes:
+        shards: dims of the tensor with the axes over which they are sharded.
+        pending: axes over which a sum is pending.
+        local: whether the value belongs to the rank alone.
+        words: as declared.
+    """
+
+    shards: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    pending: tuple[str, ...] = ()
+    local: bool = False
+    words: str = "replica"
+
+
+def parse_declaration(words: str, axes: Collection[str]) -> Declaration:
+    """Return the declaration that ``words`` say.
+
+    Args:
+        words: see the module.
+        axes: names of the program's axes.
+
+    Raises:
+        ValueError: the words are not of the language, or name an axis that the program does not have.
+    """
+    shards: list[tuple[int, tuple[str, ...]]] = []
+    pending: tuple[str, ...] = ()
+    parts = [part.strip() for part in words.split(" and ")]
+    for part in parts:
+        if shard := _SHARD.fullmatch(part):
+            shards.append((int(shard[1]), _axes(shard[2], words, axes)))
+        elif reduction := _PENDING.fullmatch(part):
+            pending += _axes(reduction[1], words, axes)
+        elif part not in {"replica", "local"} or len(parts) > 1:
+            raise ValueError(
+                f"cannot read the declaration {words!r}: write 'replica', 'shard(0) over tp', 'pending sum over tp', "
+                "'local', or shards and sums joined by ' and '"
+            )
+    return Declaration(tuple(shards), pending, words == "local", words)
+
+
+def declaration_of(kind: str, name: str, declared: Mapping[str, Declaration]) -> Declaration | None:
+    """Return the first declaration whose pattern matches the name, or the kind and the name; None without any."""
+    for pattern, declaration in declared.items():
+        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(f"{kind} {name}", pattern):
+            return declaration
+    return None
+
+
+def _axes(text: str, words: str, axes: Collection[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in axes:
+            raise ValueError(f"the declaration {words!r} names axis {name!r}; the program has {', '.join(axes)}")
+    return names

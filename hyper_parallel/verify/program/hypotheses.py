@@ -1,0 +1,285 @@
+"""Finds the class of an error by testing hypotheses on the numbers, in the order in which they convince."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.program.causes import Cause
+from hyper_parallel.verify.program.evidence import Evidence
+from hyper_parallel.verify.program.losses import explain_loss
+from hyper_parallel.verify.program.matching import find_part
+from hyper_parallel.verify.program.norms import explain_norm
+from hyper_parallel.verify.program.placement import describe
+from hyper_parallel.verify.program.randomness import explain_dropped, explain_masks
+from hyper_parallel.verify.program.reductions import missing_reduction, scaled, spread
+from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.verdict import Difference
+
+__all__ = ["find_cause"]
+
+
+def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> Cause:
+    """Return the class of an error with its evidence; ``unexplained`` where no hypothesis fits.
+
+    Args:
+        runs: both runs.
+        key: of the value that differs.
+        wrong: every difference.
+    """
+    kind, ranks = key[0], wrong[key].ranks
+    evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
+    tests: list[Any] = [_missing_value, _other_rows]
+    if kind == "norm":
+        tests += [_norm]
+    elif kind == "mask":
+        tests += [_random_mask]
+    elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
+        tests += [_loss]
+    elif kind in {"weight", "buffer"} and key[2] < 0:
+        tests += [_unheld, _other_part]
+    elif kind in {"weight", "buffer", "state"}:
+        tests += [_symptom, _not_updated, _missing, _scaled, _stale, _other_part]
+    else:
+        tests += [_missing, _scaled, _stale, _repeated_bias, _dropped, _other_part]
+    for test in (*tests, _replicas_differ, _components):
+        cause = test(runs, key, wrong, evidence)
+        if cause is not None:
+            return cause  # type: ignore[no-any-return]
+    return Cause("unexplained", "", "no hypothesis fits the numbers")
+
+
+def _is_scalar(runs: PairedRuns, key: Key) -> bool:
+    return not np.shape(runs.bounds.reference[key].value)
+
+
+def _missing_value(
+    runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
+) -> Cause | None:
+    """A value that a rank does not have, or that only ranks have."""
+    if key[0] == "mask" and key not in runs.bounds.reference:
+        return Cause("random-differs", "", "ranks draw a mask where the single device draws none")
+    lacking = [rank for rank in wrong[key].ranks if key not in runs.ranks[rank]]
+    if key[0] != "gradient":
+        return None
+    zero = [
+        rank for rank in wrong[key].ranks
+        if key in runs.ranks[rank] and not np.any(runs.value(key, rank)) and runs.value(key, rank).size
+    ]  # fmt: skip
+    if not lacking and not (zero and evidence is not None and len(zero) < len(evidence.actual)):
+        return None
+    if not lacking and evidence is not None and (missing_reduction(evidence) or all(r in zero for r in evidence.ranks)):
+        return missing_reduction(evidence) or Cause("no-gradient", "", f"it is zero on ranks {_list(zero)}")
+    if lacking:
+        return Cause(
+            "no-gradient", "", f"ranks {_list(lacking)} have the parameter, and their optimizer sees no gradient"
+        )
+    return None
+
+
+def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A value that is right in itself, but has other rows than the values before."""
+    if key[0] not in {"output", "value", "mask"} or key not in runs.activations.other_rows():
+        return None
+    if any((found := runs.distance(key, rank)) is None or found.ratio > 1 for rank in wrong[key].ranks):
+        return None
+    return Cause("permuted", "", f"{wrong[key].why}; what follows differs")
+
+
+def _norm(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return explain_norm(runs, key)
+
+
+def _loss(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return explain_loss(runs, key)
+
+
+def _random_mask(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    return explain_masks(runs, key, {rank: runs.value(key, rank) for rank in runs.holders(key)}, wrong[key].ranks)
+
+
+def _dropped(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None else explain_dropped(runs, key, wrong[key].ranks, evidence)
+
+
+def _missing(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None else missing_reduction(evidence)
+
+
+def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None or not evidence.ranks else scaled(evidence)
+
+
+def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """Initial weights of which parts are on no rank."""
+    if not runs.parameters.missing(key[1]).size:
+        return None
+    missing = runs.parameters.missing(key[1])
+    shape = np.shape(runs.bounds.reference[key].value)
+    rows = sorted({int(row) for row in np.unravel_index(missing, shape)[0]}) if shape else []
+    counts = np.zeros(int(np.prod(shape)), dtype=np.int64)
+    for rank in runs.holders(key):
+        placement = runs.parameters.of(key[1], rank)
+        if placement is not None:
+            np.add.at(counts, placement.all_positions().reshape(-1), 1)
+    twice = f", and {int((counts > 1).sum())} are on several" if (counts > 1).any() else ""
+    del wrong
+    return Cause("permuted", "", f"{missing.size} elements (in rows {_list(rows[:8])}) are on no rank{twice}")
+
+
+def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A weight or state that differs because its gradient, the norm or an earlier weight does."""
+    owner = runs.parameters.owner(key[1])
+    for kind, name in (("gradient", owner), ("weight", owner)):
+        for step in range(key[2] + 1):
+            earlier = (kind, name, step - (kind == "weight"), 0)
+            if earlier in wrong and earlier != key:
+                cause = find_cause(runs, earlier, wrong)
+                where = f"step {earlier[2] + 1}" if earlier[2] >= 0 else "training"
+                return Cause(cause.kind, cause.axis, f"the {kind} of {name} differs from {where} on: {cause.evidence}")
+    return None
+
+
+def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A weight that is bit for bit that of the step before."""
+    kind, name, step, call = key
+    before = (kind, name, step - 1, call)
+    if kind != "weight":
+        return None
+    still = [
+        rank for rank in wrong[key].ranks
+        if before in runs.ranks[rank] and np.array_equal(runs.value(before, rank), runs.value(key, rank))
+    ]  # fmt: skip
+    if not still:
+        return None
+    notes = [rank.notes.get("parameters that no optimizer has", ()) for rank in runs.parallel.ranks]
+    unknown = "; no optimizer has it" if any(name in names for names in notes) else ""
+    return Cause("not-updated", "", f"on ranks {_list(still)} it is bit for bit that before the step{unknown}")
+
+
+def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A value that is that of the step or call before, or contains it."""
+    if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
+        return None
+    kind, name, step, call = key
+    for before, words in (((kind, name, step - 1, call), "step"), ((kind, name, step, call - 1), "call")):
+        if before not in runs.bounds.reference:
+            continue
+        fits = [_contains(runs, before, rank, evidence) for rank in evidence.ranks]
+        if all("is" in fit for fit in fits):
+            return Cause("stale", "", f"it is the value of the {words} before, on ranks {_list(evidence.ranks)}")
+        if all("has" in fit for fit in fits):
+            return Cause(
+                "stale", "", f"without the value of the {words} before, which was kept, it equals the reference"
+            )
+    return None
+
+
+def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> str:
+    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is that and the right one added, or empty."""
+    placement, actual = evidence.placements[rank], evidence.actual[rank]
+    old = placement.take(runs.bounds.reference[before].value)
+    own = runs.value(before, rank) if before in runs.ranks[rank] else old
+    if own.shape != actual.shape or not np.any(own):
+        return ""
+    slack = evidence.slack(rank, old) + placement.take(runs.bounds.allowed(before))
+    if np.array_equal(actual, own) or (np.abs(actual - old) <= slack).all():
+        return "is"
+    return "has" if (np.abs(actual - own - evidence.expected[rank]) <= 2 * slack).all() else ""
+
+
+def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """An output that has a parameter of its module added several times."""
+    if evidence is None or key[0] != "output" or not evidence.ranks:
+        return None
+    step = key[2] - 1
+    module = runs.bounds.reference[key].module
+    for (kind, name, when, _), record in runs.bounds.reference.items():
+        if kind != "weight" or when != step or record.module != module or np.ndim(record.value) != 1:
+            continue
+        for axis, groups in runs.axes.sets():
+            size = max(map(len, groups))
+            if all(_is_added(evidence, rank, np.asarray(record.value), size - 1) for rank in evidence.ranks):
+                text = f"minus {size - 1} times {name} it equals the reference: {axis} ({size}) ranks add it each"
+                return Cause("repeated-reduction", axis, text)
+    return None
+
+
+def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
+    actual = evidence.actual[rank]
+    if not actual.ndim or actual.shape[-1] != bias.size:
+        return False
+    return evidence.off(rank, actual - times * bias, np.abs(actual) + times * np.abs(bias))[0]
+
+
+def _other_part(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A value that is another part of the reference's, or that of another name."""
+    if key not in runs.bounds.reference:
+        return None
+    total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
+    exact = key[2] < 0
+    found: list[str] = []
+    for rank in wrong[key].ranks:
+        if key not in runs.ranks[rank] or not runs.value(key, rank).size:
+            continue
+        value = runs.value(key, rank)
+        match = find_part(value, total, None if exact else allowed)
+        if match is not None:
+            found.append(f"rank {rank} has {describe(match.positions, total.shape) or 'the rows in another order'}")
+            continue
+        other = next(_same_value(runs, key, value), "")
+        if not other:
+            return None
+        found.append(f"rank {rank} has {other}")
+    if not found:
+        return None
+    del evidence
+    return Cause("permuted", "", f"{'; '.join(found[:4])} of the single device's")
+
+
+def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
+    """Yield other names of the same kind and step whose reference equals ``value``."""
+    for other, record in runs.bounds.reference.items():
+        if other[0] == key[0] and other[2] == key[2] and other[1] != key[1] and np.shape(record.value) == value.shape:
+            allowed = 0.0 if key[2] < 0 else runs.bounds.allowed(other)
+            if value.dtype.kind in "fc" and (np.abs(value - record.value) <= allowed).all():
+                yield other[1]
+
+
+def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """Ranks that hold the same part have different values, and some of them the right one."""
+    if evidence is None or not evidence.ranks or evidence.replicated:
+        return None
+    right = [rank for rank in evidence.actual if rank not in evidence.ranks]
+    if key[0] in {"gradient", "output"} and not right:
+        axis = next((axis for axis, groups in runs.axes.sets() if spread(evidence, groups) == "differ"), "")
+        text = f"ranks that hold the same part have different {key[0]}s, none of them the reference's"
+        return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
+    known = f"; ranks {_list(right)} have the reference's" if right else ""
+    text = f"ranks that hold the same part differ from each other: {_list(evidence.ranks)} are wrong{known}"
+    return Cause("replicas-differ", "", text)
+
+
+def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """Some components are wrong, and no factor makes them right."""
+    if evidence is None or not evidence.ranks:
+        return None
+    wrong, total = evidence.share
+    rank = evidence.ranks[0]
+    actual, expected = evidence.actual[rank].reshape(-1), evidence.expected[rank].reshape(-1)
+    lengths = float(np.linalg.norm(actual)) * float(np.linalg.norm(expected))
+    cosine = abs(float(np.vdot(actual, expected))) / lengths if lengths else 0.0
+    if wrong == total and key[0] not in {"gradient", "output", "value"}:
+        return None
+    if wrong == total and cosine < 0.05:
+        return None
+    return Cause(
+        "components", "", f"{wrong} of {total} elements differ, by no common factor; the cosine is {cosine:.6f}"
+    )
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in numbers)

@@ -1,0 +1,196 @@
+"""Finding which elements of a global array a rank's array holds, by their values.
+
+A part is described by the flat position of each of its elements in the global array. That covers every way to
+shard: blocks, uneven and empty ones, several dims, interleaved and permuted rows, parts of fused projections, flat
+pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Match", "box_positions", "find_part", "rows_of"]
+
+_SIDE = 1 << 22
+"""Largest table of rows against rows, in entries."""
+
+_STEPS, _STARTS = 64, 1000
+"""How many distances of interleaved rows and how many places of a block are tried."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a part lies.
+
+    Attributes:
+        positions: flat position of each element in the global array, int64 of the part's shape.
+        unique: whether no other place has the same values.
+    """
+
+    positions: Any
+    unique: bool
+
+
+def box_positions(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    """Return flat positions of the elements at ``rows[dim]`` in each dim of an array of ``shape``."""
+    if not shape:
+        return np.zeros((), dtype=np.int64)
+    grid = np.ix_(*(np.asarray(row, dtype=np.int64) for row in rows))
+    strides = np.cumprod([1, *reversed(shape[1:])])[::-1]
+    return sum((index * int(stride) for index, stride in zip(grid, strides, strict=True)), np.int64(0))
+
+
+def rows_of(positions: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+    """Return which indices of each dim the positions cover, if they are a product of such rows; None otherwise."""
+    if positions.ndim != len(shape) or not positions.size:
+        return None
+    rows = []
+    for dim in range(positions.ndim):
+        line = positions[tuple(slice(None) if other == dim else 0 for other in range(positions.ndim))]
+        rows.append(np.unravel_index(line, shape)[dim])
+    return tuple(rows) if np.array_equal(box_positions(tuple(rows), shape), positions) else None
+
+
+def find_part(part: Any, whole: Any, allowed: Any | None = None) -> Match | None:
+    """Return where ``part`` lies in ``whole``; None if it is nowhere.
+
+    Args:
+        part: a rank's array.
+        whole: the global array; compared in the dtype of ``part``.
+        allowed: largest difference per element of ``whole``, or None for equality.
+    """
+    part, whole = np.asarray(part), np.asarray(whole)
+    if not part.size or part.size > whole.size or part.dtype.kind != whole.dtype.kind:
+        return None
+    if allowed is None:
+        whole = whole.astype(part.dtype)
+    search = _Search(part, whole, allowed)
+    unsure = None
+    for positions, unique in search.candidates():
+        if search.equal(positions):
+            if unique:
+                return Match(positions, unique=True)
+            unsure = unsure or Match(positions, unique=False)
+    return unsure
+
+
+class _Search:
+    """One part to be found in one whole array."""
+
+    def __init__(self, part: Any, whole: Any, allowed: Any | None) -> None:
+        self.part, self.whole, self.allowed = part, whole, allowed
+        finite = np.asarray(0.0 if allowed is None else allowed)
+        finite = finite[np.isfinite(finite)]
+        self.tolerance = 4 * float(np.median(finite)) if finite.size else 0.0
+
+    def equal(self, positions: Any) -> bool:
+        """Return whether the elements at ``positions`` are those of the part."""
+        expected = self.whole.reshape(-1)[positions]
+        if self.allowed is None:
+            return np.array_equal(expected, self.part, equal_nan=self.part.dtype.kind in "fc")
+        with np.errstate(invalid="ignore"):
+            close = np.abs(_wide(expected) - _wide(self.part)) <= self.allowed.reshape(-1)[positions]
+        return bool((close | (expected == self.part)).all())
+
+    def candidates(self) -> Iterator[tuple[Any, bool]]:
+        """Yield positions that may fit, with whether they are the only ones: blocks, rows, single elements."""
+        part, whole = self.part, self.whole
+        if part.ndim == whole.ndim and all(map(int.__le__, part.shape, whole.shape)):
+            dims = [dim for dim in range(part.ndim) if part.shape[dim] != whole.shape[dim]]
+            if not dims:
+                yield np.arange(whole.size).reshape(whole.shape), True
+            for dim in dims if len(dims) == 1 else range(part.ndim) if not dims else ():
+                yield from self._rows(dim)
+        if part.ndim == 1 and whole.ndim != 1:
+            yield from self._flat()
+        yield from self._elements()
+
+    def _rows(self, dim: int) -> Iterator[tuple[Any, bool]]:
+        """Yield selections of rows along ``dim``: a block, every n-th row, any rows."""
+        if self.part.shape[dim] * self.whole.shape[dim] > _SIDE:
+            return
+        possible = self._possible_rows(dim)
+        if not possible.any(axis=1).all():
+            return
+        count, total = possible.shape
+        steps = range(1, min((total - 1) // (count - 1), _STEPS) + 1) if count > 1 else (1,)
+        progressions = [
+            start + step * np.arange(count)
+            for step in steps
+            for start in np.flatnonzero(possible[0])[:_STARTS]
+            if start + step * (count - 1) < total and possible[np.arange(count), start + step * np.arange(count)].all()
+        ]
+        certain = bool((possible.sum(axis=1) == 1).all())
+        blocks = [rows for rows in progressions if count == 1 or rows[1] - rows[0] == 1]
+        for rows in blocks or progressions:
+            yield self._box(dim, rows), certain or len(blocks or progressions) == 1
+        if not progressions:
+            yield self._box(dim, possible.argmax(axis=1)), certain
+
+    def _possible_rows(self, dim: int) -> Any:
+        """Return a table of booleans: which row of the part (first dim) may be which of the whole (second dim)."""
+        own, rows = (_project(np.moveaxis(array, dim, 0)) for array in (self.part, self.whole))
+        width = max(1, self.part.size // self.part.shape[dim])
+        size = max(1.0, float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0)))
+        tolerance = 1e-12 * size + self.tolerance * 4 * width**0.5
+        with np.errstate(invalid="ignore"):
+            return np.abs(own[:, None] - rows[None, :]) <= tolerance
+
+    def _box(self, dim: int, rows: Any) -> Any:
+        every = [np.arange(size) for size in self.whole.shape]
+        every[dim] = rows
+        return box_positions(tuple(every), self.whole.shape)
+
+    def _flat(self) -> Iterator[tuple[Any, bool]]:
+        """Yield contiguous pieces of the raveled array."""
+        flat, size = _wide(self.whole.reshape(-1)), self.part.size
+        first = _wide(self.part.reshape(-1))[0]
+        starts = np.flatnonzero(np.abs(flat[: flat.size - size + 1] - first) <= self.tolerance)
+        fits = [start + np.arange(size) for start in starts[:_STARTS]]
+        fits = [positions for positions in fits if self.equal(positions)]
+        for positions in fits:
+            yield positions, len(fits) == 1
+
+    def _elements(self) -> Iterator[tuple[Any, bool]]:
+        """Yield places found by single values: rows of several dims, and any order if all values are distinct."""
+        if self.part.dtype.kind != "f":
+            return
+        flat = _wide(self.whole.reshape(-1))
+        order = np.argsort(flat, kind="stable")
+        values = _wide(self.part.reshape(-1))
+        first = np.searchsorted(flat[order], values - self.tolerance, side="left")
+        last = np.searchsorted(flat[order], values + self.tolerance, side="right")
+        sure = (last - first == 1).reshape(self.part.shape)
+        positions = order[np.minimum(first, flat.size - 1)].reshape(self.part.shape)
+        if self.part.ndim == self.whole.ndim > 0 and sure.any():
+            rows = [self._vote(dim, sure, positions) for dim in range(self.part.ndim)]
+            if all(row is not None for row in rows):
+                yield box_positions(tuple(rows), self.whole.shape), True
+        if sure.all() and np.unique(positions).size == positions.size:
+            yield positions, True
+
+    def _vote(self, dim: int, sure: Any, positions: Any) -> Any | None:
+        """Return the row of ``whole`` that most elements of each row of ``part`` are found in; None without votes."""
+        count, total = self.part.shape[dim], self.whole.shape[dim]
+        if count * total > _SIDE:
+            return None
+        votes = np.zeros((count, total), dtype=np.int64)
+        found = np.unravel_index(positions[sure], self.whole.shape)[dim]
+        np.add.at(votes, (np.nonzero(sure)[dim], found), 1)
+        return votes.argmax(axis=1) if votes.any(axis=1).all() else None
+
+
+def _project(rows: Any) -> Any:
+    """Return one number per row: equal for equal rows, and different for others but for chance."""
+    flat = _wide(rows.reshape(rows.shape[0], -1))
+    flat = np.where(np.isfinite(flat), flat, 7.25)
+    weights = np.random.default_rng(11).standard_normal(flat.shape[1])
+    return (flat * weights).sum(axis=1)
+
+
+def _wide(array: Any) -> Any:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -1,0 +1,66 @@
+"""Numbers that sizes of groups, and ratios of counts, can make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+__all__ = ["axes_of_factor", "integer_weights", "ratio_of_counts", "size_words"]
+
+_COUNT = 256
+"""Largest numerator and denominator of a ratio of counts."""
+
+_TRIALS = 1 << 20
+
+
+def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1e-6) -> tuple[str, ...]:
+    """Return the fewest axes whose sizes multiplied are ``factor`` or its inverse; empty if none are."""
+    names = [name for name, size in sizes.items() if size > 1]
+    number = factor if factor >= 1 else 1 / factor if factor > 0 else 0.0
+    for chosen in sorted(product((0, 1, 2), repeat=len(names)), key=sum):
+        value = float(np.prod([float(sizes[name]) ** power for name, power in zip(names, chosen, strict=True)]))
+        if value > 1 and abs(number - value) <= tolerance * value:
+            return tuple(name for name, power in zip(names, chosen, strict=True) for _ in range(power))
+    return ()
+
+
+def ratio_of_counts(factor: float, tolerance: float) -> Fraction | None:
+    """Return ``factor`` as a ratio of two counts up to 256; None if it is none, or tells nothing at this tolerance."""
+    if not np.isfinite(factor) or factor <= 0 or tolerance * _COUNT**2 > 1e-2:
+        return None
+    ratio = Fraction(factor).limit_denominator(_COUNT)
+    if ratio.numerator > _COUNT or not ratio or ratio == 1:
+        return None
+    return ratio if abs(float(ratio) - factor) <= tolerance * factor else None
+
+
+def integer_weights(values: Sequence[float], mean: float, tolerance: float) -> tuple[int, ...] | None:
+    """Return counts with which the weighted mean of ``values`` is ``mean``; None if there are none, or too many fit.
+
+    Args:
+        values: at least two.
+        mean: the weighted mean.
+        tolerance: relative to the largest magnitude of the values.
+    """
+    if len(values) < 2:
+        return None
+    largest = int(min(64, _TRIALS ** (1 / len(values)))) - 1
+    scale = max(map(abs, values)) or 1.0
+    if largest < 4 or tolerance * (largest + 1) ** len(values) > 1e-3:
+        return None
+    counts = np.indices((largest + 1,) * len(values)).reshape(len(values), -1)[:, 1:]
+    off = np.abs((counts * (np.asarray(values)[:, None] - mean)).sum(axis=0)) / counts.sum(axis=0)
+    fits = counts[:, off <= tolerance * scale]
+    distinct = fits[:, (fits > 0).sum(axis=0) >= 2]
+    if not distinct.size:
+        return None
+    smallest = distinct[:, distinct.sum(axis=0).argmin()]
+    return tuple(int(count) for count in smallest)
+
+
+def size_words(axes: Sequence[str], sizes: Mapping[str, int]) -> str:
+    """Return a product of sizes in words: ``tp (3)``, ``dp x tp (2 x 3)``."""
+    return f"{' x '.join(axes)} ({' x '.join(str(sizes[axis]) for axis in axes)})"
