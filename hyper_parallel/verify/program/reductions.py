@@ -69,7 +69,7 @@ def _factors(evidence: Evidence, axis: str) -> Iterator[tuple[str, float | None,
 
 
 def spread(evidence: Evidence, groups: Sequence[tuple[int, ...]]) -> str:
-    """Return whether elements that ranks of a group share are ``equal`` or ``differ``; ``single`` if none are shared."""
+    """Return whether what ranks of a group share is ``equal`` or ``differ``s; ``single`` if nothing is."""
     shared = False
     for group in groups:
         members = [rank for rank in group if rank in evidence.actual]
