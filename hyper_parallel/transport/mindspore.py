@@ -128,6 +128,7 @@ class NumpyBridge(ForwardingTransport):
 def start_rank(inner: SimulatedTransport) -> NumpyBridge:
     """Begin a simulated rank in a worker process, which may have served another run: a fixed seed and a new world."""
     mindspore.manual_seed(0)
+    mindspore.set_seed(0)  # operators on CPU draw by this one
     begin(inner.rank, inner.world_size, inner.endpoint)
     return NumpyBridge(inner)
 
@@ -146,6 +147,7 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
     mindspore.manual_seed(0)
+    mindspore.set_seed(0)  # operators on CPU draw by this one
     return rehearse_over(c10d.start_gloo(rank, world_size, init_method))
 
 
@@ -163,6 +165,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 def seed_rank() -> None:
     """A fixed seed and a new world for MindSpore's own collectives, since the process may have served another run."""
     mindspore.manual_seed(0)
+    mindspore.set_seed(0)  # operators on CPU draw by this one
     begin_again()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
 from hyper_parallel.platform.mindspore.gaps import GAPS
 from hyper_parallel.platform.mindspore.groups import MindSporeGroups
@@ -91,6 +93,12 @@ class MindSporePlatform(
         from hyper_parallel.platform.mindspore import dtensor
 
         return dtensor.wrap
+
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """By the calls of cells and optimizers, which are replaced meanwhile."""
+        from hyper_parallel.platform.mindspore.recording import recording
+
+        return recording(log)
 
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:

@@ -14,7 +14,7 @@ from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.endpoint import Endpoint
 
-__all__ = ["WORLD_NAMES", "Group", "GroupManager", "World", "begin_world", "current_world"]
+__all__ = ["WORLD_NAMES", "Group", "GroupManager", "World", "active_world", "begin_world", "current_world"]
 
 _FIRST_TICKET = 1 << 32  # apart from those of the transport's own collectives, on the same line
 WORLD_NAMES = ("hccl_world_group", "mccl_world_group", "nccl_world_group")
@@ -137,6 +137,11 @@ def begin_world(rank: int, size: int, endpoint: Endpoint) -> World:
     world = World(rank, size, endpoint)
     _CURRENT.set(world)
     return world
+
+
+def active_world() -> World | None:
+    """The world of this rank; None in a process that is no rank."""
+    return _CURRENT.get()
 
 
 def current_world() -> World:

@@ -1,0 +1,45 @@
+"""Reads a rank's MindSpore tensor as a NumPy array and, where the tensor says so, its place in the global tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.contract.records import Pending, Region
+from hyper_parallel.transport.mindspore import to_host
+from hyper_parallel.transport.numpy_ops import BFLOAT16, widen
+
+__all__ = ["read_tensor", "write_tensor"]
+
+
+def read_tensor(value: Any) -> tuple[Any, Region | None] | None:
+    """Return a copy of a tensor's local values and its region; None if ``value`` is no tensor.
+
+    Args:
+        value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.
+    """
+    if isinstance(value, DTensor):
+        return _array(value._local), _region(value)
+    return (_array(value), None) if isinstance(value, Tensor) else None
+
+
+def write_tensor(value: Any, array: Any) -> None:
+    """Write values into the memory of a tensor, or of the local tensor of a DTensor."""
+    local = value._local if isinstance(value, DTensor) else value
+    np.copyto(to_host(local), array)
+
+
+def _array(tensor: Tensor) -> Any:
+    array = to_host(tensor)
+    if array.dtype == BFLOAT16:
+        return widen(array)
+    return np.array(array, dtype=np.float32 if array.dtype == np.float16 else array.dtype)
+
+
+def _region(value: Any) -> Region:
+    layout = value._layout
+    pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
+    return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)

@@ -1,0 +1,1 @@
+"""Documented bugs as programs in plain MindSpore."""
