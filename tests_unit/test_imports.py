@@ -55,7 +55,15 @@ ARROWS = {
     "transport.mindspore_comm": {"errors", "transport"},
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {"_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
-    "platform.mindspore": {"_tree", "errors", "platform.contract", "transport", "transport.mindspore", *CORE},
+    "platform.mindspore": {
+        "_tree",
+        "errors",
+        "platform.contract",
+        "transport",
+        "transport.mindspore",
+        "transport.mindspore_comm",
+        *CORE,
+    },
     "core": set(),
     "core.dtensor": BASE,
     "core.shard": BASE | {"core.dtensor"},
