@@ -14,7 +14,6 @@ from mindspore import Tensor, nn
 from mindspore.mint import nn as mint_nn
 from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 
-import hyper_parallel
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog
 from hyper_parallel.platform.mindspore.recorded_names import ModelNames, is_wrapper
@@ -24,7 +23,7 @@ from hyper_parallel.transport.mindspore_comm.world import active_world
 
 __all__ = ["Recorder"]
 
-_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (mindspore, hyper_parallel))
+_LIBRARIES = (str(Path(str(mindspore.__file__)).parent), str(Path(__file__).parents[2]))
 _BEFORE = -1  # the step of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
