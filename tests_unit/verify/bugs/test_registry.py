@@ -69,9 +69,9 @@ def test_a_fact_that_is_missing_or_wrong_is_an_error(tmp_path):
 @pytest.mark.platforms("torch")
 def test_the_reference_is_the_same_form_or_the_files_own():
     """One device runs the form that the ranks run, or `single` where the file has it."""
-    (own,) = bugs_named("torch", ["dropout_in_evaluation"])
+    (own,) = bugs_named(["torch"], ["dropout_in_evaluation"])
     assert own.reference(broken=True) is own.load().single
-    (same,) = bugs_named("torch", ["equal_positions"])
+    (same,) = bugs_named(["torch"], ["equal_positions"])
     assert same.reference(broken=True).__qualname__ == same.program(broken=True).__qualname__
 
 

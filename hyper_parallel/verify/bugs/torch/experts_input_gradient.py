@@ -1,4 +1,4 @@
-"""The input's gradient of sharded experts is cut, not reduce-scattered, in the backward. Reported in torchtitan 1805.
+"""The input's gradient of sharded experts is cut instead of reduce-scattered. Reported in torchtitan 1805.
 
 The experts read the local tensor of a gathered DTensor. Without `grad_placements` its gradient, a part of a sum on
 every rank, is taken for the whole one.
