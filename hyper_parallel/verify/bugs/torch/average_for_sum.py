@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"dp": 3}
-DIFFERS = ("gradient", "body.weight")
+DIFFERS = ("gradient", "*")
 CAUSE = "average-for-sum"
 SAMPLES, LENGTH, WIDTH, CLASSES = 5, 4, 6, 7
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 MESH = {"replicate": 3, "shard": 1}
-DIFFERS = ("gradient", "0.weight")
+DIFFERS = ("gradient", "*")
 CAUSE = "missing-reduction"
 SAMPLES, WIDTH, HIDDEN = 6, 5, 7
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"tp": 3}
-DIFFERS = ("norm", None)
+DIFFERS = ("norm", "gradient norm")
 CAUSE = "norm-local"
 TOKENS, WIDTH, HIDDEN, LIMIT = 6, 5, 8, 0.5
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"dp": 2, "cp": 3}
-DIFFERS = ("gradient", "body.weight")
+DIFFERS = ("gradient", "*")
 CAUSE = "scaled-by-size"
 SAMPLES, TOKENS, WIDTH, CLASSES = 4, 8, 5, 7
 

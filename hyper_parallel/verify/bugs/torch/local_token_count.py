@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"cp": 3}
-DIFFERS = ("loss", None)
+DIFFERS = ("loss", "loss")
 CAUSE = "scaled-by-count"
 TOKENS, WIDTH, CLASSES = 9, 5, 7
 VALID = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1])
