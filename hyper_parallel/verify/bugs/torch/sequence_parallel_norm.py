@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"tp": 3}
-DIFFERS = ("gradient", "final_norm.weight")
+DIFFERS = ("gradient", "final_norm.*")
 CAUSE = "missing-reduction"
 TOKENS, WIDTH, HIDDEN = 7, 5, 8
 
