@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 MESH = {"tp": 3}
-DIFFERS = ("gradient", "router.weight")
+DIFFERS = ("output", "router*")
 CAUSE = "scaled-by-size"
 TOKENS, WIDTH, EXPERTS = 15, 4, 5
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 MESH = {"ep": 2, "tp": 3}
-DIFFERS = ("output", "moe")
+DIFFERS = ("output", "moe*")
 CAUSE = "permuted"
 SAMPLES, TOKENS, WIDTH, HIDDEN = 4, 9, 5, 7
 
