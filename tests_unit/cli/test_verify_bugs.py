@@ -6,6 +6,7 @@ import pytest
 
 from hyper_parallel.cli import INTERRUPTED, main
 from hyper_parallel.verify.bugs import corpus
+from hyper_parallel.verify.bugs.registry import bugs_named
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -23,7 +24,7 @@ def test_a_bug_is_run_and_written(capsys, tmp_path):
     status, out, _ = ran(capsys, *ONE, "--report", tmp_path / "bugs.txt", "--html", tmp_path / "bugs.html")
     assert status == 0, out
     first, last = out.splitlines()
-    assert first == "torch average_for_sum: caught: gradient head.bias, average-for-sum over dp"
+    assert first == "torch average_for_sum: caught: gradient head.weight, average-for-sum over dp"
     assert last.startswith("1 of 1 bugs caught, 1 of 1 fixed forms pass; the tensor is right in 1, the cause in 1 (")
     assert (tmp_path / "bugs.txt").read_text() == out
     assert "NeMo Automodel 3822" in (tmp_path / "bugs.html").read_text()
@@ -34,8 +35,9 @@ def test_a_bug_is_run_and_written(capsys, tmp_path):
 
 def test_a_bug_that_is_missed_fails_the_run(capsys, monkeypatch):
     """A broken form that the harness finds equal fails the command."""
-    plain = corpus._run_form
-    monkeypatch.setattr(corpus, "_run_form", lambda bug, *, broken: plain(bug, broken=False))
+    (bug,) = bugs_named(["torch"], ["average_for_sum"])
+    train = bug.load().train
+    monkeypatch.setattr(bug.load(), "train", lambda _: train(bug=False))
     status, out, _ = ran(capsys, *ONE)
     assert status == 1
     assert out.startswith("torch average_for_sum: MISSED: equal, ")

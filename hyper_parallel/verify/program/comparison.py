@@ -85,6 +85,8 @@ class _Comparison:
             distances = compare_scalars(self.runs, key, self.verdict.notes)
         else:
             distances = {rank: self.runs.distance(key, rank) for rank in self.runs.holders(key)}
+            for rank in self._stages(key, distances):
+                del distances[rank]
         for rank, distance in distances.items():
             if distance is not None:
                 self.verdict.counts[key[0]] += 1
@@ -93,6 +95,33 @@ class _Comparison:
         wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
         if wrong:
             self._differs(key, wrong)
+
+    def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
+        """Return ranks whose output of a module is not its last: they have some of its layers, and another rank has it.
+
+        The stages of a pipeline call the same module, each with its own layers. Where no rank has the right output, all
+        of them are wrong.
+        """
+        right = [rank for rank, distance in distances.items() if distance is not None and distance.ratio <= 1]
+        if key[0] != "output" or not right or len(right) == len(distances):
+            return []
+        module = self.runs.ranks[right[0]][key].module
+        weights = {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
+        stages = [
+            rank
+            for rank, distance in distances.items()
+            if distance is not None and distance.ratio > 1
+            and any(
+                all((kind, name, -1, 0) not in self.runs.ranks[rank] for kind in ("weight", "buffer")) for name in weights
+            )
+        ]  # fmt: skip
+        if stages:
+            ranks = ", ".join(map(str, stages))
+            line = (
+                f"output of {key[1] or '(model)'} on ranks {ranks}: they have only some of its parameters, as stages do"
+            )
+            self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+        return stages
 
     def _differs(self, key: Key, wrong: Mapping[int, Distance]) -> None:
         kind, name, step, call = key

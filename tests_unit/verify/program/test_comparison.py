@@ -253,6 +253,23 @@ def test_a_stage_that_loads_another_layer_differs():
     assert "rank 1 has layers.0.weight" in verdict.first.cause.evidence
 
 
+def test_a_stages_output_of_the_model_is_not_the_models():
+    """A stage's own output of the whole model is left out where another stage has the right one, and is wrong else."""
+    rng = np.random.default_rng(0)
+    layers = [Record("weight", f"layers.{n}.weight", f"layers.{n}", -1, 0, rng.standard_normal((3, 3))) for n in (0, 1)]
+    first, last = (Record("output", "", "", 0, 0, rng.standard_normal((2, 3))) for _ in range(2))
+    reference = Run([RankRecords(0, [*layers, last])])
+    stages = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], last])])
+    verdict = compare_runs(reference, [reference], stages)
+    assert verdict.equal, verdict.text()
+    assert verdict.counts["output"] == 1
+    assert verdict.skipped == ["output of (model) on ranks 0: they have only some of its parameters, as stages do"]
+    nobody = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], first])])
+    assert compare_runs(reference, [reference], nobody).first.kind == "output"
+    whole = Run([RankRecords(0, [*layers, first]), RankRecords(1, [*layers, last])])
+    assert compare_runs(reference, [reference], whole).first.ranks == (0,)
+
+
 def test_unclear_placements_need_a_line(runs):
     """A parameter of equal values is placed by its module, or must be declared."""
     whole = [Record("weight", "norm.weight", "norm", step, 0, np.ones(6)) for step in (-1, 0)]
