@@ -14,7 +14,6 @@ from hyper_parallel.cli import (
     doctor,
     explain,
     self_test,
-    verify_bugs,
     verify_contract,
     verify_model,
     verify_mutants,
@@ -73,7 +72,6 @@ def parser() -> argparse.ArgumentParser:
     verify_redistribute.add_parser(kinds)
     verify_mutants.add_parser(kinds)
     verify_contract.add_parser(kinds)
-    verify_bugs.add_parser(kinds)
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)

@@ -111,9 +111,7 @@ class _Comparison:
             rank
             for rank, distance in distances.items()
             if distance is not None and distance.ratio > 1
-            and any(
-                all((kind, name, -1, 0) not in self.runs.ranks[rank] for kind in ("weight", "buffer")) for name in weights
-            )
+            and any(not self._has(rank, name) for name in weights)
         ]  # fmt: skip
         if stages:
             ranks = ", ".join(map(str, stages))
@@ -122,6 +120,10 @@ class _Comparison:
             )
             self.verdict.skipped += [] if line in self.verdict.skipped else [line]
         return stages
+
+    def _has(self, rank: int, name: str) -> bool:
+        """Return whether a rank has a parameter or buffer before training."""
+        return any((kind, name, -1, 0) in self.runs.ranks[rank] for kind in self.runs.parameters.KINDS)
 
     def _differs(self, key: Key, wrong: Mapping[int, Distance]) -> None:
         kind, name, step, call = key
