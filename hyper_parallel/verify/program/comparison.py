@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.program.case import blind_spots
 from hyper_parallel.verify.program.distance import Distance
 from hyper_parallel.verify.program.hypotheses import find_cause
 from hyper_parallel.verify.program.order import execution_order
@@ -75,6 +76,7 @@ class _Comparison:
         for place, cause in enumerate(causes):
             differences[place] = replace(differences[place], cause=cause)
         self.verdict.differences = differences
+        self.verdict.blind = [str(spot) for spot in blind_spots(self.runs)]
         self._unplaced()
 
     # -- values ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
         tests += [_symptom, _not_updated, _missing, _scaled, _stale, _other_part]
     else:
         tests += [_missing, _scaled, _stale, _repeated_bias, _dropped, _other_part]
-    for test in (*tests, _replicas_differ, _components):
+    for test in (*tests, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
             return cause  # type: ignore[no-any-return]
@@ -261,6 +261,39 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
     known = f"; ranks {_list(right)} have the reference's" if right else ""
     text = f"ranks that hold the same part differ from each other: {_list(evidence.ranks)} are wrong{known}"
     return Cause("replicas-differ", "", text)
+
+
+def _input_gradient(
+    runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
+) -> Cause | None:
+    """A gradient that is wrong before a sharded module whose own gradients are right: its input's was not reduced."""
+    kind, name, step, _ = key
+    if kind != "gradient" or evidence is None or not evidence.ranks:
+        return None
+    if any(other[2] < step or (other[2] == step and other[0] in {"output", "loss"}) for other in wrong):
+        return None
+    places = list(runs.bounds.reference)
+    later = [other for other in places[places.index(key) + 1 :] if other[0] == "gradient" and other[2] == step]
+    for other in later:
+        axis = "" if other in wrong else _sharded_over(runs, other[1], name)
+        if axis:
+            text = f"gradients of {other[1]}, which is sharded over {axis}, are right, those before it are not"
+            return Cause("missing-reduction", axis, f"{text}: the gradient of its input is not summed over {axis}")
+    return None
+
+
+def _sharded_over(runs: PairedRuns, name: str, plain: str) -> str:
+    """Return an axis over which parameter ``name`` is sharded and ``plain`` is not; empty if there is none."""
+    for axis, groups in runs.axes.groups.items():
+        same = []
+        for group in groups:
+            for parameter in (name, plain):
+                places = [runs.parameters.of(parameter, rank) for rank in group]
+                known = [place for place in places if place is not None]
+                same.append(len(known) == len(group) and all(known[0].same_place(place) for place in known))
+        if len(runs.axes.groups[axis][0]) > 1 and not any(same[::2]) and all(same[1::2]):
+            return axis
+    return ""
 
 
 def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:

@@ -45,6 +45,7 @@ class PairedRuns:
         axes: groups of ranks.
         parameters: placements of weights and buffers.
         activations: placements of outputs, masks and values.
+        reference_notes: the reference's notes.
         names: by rank, modules whose names were mapped to the reference's.
 
     Raises:
@@ -66,6 +67,7 @@ class PairedRuns:
                 f"ranks and {sum(len(rank.records) for rank in reference.ranks)} records"
             )
         self.parallel = parallel
+        self.reference_notes = reference.ranks[0].notes
         self.bounds = Bounds(reference, perturbed)
         self.axes = Axes(parallel, mesh)
         lines = {

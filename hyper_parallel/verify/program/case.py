@@ -1,0 +1,230 @@
+"""What a case cannot show: data, sizes and weights under which a broken program equals one device.
+
+A comparison is as good as its case. Ranks with equal data hide a missing average, equal axis sizes a reduction over the
+wrong axis, dims that divide evenly a wrong boundary. Each blind spot is found in the records of a comparison that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.program.runs import PairedRuns
+
+__all__ = ["BLIND", "BlindSpot", "blind_spots"]
+
+BLIND = {
+    "equal-data": "a missing or doubled average over the axis",
+    "equal-sizes": "a reduction over the wrong axis, a rank taken from the wrong group",
+    "even-dims": "wrong boundaries of uneven shards, averages weighted wrongly",
+    "constant-cotangents": "wrong scales and shapes in the backward",
+    "constant-parameters": "errors in the gradient path through them",
+    "symmetric-inputs": "permuted rows, another rank's rows",
+    "one-step": "stale values, weights that are not updated, replicas that drift",
+    "equal-masks": "divisions by local instead of global counts",
+    "contiguous-inputs": "code that ignores strides",
+    "zero-gradients": "any error in those gradients",
+}
+"""What cannot be shown, by kind of blind spot."""
+
+_IGNORED = -100  # label that losses leave out
+
+
+@dataclass(frozen=True)
+class BlindSpot:
+    """One property of a case that hides errors.
+
+    Attributes:
+        kind: one of :data:`BLIND`.
+        subject: axis, parameter, input or output that has it; empty for the case as a whole.
+        facts: what was found, with names and sizes.
+        repair: what to change.
+    """
+
+    kind: str
+    subject: str
+    facts: str
+    repair: str
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"{BLIND[self.kind]}: {self.facts}; {self.repair}"
+
+
+def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
+    """Return what the case of a comparison cannot show, in the order of :data:`BLIND`."""
+    spots = [
+        *_equal_data(runs),
+        *_equal_sizes(runs),
+        *_even_dims(runs),
+        *_constant_cotangents(runs),
+        *_constant_parameters(runs),
+        *_symmetric_inputs(runs),
+        *_one_step(runs),
+        *_equal_masks(runs),
+        *_contiguous_inputs(runs),
+        *_zero_gradients(runs),
+    ]
+    order = list(BLIND)
+    return sorted(spots, key=lambda spot: order.index(spot.kind))
+
+
+def _proper_axes(runs: PairedRuns) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the axes of more than one rank; the world only if there is no other."""
+    axes = {axis: groups for axis, groups in runs.axes.groups.items() if max(map(len, groups)) > 1}
+    return {axis: groups for axis, groups in axes.items() if axis != "world"} or axes
+
+
+def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Axes along which every output and input is equal: the ranks do the same work."""
+    outputs = [key for key in runs.bounds.reference if key[0] in {"output", "value", "mask"}]
+    for axis, groups in _proper_axes(runs).items():
+        keys = [key for key in outputs if any(key in runs.ranks[rank] for group in groups for rank in group)]
+        if keys and all(_equal_on(runs, key, group) for key in keys for group in groups):
+            yield BlindSpot(
+                "equal-data",
+                axis,
+                f"all ranks along {axis} compute the same outputs ({len(keys)} compared)",
+                f"give each rank of {axis} its own part of one batch",
+            )
+
+
+def _equal_on(runs: PairedRuns, key: Any, group: tuple[int, ...]) -> bool:
+    arrays = [runs.value(key, rank) for rank in group if key in runs.ranks[rank]]
+    return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+
+
+def _equal_sizes(runs: PairedRuns) -> Iterator[BlindSpot]:
+    sizes = {axis: max(map(len, groups)) for axis, groups in _proper_axes(runs).items()}
+    for axis, size in sizes.items():
+        same = [other for other, other_size in sizes.items() if other_size == size]
+        if same[0] == axis and len(same) > 1:
+            facts = f"axes {' and '.join(same)} both have size {size}"
+            yield BlindSpot("equal-sizes", axis, facts, "use a mesh with different sizes, such as 2x3")
+
+
+def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Axes along which every sharded dim has parts of equal size."""
+    names = [*{key[:2]: key for key in runs.bounds.reference if key[0] in {"weight", "output", "value"}}.values()]
+    for axis, groups in _proper_axes(runs).items():
+        uneven, sharded = False, 0
+        for key in names:
+            total = np.shape(runs.bounds.reference[key].value)
+            for group in groups:
+                shapes = {runs.value(key, rank).shape for rank in group if key in runs.ranks[rank]}
+                uneven = uneven or len(shapes) > 1
+                sharded += bool(shapes - {total})
+        if sharded and not uneven:
+            facts = f"every dim that is sharded over {axis} divides evenly ({sharded} checked)"
+            repair = f"choose a batch, sequence or width that {max(map(len, groups))} does not divide"
+            yield BlindSpot("even-dims", axis, facts, repair)
+
+
+def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Losses that are the plain sum or mean of an output: every cotangent is the same number."""
+    reference = runs.bounds.reference
+    losses = [key for key in reference if key[0] == "loss"]
+    plain: list[str] = []
+    for loss in losses:
+        before = [
+            key for key in reference if key[0] == "output" and key[2:] == loss[2:] and np.size(reference[key].value)
+        ]
+        value = float(reference[loss].value)
+        names = [key[1] for key in before if _is_sum(reference[key].value, value)]
+        plain += names[-1:]
+    if losses and len(plain) == len(losses):
+        facts = f"the loss is the sum or mean of the output of {plain[0]}"
+        yield BlindSpot("constant-cotangents", plain[0], facts, "weight the output with random numbers in the loss")
+
+
+def _is_sum(output: Any, loss: float) -> bool:
+    array = np.asarray(output)
+    if array.dtype.kind != "f" or array.size < 2:
+        return False
+    scale = 1e-6 if array.dtype.itemsize < 8 else 1e-12
+    sums = (float(array.sum()), float(array.mean()))
+    return any(abs(number - loss) <= scale * max(abs(loss), float(np.abs(array).mean())) for number in sums)
+
+
+def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters of one value in all elements in every forward."""
+    reference = runs.bounds.reference
+    last = max((key[2] for key in reference if key[0] == "weight"), default=-1)
+    values: dict[str, list[Any]] = {}
+    for (kind, name, step, _), record in reference.items():
+        if kind == "weight" and (step < last or step == -1):
+            values.setdefault(name, []).append(np.asarray(record.value))
+    for name, arrays in values.items():
+        if all(array.size and (array == array.flat[0]).all() for array in arrays) and arrays[0].size > 1:
+            facts = f"{name} is {arrays[-1].flat[0]:g} everywhere in every step's forward"
+            yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or make more steps")
+
+
+def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Inputs of the reference that stay the same when rows are exchanged."""
+    for name, array in _inputs(runs.reference_notes).items():
+        if array.size < 2 or array.ndim < 1:
+            continue
+        for dim in range(array.ndim):
+            if array.shape[dim] > 1 and np.array_equal(array, np.flip(array, dim)):
+                facts = f"{name} is the same when dim {dim} is read backwards"
+                yield BlindSpot("symmetric-inputs", name, facts, "draw inputs at random")
+                break
+        else:
+            if array.ndim == 2 and array.shape[0] == array.shape[1] > 1 and np.array_equal(array, array.T):
+                yield BlindSpot("symmetric-inputs", name, f"{name} equals its transpose", "draw inputs at random")
+
+
+def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
+    steps = {key[2] for key in runs.bounds.reference if key[0] in {"gradient", "weight"} and key[2] >= 0}
+    if len(steps) < 2:
+        yield BlindSpot("one-step", "", f"{len(steps)} optimizer steps were compared", "make at least two")
+
+
+def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Boolean inputs that select equally many elements on every rank, and dropout that drops nothing."""
+    counts: dict[str, set[int]] = {}
+    for rank in runs.parallel.ranks:
+        for name, array in _inputs(rank.notes).items():
+            if array.dtype.kind == "b" or (array.dtype.kind == "i" and (array == _IGNORED).any()):
+                counts.setdefault(name, set()).add(int((array if array.dtype.kind == "b" else array != _IGNORED).sum()))
+    for name, found in counts.items():
+        if len(found) == 1 and runs.parallel.world_size > 1:
+            facts = f"{name} selects {next(iter(found))} elements on every rank"
+            yield BlindSpot("equal-masks", name, facts, "let ranks have different numbers of valid elements")
+    masks = [record for key, record in runs.bounds.reference.items() if key[0] == "mask"]
+    if masks and all(np.asarray(record.value).all() for record in masks):
+        yield BlindSpot("equal-masks", "dropout", "dropout keeps every element", "raise its probability above 0")
+
+
+def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Runs whose recorder saw only contiguous inputs; recorders that do not say are not blamed."""
+    notes = [rank.notes.get("contiguous inputs") for rank in runs.parallel.ranks]
+    if notes and all(note is True for note in notes):
+        facts = "every input of the model is contiguous on every rank"
+        yield BlindSpot("contiguous-inputs", "", facts, "pass one transposed or sliced, with the same values")
+
+
+def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters whose gradient is zero, or missing, in every step of the reference."""
+    largest: dict[str, float] = {}
+    for (kind, name, _, _), record in runs.bounds.reference.items():
+        if kind == "gradient" and np.size(record.value):
+            largest[name] = max(largest.get(name, 0.0), float(np.abs(record.value).max()))
+    weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
+    for name in weights:
+        if largest and not largest.get(name, 0.0):
+            what = "zero in every step" if name in largest else "never there"
+            facts = f"the gradient of {name} is {what}"
+            yield BlindSpot("zero-gradients", name, facts, "make the loss depend on it, or freeze it")
+
+
+def _inputs(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded inputs of the first call by name."""
+    arrays: dict[str, Any] = {}
+    for _, name, array in notes.get("inputs", ()):
+        arrays.setdefault(str(name), np.asarray(array))
+    return arrays
