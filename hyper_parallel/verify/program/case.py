@@ -110,15 +110,16 @@ def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
     """Axes along which every sharded dim has parts of equal size."""
     names = [*{key[:2]: key for key in runs.bounds.reference if key[0] in {"weight", "output", "value"}}.values()]
     for axis, groups in _proper_axes(runs).items():
-        uneven, sharded = False, 0
+        sharded: dict[str, bool] = {}
         for key in names:
-            total = np.shape(runs.bounds.reference[key].value)
             for group in groups:
-                shapes = {runs.value(key, rank).shape for rank in group if key in runs.ranks[rank]}
-                uneven = uneven or len(shapes) > 1
-                sharded += bool(shapes - {total})
-        if sharded and not uneven:
-            facts = f"every dim that is sharded over {axis} divides evenly ({sharded} checked)"
+                held = [rank for rank in group if key in runs.ranks[rank]]
+                places = [runs.placement(key, rank) for rank in held]
+                if any(place is None or places[0] is None or not place.same_place(places[0]) for place in places):
+                    sizes = {runs.value(key, rank).shape for rank in held}
+                    sharded[key[1]] = sharded.get(key[1], True) and len(sizes) == 1
+        if sharded and all(sharded.values()):
+            facts = f"what is sharded over {axis} divides evenly: {', '.join(list(sharded)[:4])}"
             repair = f"choose a batch, sequence or width that {max(map(len, groups))} does not divide"
             yield BlindSpot("even-dims", axis, facts, repair)
 
