@@ -34,7 +34,7 @@ from hyper_parallel.transport.rank_process import (
 )
 from hyper_parallel.transport.serialization import pack_error
 
-__all__ = ["RankSetup", "launched_main"]
+__all__ = ["RankSetup", "guarded", "launched_main"]
 
 _FOLLOW_SECONDS = 1.0
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
@@ -129,11 +129,25 @@ def _join(setup: RankSetup, endpoint: Endpoint) -> Transport:
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
     real = c10d.start_world(setup.device, setup.rank, setup.world_size, f"file://{setup.store}")
-    guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
-    if setup.framework == "torch":
-        importlib.import_module(_TORCH_CHECKS).guard_functions(guarded.agree)
-        return guarded
-    bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(guarded)
+    return guarded(real, setup.framework, endpoint)
+
+
+def guarded(real: Transport, framework: str, endpoint: Endpoint) -> Transport:
+    """The transport of a real rank whose collectives a coordinator compares first.
+
+    Those that the program calls on ``torch.distributed`` itself are compared as well, from now on in this process.
+
+    Args:
+        real: carries PyTorch's tensors.
+        framework: of the rank's tensors.
+        endpoint: talks to the coordinator.
+    """
+    c10d: Any = importlib.import_module(_HOME["torch"])
+    checked = GuardedTransport(real, c10d.TorchOps(), endpoint)
+    if framework == "torch":
+        importlib.import_module(_TORCH_CHECKS).guard_functions(checked.agree)
+        return checked
+    bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(checked)
     return bridged
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
-from hyper_parallel.transport.failures import exit_text, lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.coordinator_server import CoordinatorServer
+from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import python_command, search_path
@@ -27,6 +29,7 @@ __all__ = ["launch"]
 
 _GRACE_SECONDS = 5.0
 _STACK_SECONDS = 0.5
+_ROUND_SECONDS = 0.01
 _LOG_CHARACTERS = 4000
 
 
@@ -68,13 +71,15 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
         folder = Path(name)
         _write_task(folder, fn, args, world_size)
+        server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
         world = _Torchrun(folder, world_size) if platform == "torch" else _Processes(folder, world_size)
         try:
-            _await(world, folder, world_size, timeout)
+            _await(world, server, folder, timeout)
         finally:
             world.end()
             _kill_remaining(folder)
-        return _results(folder, world_size, world.codes())
+            server.close()
+        return _results(folder, server.coordinator, world.codes())
 
 
 class _Torchrun:
@@ -150,12 +155,30 @@ def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world
     (folder / "task").write_bytes(pickle.dumps(task))
 
 
-def _await(world: _Torchrun | _Processes, folder: Path, world_size: int, timeout: float) -> None:
+def _await(world: _Torchrun | _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:
+    """Serve the ranks until the world has ended, or until ranks disagree about what nobody waits for."""
     deadline = time.monotonic() + timeout
-    while world.running():
+    while world.running() and not server.coordinator.unreported:
         if time.monotonic() > deadline:
-            raise world_timed_out(timeout, _stacks(folder, world_size))
-        time.sleep(0.01)
+            if not server.coordinator.release_held():
+                raise _timed_out(server, folder, timeout)
+            deadline += _GRACE_SECONDS
+        server.serve(_ROUND_SECONDS)
+
+
+def _timed_out(server: CoordinatorServer, folder: Path, timeout: float) -> WorldFailedError:
+    """The error, with what every rank is doing, and the stacks of those that run."""
+    hanging = server.running()
+    activities = {rank: server.coordinator.describe(rank) for rank in range(server.coordinator.world_size)}
+    for rank, stack in _stacks(folder, hanging).items():
+        activities[rank] = f"was running in\n{stack}"
+    return world_timed_out(timeout, activities, hanging)
+
+
+def _how_ended(folder: Path, rank: int) -> str:
+    """What a rank reported last, or that it died."""
+    report = _report(folder, rank)
+    return "died" if report is None else report.how
 
 
 def _pids(folder: Path) -> list[int]:
@@ -163,11 +186,11 @@ def _pids(folder: Path) -> list[int]:
     return [int(path.read_text()) for path in sorted(folder.glob("*.pid")) if path.read_text()]
 
 
-def _stacks(folder: Path, world_size: int) -> dict[int, str]:
+def _stacks(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
     for pid in _pids(folder):
         _signal(pid, signal.SIGUSR1)
     time.sleep(_STACK_SECONDS)
-    return {rank: "is in\n" + (_text(folder, rank) or "(no answer)") for rank in range(world_size)}
+    return {rank: _text(folder, rank) or "(no answer)" for rank in ranks}
 
 
 def _text(folder: Path, rank: int) -> str:
@@ -186,24 +209,29 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
+def _results(folder: Path, coordinator: Coordinator, codes: dict[int, int]) -> list[Any]:
     """Return the ranks' results, or raise for those that failed: deaths first, then exceptions in the order of time."""
-    reports = {rank: _report(folder, rank) for rank in range(world_size)}
+    reports = {rank: _report(folder, rank) for rank in range(coordinator.world_size)}
     raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
-    failures: dict[int, BaseException] = {}
+    failures: dict[int, BaseException] = dict(coordinator.unreported)
     for rank, report in reports.items():
-        if report is None and _died(folder, rank):
+        if rank not in failures and report is None and _died(folder, rank):
             failures[rank] = _death(folder, rank, codes)
     for rank in sorted(raised, key=lambda rank: (folder / f"{rank}.report").stat().st_mtime_ns):
-        failures[rank] = unpack(raised[rank].packed)
+        failures.setdefault(rank, unpack(raised[rank].packed))
     if not failures and None in reports.values():
         failures = {rank: _death(folder, rank, codes) for rank, report in reports.items() if report is None}
+    lost = coordinator.undelivered()
+    if lost is not None and all(map(lost_peer, failures.values())):  # its sender may have waited for the receiver
+        raise WorldFailedError(lost, failures) from CollectiveMismatchError(lost)
     if failures:
-        return _fail(folder, reports, failures)
+        return _fail(folder, reports, failures, coordinator)
     return [unpack(report.packed) for report in reports.values() if report is not None]
 
 
-def _fail(folder: Path, reports: dict[int, RankReport | None], failures: dict[int, BaseException]) -> NoReturn:
+def _fail(
+    folder: Path, reports: dict[int, RankReport | None], failures: dict[int, BaseException], coordinator: Coordinator
+) -> NoReturn:
     """Raise for ``failures``; a rank that only lost its peer is listed beside the peer's own error."""
     causes = {rank: error for rank, error in failures.items() if not lost_peer(error)} or failures
     traces: dict[int, str] = {}
@@ -211,10 +239,12 @@ def _fail(folder: Path, reports: dict[int, RankReport | None], failures: dict[in
     for rank, report in reports.items():
         if report is not None and rank in causes:
             traces[rank] = report.trace
-        elif report is not None:
+        elif report is not None and report.how != "unwound":
             others[rank] = "returned" if report.how == "returned" else "lost its peer:\n" + report.trace
         else:
-            others[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
+            waited = coordinator.aborted_in.get(rank) or coordinator.describe(rank)
+            ended = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
+            others[rank] = waited if waited.startswith("waited") else ended
     raise world_failed(len(reports), causes, others, traces)
 
 

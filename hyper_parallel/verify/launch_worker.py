@@ -10,15 +10,22 @@ import signal
 import sys
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.coordinator_server import connect
+from hyper_parallel.transport.failures import NEEDS_GLOO, trace
+from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.rank_pool import register_rank
-from hyper_parallel.transport.rank_process import RankReport, RankTask, run_rank
+from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
 
-__all__ = ["serve"]
+__all__ = ["SOCKET", "serve"]
+
+SOCKET = "line"
+"""Name of the coordinator's socket in the folder of a world."""
 
 _FOLLOW_SECONDS = 1.0
 
@@ -69,13 +76,14 @@ def _run(folder: Path, rank: int, platform: str) -> RankReport:
 
 
 def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
-    if platform == "torch":
-        from hyper_parallel.transport.c10d import start_gloo  # the other framework stays unimported
-
-        return start_gloo(rank, world_size, "env://")
-    from hyper_parallel.transport.mindspore import start_rehearsal
-
-    return start_rehearsal(rank, world_size, f"file://{folder / 'store'}")
+    try:
+        from hyper_parallel.transport.c10d import start_gloo  # gloo comes with PyTorch, for both frameworks
+    except ImportError as error:
+        raise UnsupportedOnBackend(NEEDS_GLOO) from error
+    if platform == "mindspore":
+        import_module("hyper_parallel.transport.mindspore").seed_rank()
+    real = start_gloo(rank, world_size, "env://" if platform == "torch" else f"file://{folder / 'store'}")
+    return guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import pickle
 import signal
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.rank_process import RankTask
 from hyper_parallel.verify import launch_worker
@@ -97,14 +99,22 @@ def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
     error = failure(body, tmp_path)
     assert list(error.failures) == [0]
     assert "rank 0 died without a report" in str(error)
+    assert "--- rank 1: waited in barrier() (collective 1 of ranks (0, 1)) for ranks [0] at " in str(error)
 
 
 def test_a_timeout_shows_stacks_and_every_rank_ends(tmp_path, monkeypatch):
-    """A world beyond its time shows every rank's stack and is ended."""
+    """A world beyond its time names the rank that hangs, with its stack, and is ended."""
+    servers = []
+
+    def server(*args):
+        servers.append(CoordinatorServer(*args))
+        return servers[0]
 
     def now():
-        return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
+        waits = servers and "collective 1" in servers[0].coordinator.describe(1)
+        return time.monotonic() + (1000.0 if waits else 0.0)
 
+    monkeypatch.setattr(launch_module, "CoordinatorServer", server)
     monkeypatch.setattr(launch_module, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
 
     def body(folder):
@@ -115,8 +125,56 @@ def test_a_timeout_shows_stacks_and_every_rank_ends(tmp_path, monkeypatch):
         t.barrier((0, 1))
 
     error = failure(body, tmp_path, timeout=900)
-    assert "did not finish within 900 s" in str(error)
-    assert str(error).count("in body") == 2
+    assert str(error).splitlines()[:2] == ["rank 0 of 2 did not finish within 900 s", "--- rank 0: was running in"]
+    assert str(error).count("in body") == 1
+    assert "--- rank 1: waited in barrier() (collective 1 of ranks (0, 1)) for ranks [0] at " in str(error)
+
+
+def _own_collectives(folder, mistake):
+    """Call `torch.distributed` itself, and make a mistake in the second collective on rank 1."""
+    import torch
+    import torch.distributed as dist
+
+    begin(folder)
+    dist.all_reduce(torch.ones(3))
+    odd = dist.get_rank() == 1
+    if mistake == "reduction":
+        dist.all_reduce(torch.ones(3), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
+    elif mistake == "nobody waits":
+        dist.all_reduce(torch.ones(3), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, async_op=True)
+        dist.barrier()
+    elif not odd:
+        dist.barrier()
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("reduction", "ranks 0 and 1 disagree about the reduction of collective 1 of ranks (0, 1):"),
+        ("nobody waits", "ranks 0 and 1 disagree about the reduction of collective 1 of ranks (0, 1):"),
+        ("absence", "rank 1 returned without joining collective 1 of ranks (0, 1), in which others wait:"),
+    ],
+)
+def test_torch_distributeds_own_collectives_are_compared(tmp_path, mistake, message):
+    """A program's own calls that differ, or that a rank leaves out, are an error with both call sites."""
+    error = failure(partial(_own_collectives, mistake=mistake), tmp_path)
+    assert isinstance(error.__cause__, CollectiveMismatchError)
+    assert str(error.__cause__).startswith(message)
+    assert f"{__file__}:" in str(error.__cause__)
+
+
+def test_lost_messages_are_reported():
+    """A message that nobody receives fails the world, whether its sender has returned or still waits."""
+    with pytest.raises(RankFailedError) as caught:
+        launch(_lost_message, 2, "torch")
+    assert "rank 0: send(f32[2], dst=1, tag=0) was never received" in str(caught.value)
+
+
+def _lost_message():
+    import torch
+
+    if active_transport().rank == 0:
+        active_transport().send(torch.ones(2), 1)
 
 
 def test_world_size_and_platform_must_exist():

@@ -65,7 +65,7 @@ def _title_of(fingerprint: CollectiveFingerprint, number: int) -> str:
 
 def _difference(fingerprints: _Fingerprints) -> str | None:
     """Who disagrees about which fact: the odd ranks with the majority, or two ranks; None if all have the same."""
-    ranks = list(fingerprints)
+    ranks = sorted(fingerprints)  # whoever joined first
     odd = odd_ranks(fingerprints)
     usual = [rank for rank in ranks if rank not in odd]
     for other in odd or ranks[1:]:
@@ -118,7 +118,7 @@ def message_mismatch(sent: MessageFingerprint, posted: MessageFingerprint) -> st
 def listed(fingerprints: _Fingerprints) -> str:
     """A line for each fingerprint with its call site; ranks that have the same one share a line."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, fingerprint in fingerprints.items():
+    for rank, fingerprint in sorted(fingerprints.items()):
         ranks_of.setdefault(f"{fingerprint} at {fingerprint.site}", []).append(rank)
     return "\n".join(f"  {ranked(ranks)}: {text}" for text, ranks in ranks_of.items())
 
