@@ -156,7 +156,9 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
     from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
 
     endpoint: Endpoint = GatheringEndpoint(inner, c10d.from_host, c10d.to_host)
-    if isinstance(inner, GuardedTransport):  # a warm rank, whose coordinator carries MindSpore's own collectives too
+    if isinstance(
+        inner, GuardedTransport
+    ):  # a launched rank, whose coordinator carries MindSpore's own collectives too
         endpoint = inner.endpoint
     begin(inner.rank, inner.world_size, endpoint)
     return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))

@@ -80,10 +80,11 @@ def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
         from hyper_parallel.transport.c10d import start_gloo  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
+    real = start_gloo(rank, world_size, "env://" if platform == "torch" else f"file://{folder / 'store'}")
+    transport = guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
     if platform == "mindspore":
         import_module("hyper_parallel.transport.mindspore").seed_rank()
-    real = start_gloo(rank, world_size, "env://" if platform == "torch" else f"file://{folder / 'store'}")
-    return guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
+    return transport
 
 
 if __name__ == "__main__":
