@@ -6,12 +6,13 @@ must not share it. Installed packages and the standard library stay shared, as d
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import _bootstrap
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from hyper_parallel.transport.base import HostOps
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["PROGRAM_MODULE", "OwnModules"]
+__all__ = ["PROGRAM_MODULE", "OwnModules", "forget_own_modules"]
 
 PROGRAM_MODULE = "__program__"
 """Name of a file of the user that is neither imported by name nor run as ``__main__``."""
@@ -94,6 +95,21 @@ class OwnModules:
                     current.pop(name, None)
         if os.getcwd() != folder:  # noqa: PTH109 - on every hand-over
             os.chdir(folder)
+
+
+@contextlib.contextmanager
+def forget_own_modules() -> Iterator[None]:
+    """Forget, at the end, the user's modules that were imported inside: a process may be another rank next time."""
+    before = dict(sys.modules)
+    try:
+        yield
+    finally:
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            own = name in ("__main__", PROGRAM_MODULE) or (spec is not None and _is_users(spec))
+            if own and before.get(name) is not module:
+                del sys.modules[name]
+        sys.modules.update({name: before[name] for name in ("__main__",) if name in before})
 
 
 def _is_users(spec: importlib.machinery.ModuleSpec) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from hyper_parallel.platform.mindspore.memory import MindSporeMemory
 from hyper_parallel.platform.mindspore.modules import MindSporeModules
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
-from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
+from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime, device_type
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.training import MindSporeTraining
 from hyper_parallel.transport.base import Transport, active_transport
@@ -99,6 +99,12 @@ class MindSporePlatform(
         from hyper_parallel.platform.mindspore.recording import recording
 
         return recording(log)
+
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """This library's mesh: MindSpore has none."""
+        from hyper_parallel.core.dtensor.mesh import init_device_mesh
+
+        return init_device_mesh(device_type(), tuple(sizes), mesh_dim_names=tuple(names))
 
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:

@@ -11,6 +11,7 @@ from hyper_parallel.platform.contract.recording import Perturbation, RecordingEr
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.guards import guarded
+from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
 from hyper_parallel.verify.program.records import RankRecords, Run
 from hyper_parallel.verify.simulate import simulate
@@ -64,7 +65,7 @@ def run_world(program: Program, world: World, perturbation: Perturbation | None 
             ranks = _simulated(program, world, perturbation)
         else:
             arguments = (program, world.mesh, world.limits, perturbation, world.output)
-            ranks = launch_processes(_rank_process, world.size, world.platform, arguments, timeout=world.timeout)
+            ranks = launch_processes(run_in_process, world.size, world.platform, arguments, timeout=world.timeout)
     except RankFailedError as error:
         _reraise_input_error(program, world, error)
         raise
@@ -76,15 +77,12 @@ def run_world(program: Program, world: World, perturbation: Perturbation | None 
 
 def _simulated(program: Program, world: World, perturbation: Perturbation | None) -> list[RankRecords]:
     arguments = (program, world.mesh, world.limits, perturbation)
+    if world.platform == "mindspore":  # its ranks are processes
+        return simulate(run_in_process, world.size, world.platform, (*arguments, world.output), timeout=world.timeout)
     with started_by_python(program, world.output), guarded(program.name):
         return simulate(
             run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path)
         )
-
-
-def _rank_process(program: Program, mesh: Any, limits: RecordLimits, perturbation: Any, output: str) -> RankRecords:
-    with started_by_python(program, output):
-        return run_program(program, mesh, limits, perturbation)
 
 
 def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:

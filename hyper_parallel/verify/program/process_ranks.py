@@ -1,0 +1,56 @@
+"""Runs a program on a rank that is a process of its own, warm from earlier runs: MindSpore's ranks, and real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from hyper_parallel.platform.contract.recording import Perturbation, RecordLimits
+from hyper_parallel.platform.contract.records import RankRecords
+from hyper_parallel.platform.select import get_platform
+from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.verify.program.program import Program, run_program, started_by_python
+
+__all__ = ["run_in_process"]
+
+
+def run_in_process(
+    program: Program,
+    mesh: tuple[tuple[str, int], ...],
+    limits: RecordLimits,
+    perturbation: Perturbation | None,
+    output: str,
+) -> RankRecords:
+    """Run the program on this rank as ``python FILE ARGS`` would, and leave nothing of it in the process.
+
+    Args:
+        program: what to run.
+        mesh: names and sizes of the axes, for a function that takes a mesh.
+        limits: what is recorded.
+        perturbation: of a reference, or None.
+        output: where it prints to, ``stderr`` or ``nothing``.
+    """
+    with started_by_python(program, output), forget_own_modules(), _environment():
+        return run_program(program, mesh, limits, perturbation)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Set what launchers tell ranks, and that MindSpore runs compiled functions as they are written.
+
+    Compiled code calls collectives from C++, which no simulated rank can serve.
+    """
+    transport = get_platform().transport()
+    rank, size = str(transport.rank), str(transport.world_size)
+    told = {"RANK": rank, "LOCAL_RANK": rank, "RANK_ID": rank, "DEVICE_ID": rank, "WORLD_SIZE": size, "RANK_SIZE": size}
+    before = {name: os.environ.get(name) for name in (*told, "MS_JIT")}
+    os.environ.update(told, MS_JIT="0")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
