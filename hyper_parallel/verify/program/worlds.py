@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.recording import Perturbation, RecordingError, RecordLimits
