@@ -21,7 +21,7 @@ from hyper_parallel.transport.c10d.process_group import Member, SimulatedProcess
 from hyper_parallel.transport.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
-from hyper_parallel.transport.endpoint import Contribution
+from hyper_parallel.transport.endpoint import Contribution, RankAbortedError
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank", "start_thread"]
@@ -59,12 +59,19 @@ class RankGroups:
         self.transport = transport
         self.store = store
         self.implicit = True
+        self._closed = False
         self.splits: dict[Any, int] = {}
         self.identity = next(_IDENTITIES)
         self._fields: dict[str, Any] | None = None
 
     def get(self, name: str) -> Any:
-        """The value of one of :data:`FIELDS`; the first question builds the world's group."""
+        """The value of one of :data:`FIELDS`; the first question builds the world's group.
+
+        Raises:
+            RankAbortedError: the simulation has ended, and this thread outlives it.
+        """
+        if self._closed:
+            raise RankAbortedError
         if self._fields is None:
             self._fields = _empty()
             self._initialise()
@@ -85,6 +92,11 @@ class RankGroups:
         if self._fields is not None:
             self._fields.update(_empty())
             _C10D._unregister_all_process_groups()  # noqa: SLF001 - as PyTorch does
+
+    def close(self) -> None:
+        """Forget every group for good: the rank or its simulation has ended. C++'s registry ends with the thread."""
+        self._closed, self._fields = True, None
+        self.splits.clear()
 
     def _initialise(self) -> None:
         store = PrefixStore("default_pg", self.store)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.endpoint import RankAbortedError
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -216,3 +217,31 @@ def test_a_group_cannot_grow():
     message = "merge_remote_group on simulated ranks: the world of a simulation cannot grow; use a larger world_size"
     with pytest.raises(RankFailedError, match=message):
         simulate(lambda: dist.group.WORLD.merge_remote_group(None, 3), 2, "torch")
+
+
+def test_a_rank_that_outlives_its_run_leaves_the_process_alone(tmp_path):
+    """A thread that is given up after a time limit cannot destroy or use the process's own world when it goes on."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    own, go_on, after = dist.group.WORLD, threading.Event(), []
+
+    def body():
+        try:
+            go_on.wait()
+        finally:
+            for ask in [dist.destroy_process_group, dist.get_rank, lambda: dist.new_group([0])]:
+                with pytest.raises(RankAbortedError):
+                    ask()
+                after.append(ask)
+
+    try:
+        with pytest.raises(RankFailedError, match="did not finish within"):
+            simulate(body, 1, "torch", timeout=0.5)
+        threads = [thread for thread in threading.enumerate() if thread.name == "rank-0"]
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert len(after) == 3
+        assert dist.group.WORLD is own
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
