@@ -53,6 +53,9 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
     subparser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
     subparser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of all random numbers: the same seed, the same numbers (0)"
+    )
+    subparser.add_argument(
         "--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable"
     )
     subparser.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
@@ -115,6 +118,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
+                    seed=arguments.seed,
                 ),
             )  # fmt: skip
 
@@ -142,6 +146,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
+                    seed=arguments.seed,
                     ),
                 )  # fmt: skip
 

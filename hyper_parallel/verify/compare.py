@@ -1,4 +1,4 @@
-"""Comparing values: a parallel run with the single-device one under a derived bound, and arrays element by element."""
+"""Comparing values: a parallel run with the single-device one, and arrays element by element."""
 
 from __future__ import annotations
 
@@ -7,44 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Bound", "Comparison", "TensorCheck", "difference", "elementwise_difference", "magnitude", "noise_floor"]
-
-NOISE_SHARE = 1e-3
-"""Tensors whose values cancel are compared relative to this fraction of the largest value of their kind."""
+__all__ = ["Comparison", "TensorCheck", "difference", "elementwise_difference", "magnitude"]
 
 _ULPS = 64
 """Default tolerance of :func:`elementwise_difference`, in units in the last place."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The largest difference that rounding alone can cause between two orders of summation.
-
-    Adding ``terms`` numbers in another order changes the sum by at most ``terms`` units of rounding of the largest
-    magnitude (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). ``depth`` operations in a row
-    each add their error, and every training step starts with the error of the step before.
-
-    Attributes:
-        dtype: name of the floating dtype that the values are computed in.
-        terms: length of the longest sum: the largest dim of a weight, or the tokens of a batch.
-        depth: modules that ran, forward and backward.
-    """
-
-    dtype: str
-    terms: int
-    depth: int
-
-    def at(self, step: int) -> float:
-        """Return the bound in step ``step`` (from 0), relative to a tensor's largest magnitude."""
-        return float(np.finfo(self.dtype).eps) * self.terms * self.depth * (step + 1)
-
-    def __str__(self) -> str:
-        """Return the formula with its numbers."""
-        eps = float(np.finfo(self.dtype).eps)
-        return (
-            f"{self.at(0):.1e} x step, relative to a tensor's largest magnitude "
-            f"({eps:.1e} of {self.dtype} x sums of {self.terms} terms x {self.depth} modules forward and backward)"
-        )
 
 
 @dataclass(frozen=True)
@@ -52,14 +18,15 @@ class TensorCheck:
     """One tensor compared on one rank.
 
     Attributes:
-        kind: ``output``, ``loss``, ``gradient``, ``weight`` or ``buffer``.
+        kind: ``output``, ``loss``, ``norm`` (of the gradients), ``factor`` (of clipping), ``gradient``, ``state`` (of
+            the optimizer), ``weight``, ``buffer`` or ``rate`` (learning rate).
         module: path of the module it belongs to.
         name: its full name.
         step: training step, from 0.
         rank: the rank that compared it.
         values: number of elements.
         error: largest difference, relative to the tensor's magnitude.
-        bound: the largest error that is allowed.
+        bound: the largest error that is allowed, relative likewise.
         why: what is wrong, or empty.
     """
 
@@ -78,6 +45,13 @@ class TensorCheck:
         """Whether nothing is wrong."""
         return not self.why
 
+    @property
+    def share(self) -> float:
+        """The error as a share of what is allowed; infinite for an error where none is."""
+        if self.bound:
+            return self.error / self.bound
+        return float("inf") if self.error else 0.0
+
     def __str__(self) -> str:
         """Return one line."""
         return f"step {self.step + 1}, {self.kind} of {self.name}, rank {self.rank}: {self.why or 'equal'}"
@@ -87,29 +61,30 @@ class Comparison:
     """The checks of one rank, in the order in which a divergence would show.
 
     Args:
-        bound: the allowed error.
         rank: the rank that compares.
     """
 
-    def __init__(self, bound: Bound, rank: int) -> None:
-        self.bound, self.rank = bound, rank
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.checks: list[TensorCheck] = []
         self.skipped: list[str] = []
 
     def compare(
-        self, kind: str, module: str, name: str, step: int, actual: Any, expected: Any, floor: float = 0.0
+        self, kind: str, module: str, name: str, step: int, actual: Any, expected: Any, allowed: float = 0.0
     ) -> None:
-        """Record the comparison of two NumPy arrays, whose magnitude counts as at least ``floor``."""
-        bound = self.bound.at(step)
+        """Record the comparison of two NumPy arrays, of which any element may be off by ``allowed``."""
         why = ""
+        actual, expected = np.asarray(actual), np.asarray(expected)
         if kind == "buffer":  # a mask may contain -inf on purpose; an infinite loss or weight is an error
-            actual, expected, why = _finite_part(np.asarray(actual), np.asarray(expected))
-        error, why = (float("inf"), why) if why else difference(actual, expected, bound, floor)
-        self.checks.append(TensorCheck(kind, module, name, step, self.rank, int(np.size(expected)), error, bound, why))
+            actual, expected, why = _finite_part(actual, expected)
+        scale = max(magnitude(expected), allowed) if expected.dtype.kind in "fc" else 0.0
+        bound = allowed / scale if scale else 0.0
+        error, why = (float("inf"), why) if why else difference(actual, expected, bound, scale)
+        self.checks.append(TensorCheck(kind, module, name, step, self.rank, int(expected.size), error, bound, why))
 
     def missing(self, kind: str, module: str, name: str, step: int, why: str) -> None:
         """Record a tensor that one of the runs does not have."""
-        self.checks.append(TensorCheck(kind, module, name, step, self.rank, 0, float("inf"), self.bound.at(step), why))
+        self.checks.append(TensorCheck(kind, module, name, step, self.rank, 0, float("inf"), 0.0, why))
 
     def skip(self, name: str, why: str) -> None:
         """Record, once, a tensor that cannot be compared."""
@@ -123,17 +98,6 @@ def magnitude(array: Any) -> float:
     if array.dtype.kind in "fc":
         array = array[np.isfinite(array)]
     return float(np.abs(array).max()) if array.size else 0.0
-
-
-def noise_floor(largest: float, terms: float = 0.0) -> float:
-    """Return the least magnitude that a tensor is measured against.
-
-    Args:
-        largest: the largest magnitude among all tensors of its kind.
-        terms: the largest magnitude that was added up in it, if known: rounding a sum costs by the size of its terms,
-            however much of it cancels.
-    """
-    return max(largest * NOISE_SHARE, terms)
 
 
 def difference(actual: Any, expected: Any, bound: float, floor: float = 0.0) -> tuple[float, str]:

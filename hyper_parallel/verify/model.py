@@ -72,6 +72,7 @@ def verify_model(
     steps: int = 3,
     inject: str | None = None,
     name: str | None = None,
+    seed: int = 0,
 ) -> ModelReport:
     """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
 
@@ -87,6 +88,8 @@ def verify_model(
         steps: training steps, at least one.
         inject: a fault of ``hyper_parallel.verify.faults.FAULTS`` to inject, optionally ``name@module.path``.
         name: of the run in the report; SPEC by default.
+        seed: of the frameworks' generators, of DTensors' random numbers and of the perturbations; the same seed gives
+            the same numbers.
 
     Returns:
         every comparison, the first divergence, losses, and the collectives of each module. A rank that raises or dies
@@ -104,6 +107,7 @@ def verify_model(
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(mesh_names, mesh_shape, strict=True))
     report = ModelReport(name or str(spec), platform, launch, mesh, steps)
     report.axes = dict(zip(mesh_names, mesh_shape, strict=True))
+    report.settings["seed"] = str(seed)
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()
@@ -116,7 +120,7 @@ def verify_model(
     fault = parse_fault(inject)
     try:
         world = simulate if launch == "simulated" else launch_processes
-        ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
+        ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault, seed), timeout=_TIMEOUT)
     except RankFailedError as error:
         _reraise_input_error(error)
         report.error, report.cause = str(error), error_summary(error.__cause__ or error)
@@ -127,7 +131,13 @@ def verify_model(
 
 
 def verify_scenario(
-    scenario: Scenario, *, platform: str, launch: str = "simulated", steps: int = 3, inject: str | None = None
+    scenario: Scenario,
+    *,
+    platform: str,
+    launch: str = "simulated",
+    steps: int = 3,
+    inject: str | None = None,
+    seed: int = 0,
 ) -> ModelReport:
     """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
@@ -140,6 +150,7 @@ def verify_scenario(
         steps=steps,
         inject=inject,
         name=scenario.name,
+        seed=seed,
     )
 
 
@@ -149,8 +160,9 @@ def _run(  # simulated ranks share their arguments: each gets a fault of its own
     mesh: tuple[tuple[int, ...], tuple[str, ...]],
     steps: int,
     fault: Fault | None,
+    seed: int,
 ) -> RankResult:
-    return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault))
+    return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault), seed)
 
 
 def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:

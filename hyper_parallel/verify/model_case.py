@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.platform.contract.training import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.verify.training_loop import Training
 
 __all__ = ["InputError", "ModelCase", "ParallelPlan", "as_case", "as_plan"]
 
@@ -27,32 +31,56 @@ class ModelCase:
         batches: one per step, repeated from the first when they are used up: tuples of NumPy arrays or plain tensors.
         loss: ``loss(output, batch)`` returns a tensor of one number; ``batch`` is a tuple of tensors.
         inputs: how many arrays of a batch, from the first, the model is called with; by default all but the last.
-        optimizer: ``sgd`` or ``adamw``.
-        learning_rate: of the optimizer.
+        optimizer: ``sgd``, ``adamw``, or a function of the list of parameters that returns the framework's optimizer.
+        learning_rate: of the optimizers with a name.
+        scheduler: called with the optimizer; ``step()`` of the object that it returns is called after each step.
+        step: the training step as the user writes it, called with a
+            :class:`~hyper_parallel.verify.training_loop.Training`; it runs forward, backward and optimizer, and returns
+            the loss. By default the harness does.
+        accumulate: how many batches one step takes; the loss of each counts with this fraction.
+        clip: bound of the gradients' norm, if it is to be clipped.
+        hooks: called with the model before training, and with the parallel one, to register hooks.
+        context: returns a context manager around a training step of both models, such as autocast.
 
     Raises:
-        InputError: (a ValueError) there are no batches, or the optimizer is unknown.
+        InputError: (a ValueError) there are no batches, the optimizer is unknown, or options contradict each other.
     """
 
     build: Callable[[], Any]
     batches: Sequence[tuple[Any, ...]]
     loss: Callable[[Any, tuple[Any, ...]], Any]
     inputs: int | None = None
-    optimizer: str = "sgd"
+    optimizer: str | Callable[[list[Any]], Any] = "sgd"
     learning_rate: float = 0.1
+    scheduler: Callable[[Any], Any] | None = None
+    step: Callable[[Training], Any] | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    hooks: Callable[[Any], None] | None = None
+    context: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a case that cannot be trained."""
         if not self.batches:
             msg = "ModelCase: batches is empty; give at least one tuple of arrays"
             raise InputError(msg)
-        if self.optimizer not in OPTIMIZERS:
-            msg = f"ModelCase: optimizer {self.optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}"
+        _check_optimizer("ModelCase", self.optimizer)
+        for name in ("scheduler", "step", "hooks", "context"):
+            _check_callable("ModelCase", name, getattr(self, name))
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            msg = f"ModelCase: accumulate is {self.accumulate!r}; it must be a number of batches, at least 1"
+            raise InputError(msg)
+        if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
+            msg = f"ModelCase: clip is {self.clip!r}; it must be a bound of the gradients' norm, above 0"
+            raise InputError(msg)
+        if self.step is not None and self.clip is not None:
+            msg = "ModelCase: step= does its own clipping; leave out clip=, and call training.clip(max_norm) in step"
             raise InputError(msg)
 
-    def batch(self, step: int) -> tuple[Any, ...]:
-        """Return the batch of ``step`` (from 0)."""
-        return tuple(self.batches[step % len(self.batches)])
+    def micro_batches(self, step: int) -> list[tuple[Any, ...]]:
+        """Return the batches of ``step`` (from 0), ``accumulate`` of them."""
+        first = step * self.accumulate
+        return [tuple(self.batches[(first + index) % len(self.batches)]) for index in range(self.accumulate)]
 
     def model_inputs(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the part of a batch that the model is called with."""
@@ -64,16 +92,49 @@ class ParallelPlan:
     """How a model becomes parallel.
 
     Attributes:
-        styles: the plan of ``parallelize_module``: module path or pattern to style.
+        styles: the plan of ``parallelize_module``: module path or pattern to style. Or a function
+            ``parallelize(model, mesh)``, which changes the model in place or returns another.
         batch: per mesh axis, the placement of every array of a batch; axes left out are Replicate. With None, arrays
             stay plain tensors, whole on every rank, and the styles' input layouts say what they are. Otherwise all
             inputs are DTensors, and parameters and buffers that no style covers are replicated.
         context: returns a context manager that is entered around a training step, such as ``loss_parallel``.
+        optimizer: of the parallel model, in place of the case's.
+        scheduler: likewise.
+        step: likewise.
+        hooks: likewise.
+
+    Raises:
+        InputError: (a ValueError) an option is none of these.
     """
 
-    styles: Mapping[str, Any]
+    styles: Mapping[str, Any] | Callable[[Any, DeviceMesh], Any]
     batch: Mapping[str, Placement] | None = None
     context: Callable[[], Any] | None = None
+    optimizer: str | Callable[[list[Any]], Any] | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    step: Callable[[Training], Any] | None = None
+    hooks: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a plan that cannot be run."""
+        if not isinstance(self.styles, Mapping) and not callable(self.styles):
+            msg = (
+                f"ParallelPlan: styles is {type(self.styles).__name__}; it must be a mapping of module patterns to "
+                "styles, or a function of model and mesh"
+            )
+            raise InputError(msg)
+        if self.optimizer is not None:
+            _check_optimizer("ParallelPlan", self.optimizer)
+        for name in ("context", "scheduler", "step", "hooks"):
+            _check_callable("ParallelPlan", name, getattr(self, name))
+
+    def applied_to(self, case: ModelCase) -> ModelCase:
+        """Return ``case`` with the options of this plan."""
+        options = {name: getattr(self, name) for name in ("optimizer", "scheduler", "step", "hooks")}
+        return replace(case, **{name: value for name, value in options.items() if value is not None})
+
+
+_OPTIONS = tuple(name for name in ModelCase.__dataclass_fields__ if name not in ("build", "batches", "loss"))
 
 
 def as_case(value: Any) -> ModelCase:
@@ -99,7 +160,7 @@ def as_case(value: Any) -> ModelCase:
             return ModelCase(**fields)
         msg = (
             f"SPEC returned a mapping with keys {', '.join(sorted(map(str, value)))}; it needs build (or model), "
-            f"batches, loss, and may have inputs, optimizer, learning_rate"
+            f"batches, loss, and may have {', '.join(_OPTIONS)}"
         )
         raise InputError(msg)
     msg = (
@@ -113,24 +174,45 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
     """Return the plan that a PLAN function's result describes.
 
     Args:
-        value: a ParallelPlan, or a mapping of styles. With a mapping, the batch is sharded over axis ``dp`` of a mesh
-            of several axes, and plain on a mesh of one axis.
+        value: a ParallelPlan, a mapping of styles, or a function ``parallelize(model, mesh)``. With a mapping, the
+            batch is sharded over axis ``dp`` of a mesh of several axes, and plain on a mesh of one axis. With a
+            function it is plain.
         axes: names of the mesh's axes.
 
     Raises:
-        InputError: the value is neither.
+        InputError: the value is none of them.
     """
     if isinstance(value, ParallelPlan):
         return value
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) and not callable(value):
         msg = (
             f"PLAN returned {type(value).__name__}; it must return a mapping of module patterns to styles, "
-            "or a hyper_parallel.verify.ParallelPlan"
+            "a function of model and mesh, or a hyper_parallel.verify.ParallelPlan"
         )
         raise InputError(msg)
-    if len(axes) == 1:
+    if len(axes) == 1 or not isinstance(value, Mapping):
         return ParallelPlan(value)
     return ParallelPlan(value, {"dp": Shard(0)} if "dp" in axes else {})
+
+
+def _check_optimizer(owner: str, optimizer: Any) -> None:
+    """Raise an InputError if ``optimizer`` is neither a known name nor a function."""
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        msg = f"{owner}: optimizer {optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}"
+        raise InputError(msg)
+    if not isinstance(optimizer, str) and not callable(optimizer):
+        msg = (
+            f"{owner}: optimizer is {type(optimizer).__name__}; give {' or '.join(map(repr, OPTIMIZERS))}, or a "
+            "function of the list of parameters, because both models need an optimizer of their own parameters"
+        )
+        raise InputError(msg)
+
+
+def _check_callable(owner: str, name: str, value: Any) -> None:
+    """Raise an InputError if the option ``name`` is set, but no function."""
+    if value is not None and not callable(value):
+        msg = f"{owner}: {name} is {type(value).__name__}; it must be a function"
+        raise InputError(msg)
 
 
 def _builder(model: Any) -> Callable[[], Any]:

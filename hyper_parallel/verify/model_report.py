@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
-KINDS = (*REQUIRED, "buffer")  # a model need not have buffers
+KINDS = (*REQUIRED, "norm", "factor", "state", "buffer", "rate")  # a run need not have all of them
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Summary:
 
     Attributes:
         module: path.
-        kind: ``output``, ``loss``, ``gradient``, ``weight`` or ``buffer``.
+        kind: as of its checks.
         tensors: how many were compared.
         values: elements in them.
         wrong: how many tensors differ.
@@ -136,7 +136,7 @@ class ModelReport:
     @property
     def worst(self) -> TensorCheck | None:
         """The check with the largest error, relative to what was allowed."""
-        return max(self.checks, key=lambda check: check.error / check.bound, default=None)
+        return max(self.checks, key=lambda check: check.share, default=None)
 
     def summaries(self, kind: str | None = None) -> list[Summary]:
         """Return the checks per module and kind: first the module that diverged first, then others by step, then equal.
@@ -153,7 +153,7 @@ class ModelReport:
 
     def _summary(self, module: str, kind: str, checks: Sequence[TensorCheck]) -> Summary:
         values, wrong = sum(check.values for check in checks), sum(not check.ok for check in checks)
-        worst = max(checks, key=lambda check: (not check.ok, check.error / check.bound))
+        worst = max(checks, key=lambda check: (not check.ok, check.share))
         first = self.first is not None and module == self.faulty_module
         since = min((check.step for check in checks if not check.ok), default=None)
         return Summary(module, kind, len(checks), values, wrong, worst, first, since)
@@ -272,7 +272,8 @@ def table(rows: Sequence[Traffic]) -> list[str]:
 
 
 def _plural(kind: str) -> str:
-    return "losses" if kind == "loss" else f"{kind}s"
+    plurals = {"loss": "losses", "state": "optimizer states", "rate": "learning rates", "norm": "gradient norms"}
+    return plurals.get(kind, f"{kind}s")
 
 
 def _finite(number: float) -> float | None:

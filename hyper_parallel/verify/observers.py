@@ -1,24 +1,17 @@
-"""Observers of a model's modules, by hooks: their outputs in forward order, and the gradients of those outputs."""
+"""An observer of a model's modules, by hooks: their outputs in forward order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hyper_parallel._tree import CONTAINERS, named_leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.verify.compare import magnitude
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["CotangentObserver", "ModuleOutput", "OutputObserver", "gather_output", "global_array"]
-
-_BIASES = ("bias", "beta")
-"""Names of bias parameters in PyTorch and MindSpore layers."""
+__all__ = ["ModuleOutput", "OutputObserver", "gather_output", "global_array"]
 
 
 @dataclass(frozen=True)
@@ -72,49 +65,6 @@ class OutputObserver:
                     self.outputs[name] = ModuleOutput(path, name, value)
 
         return record
-
-
-class CotangentObserver:
-    """Measures the largest gradient of the output of every module that adds a bias, by the bias's path.
-
-    The gradient of a bias is the sum of the gradient of its module's output over tokens. Where that sum is zero (a
-    normalization over the batch, or softmax, removes the bias again), rounding leaves noise of the size of its terms.
-    Measured against itself, or against other gradients, such noise looks like a fault; measured against the terms, it
-    is what rounding allows.
-
-    Attributes:
-        largest: since :meth:`clear`; calls of a module add up.
-    """
-
-    def __init__(self, platform: Platform, model: Any) -> None:
-        """Attach to every module that adds a bias."""
-        self.platform = platform
-        self.largest: dict[str, float] = {}
-        attached: set[int] = set()
-        for path, module in platform.get_cells_and_names(model):
-            parameters = platform.direct_parameters(module)
-            names = [name for name in _BIASES if parameters.get(name) is not None]
-            if names and id(module) not in attached:
-                attached.add(id(module))
-                paths = [f"{path}.{name}" if path else name for name in names]
-                platform.register_forward_hook(module, self._hook(paths))
-
-    def clear(self) -> None:
-        """Forget the last backward."""
-        self.largest.clear()
-
-    def _hook(self, paths: list[str]) -> Callable[..., None]:
-        def record(gradient: Any) -> None:
-            size = magnitude(np.asarray(self.platform.tensor_to_numpy(self.platform.detach(gradient))))
-            for path in paths:
-                self.largest[path] = self.largest.get(path, 0.0) + size
-
-        def attach(module: Any, args: Any, output: Any) -> None:
-            del module, args
-            if self.platform.is_tensor(output):
-                self.platform.watch_gradient(output, record)
-
-        return attach
 
 
 def gather_output(platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...]) -> tuple[Any, str]:

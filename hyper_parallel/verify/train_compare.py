@@ -5,33 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
-from hyper_parallel.verify.adamw_noise import NoiseReplacement
-from hyper_parallel.verify.compare import Bound, Comparison, TensorCheck, magnitude, noise_floor
+from hyper_parallel.verify.compare import Comparison, TensorCheck
 from hyper_parallel.verify.model_case import InputError, ModelCase, as_case, as_plan
 from hyper_parallel.verify.observers import gather_output, global_array
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
+from hyper_parallel.verify.perturbation import describe
 from hyper_parallel.verify.spec import blame_user
-from hyper_parallel.verify.training_runs import ParallelRun, ReferenceStep, SingleDeviceRun, build_model
+from hyper_parallel.verify.training_runs import ParallelRun, ReferenceStep, SingleDeviceRun, build_model, numbered
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.platform.contract.training import StepResult
     from hyper_parallel.verify.faults import Fault
+    from hyper_parallel.verify.perturbation import Key
 
 __all__ = ["ParallelStep", "RankResult", "run_parallel_step", "run_rank"]
-
-_NO_TERMS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass
@@ -66,6 +64,7 @@ def run_rank(
     mesh_names: tuple[str, ...],
     steps: int,
     fault: Fault | None,
+    seed: int = 0,
 ) -> RankResult:
     """Train both models on this rank for ``steps`` steps, and compare everything after each.
 
@@ -76,16 +75,19 @@ def run_rank(
         mesh_names: their names.
         steps: at least one.
         fault: injected into the parallel run, if any.
+        seed: of all random numbers that the harness and the frameworks draw.
 
     Raises:
         InputError: SPEC, PLAN or the fault cannot be verified.
     """
     platform = current_platform()
+    platform.seed(seed)
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    reference = SingleDeviceRun(platform, case)
-    model = build_model(case)
+    reference = SingleDeviceRun(platform, case, seed)
+    model = build_model(platform, case, seed)
     platform.load_arrays(model, reference.state)
+    random.manual_seed(seed)
     plan = as_plan(make_plan(mesh), mesh.names)
     return _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
 
@@ -117,7 +119,7 @@ def run_parallel_step(
     platform = current_platform()
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    run = ParallelRun(platform, case, build_model(case), mesh, as_plan(make_plan(mesh), mesh.names), None)
+    run = ParallelRun(platform, case, build_model(platform, case, 0), mesh, as_plan(make_plan(mesh), mesh.names), None)
     parameters = run.parameters()
     with record_events() as log, blame_user("SPEC: the model under PLAN", HyperParallelError):
         run.step(0)
@@ -134,7 +136,7 @@ class _TrainCompare:
 
     def __init__(self, platform: Platform, reference: SingleDeviceRun, parallel: ParallelRun) -> None:
         self.platform, self.reference, self.parallel = platform, reference, parallel
-        self.comparison: Comparison | None = None
+        self.comparison = Comparison(platform.transport().rank)
 
     def train(self, steps: int) -> RankResult:
         """Run and compare ``steps`` steps."""
@@ -145,113 +147,127 @@ class _TrainCompare:
         for number in range(steps):
             _require_equal_batches(self.platform, self.parallel.case, number)
             expected = self.reference.step(number)
-            if self.comparison is None:
-                self.comparison = Comparison(self._bound(expected), self.platform.transport().rank)
-            self.parallel.noise = self._noise_replacement(self.comparison, number, expected)
             with record_events() as log:  # the collectives of the comparison itself are not recorded
                 log.step = number
-                result = self.parallel.step(number)
+                loss = self.parallel.step(number)
             events.extend(log)
             losses.append(float(expected.loss))
-            parallel_losses.append(self._compare(self.comparison, number, result, expected))
+            parallel_losses.append(self._compare(number, loss, expected))
         if self.parallel.fault is not None:
             self.parallel.fault.must_have_hit()
-        if self.comparison is None:
-            return RankResult([], [], losses, events, "")
-        comparison = self.comparison
         return RankResult(
-            comparison.checks, comparison.skipped, losses, events, str(comparison.bound),
+            self.comparison.checks, self.comparison.skipped, losses, events, describe(self._dtype()),
             parallel_losses, layouts, self._settings(),
         )  # fmt: skip
 
     def _settings(self) -> dict[str, str]:
         case, plan = self.parallel.case, self.parallel.plan
-        return {
-            "optimizer": f"{case.optimizer}, learning rate {case.learning_rate:g}",
-            "plan": ", ".join(f"{path or '(model)'}: {type(style).__name__}" for path, style in plan.styles.items()),
+        settings = {
+            "optimizer": _optimizer_text(case),
+            "plan": _function_name(plan.styles)
+            if callable(plan.styles)
+            else ", ".join(f"{path or '(model)'}: {type(style).__name__}" for path, style in plan.styles.items()),
             "batch": "plain, whole on every rank"
             if plan.batch is None
             else ", ".join(f"{axis}: {placement}" for axis, placement in plan.batch.items()) or "replicated",
         }
+        if case.accumulate > 1:
+            settings["accumulate"] = f"{case.accumulate} batches a step"
+        if case.clip is not None:
+            settings["clip"] = f"norm {case.clip:g}"
+        for name in ("scheduler", "step", "hooks", "context"):
+            if getattr(case, name) is not None:
+                settings[name] = _function_name(getattr(case, name))
+        return settings
 
-    def _noise_replacement(self, comparison: Comparison, step: int, expected: ReferenceStep) -> NoiseReplacement | None:
-        case = self.parallel.case
-        if case.optimizer != "adamw":
-            return None
-        reference = (expected.gradients, expected.terms, expected.weights)
-        return NoiseReplacement(comparison.bound, step, case.learning_rate, *reference)
-
-    def _bound(self, expected: ReferenceStep) -> Bound:
-        """Return the bound of a run with the first step ``expected``.
+    def _dtype(self) -> str:
+        """Return the name of the coarsest floating dtype of the model.
 
         Raises:
             InputError: a parameter is bfloat16.
         """
-        parameters = self.platform.parameters_dict(self.parallel.model)
-        for path, parameter in parameters.items():
+        for path, parameter in self.platform.parameters_dict(self.parallel.model).items():
             if str(parameter.dtype).lower().endswith("bfloat16"):
                 msg = (
                     f"SPEC: parameter {path} is bfloat16, in which rounding hides what a wrong plan does; build the "
                     "model in float64 or float32, where the same plan does the same"
                 )
                 raise InputError(msg)
-        arrays = list(self.reference.state.values())
-        floating = [array.dtype for array in arrays if array.dtype.kind == "f"]
-        coarsest = max(floating, key=lambda dtype: float(np.finfo(dtype).eps))
-        tokens = max((int(np.prod(np.shape(item))) for item in self.parallel.case.batch(0)), default=1)
-        longest = max([tokens, *(size for array in arrays for size in array.shape)])
-        return Bound(str(coarsest), longest, 2 * max(1, len(expected.outputs)))
+        floating = [array.dtype for array in self.reference.state.values() if array.dtype.kind == "f"]
+        return str(max(floating, key=lambda dtype: float(np.finfo(dtype).eps)))
 
-    def _compare(self, comparison: Comparison, step: int, result: StepResult, expected: ReferenceStep) -> float:
+    def _compare(self, step: int, loss: Any, expected: ReferenceStep) -> float:
         """Compare everything of one step, and return the parallel run's loss."""
-        noise = self.parallel.noise
-        if noise is not None and noise.replaced:
-            comparison.skip(f"AdamW's step {step + 1}", str(noise))
-        self._compare_outputs(comparison, step, expected)
-        loss = global_array(self.platform, result.loss)
-        comparison.compare("loss", "(loss)", "loss", step, loss, expected.loss)
+        training, allowed = self.parallel.training, expected.allowed or {}
+        optimizer = training.optimizer()
+        self._compare_outputs(step, expected)
+        loss = global_array(self.platform, loss)
+        self.comparison.compare("loss", "(loss)", "loss", step, loss, expected.loss, allowed["loss", "loss"])
+        self._compare_numbers("norm", step, training.norms, expected.norms, allowed)
+        self._compare_numbers("factor", step, training.factors, expected.factors, allowed)
         gradients = dict(reversed(expected.gradients.items()))  # in the order of backward
-        self._compare_by_path(comparison, "gradient", step, result.gradients, gradients, expected.terms)
-        self._compare_by_path(comparison, "weight", step, self.parallel.parameters(), expected.weights)
-        buffers = self.platform.buffers(self.parallel.model)
-        self._compare_by_path(comparison, "buffer", step, buffers, expected.buffers)
+        self._compare_by_path("gradient", step, training.gradients, gradients, allowed)
+        self._compare_by_path("state", step, optimizer.state(), expected.state, allowed)
+        self._compare_by_path("weight", step, self.parallel.parameters(), expected.weights, allowed)
+        self._compare_by_path("buffer", step, self.platform.buffers(self.parallel.model), expected.buffers, allowed)
+        self._compare_numbers("rate", step, optimizer.learning_rates(), expected.rates, allowed)
         return float(loss) if np.size(loss) == 1 else float("nan")  # the check above reports another shape
 
-    def _compare_outputs(self, comparison: Comparison, step: int, expected: ReferenceStep) -> None:
+    def _compare_outputs(self, step: int, expected: ReferenceStep) -> None:
         outer, inner = self.parallel.style_outputs.outputs, self.parallel.outputs.outputs
         for module, name, array in expected.outputs:
             if name not in outer:
-                comparison.missing("output", module, name, step, "the parallel model has no such output")
+                self.comparison.missing("output", module, name, step, "the parallel model has no such output")
                 continue
             own = inner[name].value if name in inner else None
             value, why = gather_output(self.platform, outer[name].value, own, array.shape)
             if why:
-                comparison.skip(f"output of {name}", why)
+                self.comparison.skip(f"output of {name}", why)
             else:
-                comparison.compare("output", module, name, step, value, array)
+                allowed = (expected.allowed or {}).get(("output", name), 0.0)
+                self.comparison.compare("output", module, name, step, value, array, allowed)
+
+    def _compare_numbers(
+        self, kind: str, step: int, actual: list[float], expected: list[float], allowed: Mapping[Key, float]
+    ) -> None:
+        """Compare norms, factors or learning rates."""
+        if len(actual) != len(expected):
+            why = f"the parallel run has {len(actual)}, the single-device run {len(expected)}"
+            self.comparison.missing(kind, "(optimizer)", numbered(kind, 0), step, why)
+        for index, (own, value) in enumerate(zip(actual, expected, strict=False)):
+            name = numbered(kind, index)
+            arrays = (np.array(own), np.array(value))
+            self.comparison.compare(kind, "(optimizer)", name, step, *arrays, allowed.get((kind, name), 0.0))
 
     def _compare_by_path(
-        self,
-        comparison: Comparison,
-        kind: str,
-        step: int,
-        actual: Mapping[str, Any],
-        expected: Mapping[str, Any],
-        terms: Mapping[str, float] = _NO_TERMS,
+        self, kind: str, step: int, actual: Mapping[str, Any], expected: Mapping[str, Any], allowed: Mapping[Key, float]
     ) -> None:
         """Compare the tensors of one kind, by path; None stands for a gradient that does not exist."""
-        largest = max((magnitude(array) for array in expected.values() if array is not None), default=0.0)
         for path, array in expected.items():
-            module = path.rpartition(".")[0]
-            value = None if actual.get(path) is None else global_array(self.platform, actual[path])
+            module = path.rpartition(".")[0] if kind != "state" else path.rpartition(".")[0].rpartition(".")[0]
+            value = None if actual.get(path) is None else _any_array(self.platform, actual[path])
             if array is None and value is None:
-                comparison.skip(f"{kind} of {path}", "neither run has one: the loss does not depend on it")
+                self.comparison.skip(f"{kind} of {path}", "neither run has one: the loss does not depend on it")
             elif array is None or value is None:
                 run = "parallel" if value is None else "single-device"
-                comparison.missing(kind, module, path, step, f"the {run} run has none")
+                self.comparison.missing(kind, module, path, step, f"the {run} run has none")
             else:
-                floor = noise_floor(largest, terms.get(path, 0.0))
-                comparison.compare(kind, module, path, step, value, array, floor)
+                self.comparison.compare(kind, module, path, step, value, array, allowed.get((kind, path), 0.0))
+
+
+def _any_array(platform: Platform, value: Any) -> Any:
+    """Return a tensor's global value, or a number, as an array."""
+    return global_array(platform, value) if platform.is_tensor(value) else np.array(value)
+
+
+def _function_name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _optimizer_text(case: ModelCase) -> str:
+    if isinstance(case.optimizer, str):
+        return f"{case.optimizer}, learning rate {case.learning_rate:g}"
+    return _function_name(case.optimizer)
 
 
 def _require_equal_batches(platform: Platform, case: ModelCase, step: int) -> None:
@@ -261,7 +277,9 @@ def _require_equal_batches(platform: Platform, case: ModelCase, step: int) -> No
         InputError: ranks have different batches.
     """
     arrays = [
-        platform.tensor_to_numpy(item) if platform.is_tensor(item) else np.asarray(item) for item in case.batch(step)
+        platform.tensor_to_numpy(item) if platform.is_tensor(item) else np.asarray(item)
+        for batch in case.micro_batches(step)
+        for item in batch
     ]
     own = [
         (array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())

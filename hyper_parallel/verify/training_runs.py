@@ -1,28 +1,35 @@
-"""The two runs that are compared: the single-device model's training, and the parallel model's."""
+"""The runs that are compared: the single-device training, its perturbed repetitions, and the parallel training."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.events import module_scope
+from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.verify.compare import magnitude
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
-from hyper_parallel.verify.observers import CotangentObserver, OutputObserver, global_array
+from hyper_parallel.verify.observers import OutputObserver, global_array
+from hyper_parallel.verify.perturbation import (
+    Key,
+    Perturbation,
+    allowed_errors,
+    largest_changes,
+    perturb_outputs,
+    perturbations,
+)
 from hyper_parallel.verify.spec import blame_user, call_user_function
+from hyper_parallel.verify.training_loop import ModelTraining
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.platform.contract.training import StepResult
-    from hyper_parallel.verify.adamw_noise import NoiseReplacement
     from hyper_parallel.verify.faults import Fault
 
 __all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "build_model"]
@@ -31,14 +38,17 @@ _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
     "depend on the model's output, without detach() or no_grad() on the way"
 )
+_NOISE_OF_A_REPETITION = 1e4
+"""Units of rounding by which a repetition without any perturbation may differ."""
 
 
-def build_model(case: ModelCase) -> Any:
-    """Return a fresh model.
+def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
+    """Return a fresh model, with the framework's generators started from ``seed``.
 
     Raises:
         InputError: the function that builds it raises.
     """
+    platform.seed(seed)
     return call_user_function("SPEC: the function that builds the model", case.build)
 
 
@@ -48,31 +58,27 @@ class _Run:
     Attributes:
         outputs: the modules' own outputs in the last forward.
         style_outputs: what the modules' styles return; the same without a plan.
+        training: the model's optimizer, gradients and norms.
     """
 
     def __init__(self, platform: Platform, case: ModelCase, model: Any) -> None:
-        self.platform, self.case, self.model = platform, case, model
+        self.platform, self.case = platform, case
         self.outputs = self.style_outputs = OutputObserver(platform, model)
-        self._optimizer_step: Callable[[StepResult], None] | None = None
+        self._set_model(model)
 
-    def step(self, number: int) -> StepResult:
-        """Run forward, backward and the optimizer on the batch of step ``number``."""
+    def _set_model(self, model: Any) -> None:
+        self.model = model
+        self.training = ModelTraining(self.platform, self.case, model, self._check_loss)
+        if self.case.hooks is not None:
+            self.case.hooks(model)
+
+    def step(self, number: int) -> Any:
+        """Run forward, backward and the optimizer on the batches of step ``number``; return the loss."""
         self.outputs.clear()
         self.style_outputs.clear()
-        batch = self._tensors(self.case.batch(number))
+        batches = [self._tensors(batch) for batch in self.case.micro_batches(number)]
         with self._context():
-            result = self.platform.training_step(self.model, lambda: self._loss(batch))
-            if self._optimizer_step is None:
-                self._optimizer_step = self.platform.optimizer(self.model, self.case.optimizer, self.case.learning_rate)
-            self._optimizer_step(self._optimizer_input(result))
-        return result
-
-    def _loss(self, batch: tuple[Any, ...]) -> Any:
-        output = self.model(*self.case.model_inputs(batch))
-        with module_scope("(loss)"):
-            loss = self.case.loss(output, batch)
-        self._check_loss(loss)
-        return loss
+            return self.training.step(number, batches)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         platform = self.platform
@@ -80,49 +86,67 @@ class _Run:
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of forward, backward and the optimizer."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self.case.context is None else self.case.context()  # type: ignore[no-any-return]
 
     def _check_loss(self, loss: Any) -> None:
         """Raise an InputError if the model cannot be trained with ``loss``."""
 
-    def _optimizer_input(self, result: StepResult) -> StepResult:
-        """Return the gradients that the optimizer sees."""
-        return result
-
 
 class _ReferenceRun(_Run):
-    """The single-device model in training, on rank 0."""
+    """The single-device model in training; with a perturbation, a repetition that changes it in the last place."""
 
-    def __init__(self, platform: Platform, case: ModelCase) -> None:
-        super().__init__(platform, case, build_model(case))
-        self._random_module = platform.watch_random(self.model)
-        self._cotangents = CotangentObserver(platform, self.model)
+    def __init__(
+        self, platform: Platform, case: ModelCase, seed: int, perturbation: Perturbation | None = None
+    ) -> None:
+        model = build_model(platform, case, seed)
+        self.perturbation = perturbation
+        self._number = 0
+        self._random_state = (seed, 0)
+        if perturbation is not None:
+            perturb_outputs(platform, model, perturbation)
+        super().__init__(platform, case, model)
+        self._random_module = platform.watch_random(model)
+        if perturbation is not None:
+            self.training.before_update = self._perturb_gradients
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Set weights and buffers to ``state``, its weights changed in the last place."""
+        perturbation = self.perturbation
+        if perturbation is not None:
+            weights = first_paths(self.platform.parameters_dict(self.model))
+            state = {
+                path: perturbation.changed(path, value) if path in weights else value for path, value in state.items()
+            }
+        self.platform.load_arrays(self.model, state)
 
     def reference_step(self, number: int) -> ReferenceStep:
         """Train one step and return its values."""
         self._check_trainable()
-        self._cotangents.clear()
-        with blame_user("SPEC: the model on a single device"):
-            result = self.step(number)
-        random = self._random_module()
-        if random is not None:
+        self._number = number
+        with blame_user("SPEC: the model on a single device"), self._own_stream():
+            loss = self.step(number)
+        module = self._random_module()
+        if module is not None:
             msg = (
-                f"SPEC: module {random or '(model)'} draws random numbers in forward, and a parallel run draws others; "
+                f"SPEC: module {module or '(model)'} draws random numbers in forward, and a parallel run draws others; "
                 "set its dropout to 0, or put it into evaluation mode"
             )
             raise InputError(msg)
-        gradients = {
-            path: None if gradient is None else self._array(gradient) for path, gradient in result.gradients.items()
-        }
+        training = self.training
+        gradients = self._arrays(training.gradients)
         if number == 0 and not any(gradient is not None and magnitude(gradient) for gradient in gradients.values()):
             raise InputError(_NO_GRADIENT)
+        optimizer = training.optimizer()
         return ReferenceStep(
             [(output.module, name, self._array(output.value)) for name, output in self.outputs.outputs.items()],
-            self._array(result.loss),
+            self._array(loss),
+            list(training.norms),
+            list(training.factors),
             gradients,
-            dict(self._cotangents.largest),
+            self._arrays(optimizer.state()),
             self.weights(),
             self.buffers(),
+            optimizer.learning_rates(),
         )
 
     def weights(self) -> dict[str, Any]:
@@ -133,12 +157,38 @@ class _ReferenceRun(_Run):
         """Return all buffers by path."""
         return self._arrays(self.platform.buffers(self.model))
 
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """Draw the random numbers of DTensors from this run's own stream."""
+        with random.preserve_state():
+            random.set_state(self._random_state)
+            yield
+            self._random_state = random.get_state()
+
+    def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        plain = super()._tensors(batch)
+        perturbation = self.perturbation
+        if perturbation is None:
+            return plain
+        return tuple(
+            perturbation.changed_tensor(self.platform, f"array {index} of step {self._number}", tensor)
+            for index, tensor in enumerate(plain)
+        )
+
+    def _perturb_gradients(self, gradients: dict[str, Any]) -> None:
+        assert self.perturbation is not None
+        for path, gradient in gradients.items():
+            if gradient is not None:
+                place = f"gradient of {path} in step {self._number}"
+                array = self.perturbation.changed(place, self._array(gradient))
+                gradients[path] = self.platform.overwritten(gradient, array)
+
     def _arrays(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {path: self._array(value) for path, value in values.items()}
+        return {path: None if value is None else self._array(value) for path, value in values.items()}
 
     def _array(self, value: Any) -> Any:
         """Return a copy, because the optimizer writes into what it trains."""
-        return np.array(global_array(self.platform, value))
+        return np.array(global_array(self.platform, value) if self.platform.is_tensor(value) else value)
 
     def _check_trainable(self) -> None:
         """Raise an InputError if no parameter requires grad."""
@@ -172,36 +222,73 @@ class ReferenceStep:
     Attributes:
         outputs: of every module in forward order: its path, the output's name, the value.
         loss: the scalar.
-        gradients: by path; None where the loss does not depend on the parameter.
-        terms: largest magnitude that was summed in a bias's gradient, by path.
+        norms: of the gradients, of every clipping.
+        factors: by which clipping scaled them.
+        gradients: by path, when the optimizer saw them; None where the loss does not depend on the parameter.
+        state: of the optimizer, by name, after the step.
         weights: by path, after the step, parameters that are not trained included.
         buffers: by path, after the step.
+        rates: learning rates after the step.
+        allowed: the largest allowed error of every floating value, by kind and name.
     """
 
     outputs: list[tuple[str, str, Any]]
     loss: Any
+    norms: list[float]
+    factors: list[float]
     gradients: dict[str, Any]
-    terms: dict[str, float]
+    state: dict[str, Any]
     weights: dict[str, Any]
     buffers: dict[str, Any]
+    rates: list[float]
+    allowed: dict[Key, float] | None = None
+
+    def values(self) -> dict[Key, Any]:
+        """Return all values by kind and name."""
+        values: dict[Key, Any] = {("output", name): array for _, name, array in self.outputs}
+        values["loss", "loss"] = self.loss
+        for kind, numbers in (("norm", self.norms), ("factor", self.factors), ("rate", self.rates)):
+            values.update({(kind, numbered(kind, index)): np.array(value) for index, value in enumerate(numbers)})
+        by_path = (("gradient", self.gradients), ("state", self.state), ("weight", self.weights))
+        for kind, arrays in (*by_path, ("buffer", self.buffers)):
+            values.update({(kind, path): array for path, array in arrays.items()})
+        return values
+
+
+def numbered(kind: str, index: int) -> str:
+    """Return the name of the norm, factor or learning rate number ``index`` (from 0) of a step."""
+    names = {"norm": "gradient norm", "factor": "clip factor", "rate": "learning rate"}
+    return names[kind] if index == 0 else f"{names[kind]} #{index + 1}"
 
 
 class SingleDeviceRun:
-    """The single-device model: rank 0 trains it, and every rank gets the values.
+    """The single-device model: rank 0 trains it, every rank gets the values, and ranks share the perturbed repetitions.
 
     Attributes:
         state: initial parameters and buffers by path, the same on every rank.
     """
 
-    def __init__(self, platform: Platform, case: ModelCase) -> None:
+    def __init__(self, platform: Platform, case: ModelCase, seed: int) -> None:
         self._transport = platform.transport()
-        self._run = _ReferenceRun(platform, case) if self._transport.rank == 0 else None
+        self._run = _ReferenceRun(platform, case, seed) if self._transport.rank == 0 else None
         self.state: dict[str, Any] = self._from_rank_0(lambda run: {**run.weights(), **run.buffers()})
+        mine = [None, *perturbations(seed)][self._transport.rank :: self._transport.world_size]
+        self._repetitions = [_ReferenceRun(platform, case, seed, perturbation) for perturbation in mine]
+        for run in self._repetitions:
+            run.start_from(self.state)
 
     def step(self, number: int) -> ReferenceStep:
-        """Return the values of one step of training."""
+        """Return the values of one step of training, and how far each may be off."""
         step: ReferenceStep = self._from_rank_0(lambda run: run.reference_step(number))
-        return step
+        values = step.values()
+        changes = []
+        for run in self._repetitions:
+            changed = largest_changes(values, run.reference_step(number).values())
+            if run.perturbation is None:
+                _require_deterministic(values, changed, number)
+            changes.append(changed)
+        everyone = self._transport.all_gather_object(changes, tuple(range(self._transport.world_size)))
+        return replace(step, allowed=allowed_errors(values, [each for ranks in everyone for each in ranks]))
 
     def _from_rank_0(self, compute: Callable[[_ReferenceRun], Any]) -> Any:
         """Return on every rank what rank 0 computes."""
@@ -209,12 +296,22 @@ class SingleDeviceRun:
         return self._transport.all_gather_object(own, tuple(range(self._transport.world_size)))[0]
 
 
-class ParallelRun(_Run):
-    """The same model, made parallel by the plan.
+def _require_deterministic(values: dict[Key, Any], changes: dict[Key, float], step: int) -> None:
+    """Raise an InputError if a repetition of the first step, without any change, gives other outputs or losses."""
+    for (kind, name), change in changes.items():
+        array = values[kind, name]
+        unit = float(np.finfo(array.dtype).eps) * magnitude(array)
+        if step == 0 and kind in ("output", "loss") and change > _NOISE_OF_A_REPETITION * unit:
+            msg = (
+                f"SPEC: the single-device model is not deterministic: in a second run from the same weights, {kind} "
+                f"{name} differs by {change:.1e}; draw random numbers from generators that the model's build function "
+                "seeds, and keep no state between models"
+            )
+            raise InputError(msg)
 
-    Attributes:
-        noise: replaces noise in the gradients that the optimizer sees, if set.
-    """
+
+class ParallelRun(_Run):
+    """The same model, made parallel by the plan."""
 
     def __init__(
         self,
@@ -225,15 +322,16 @@ class ParallelRun(_Run):
         plan: ParallelPlan,
         fault: Fault | None,
     ) -> None:
-        super().__init__(platform, case, model)
         self.mesh, self.plan, self.fault = mesh, plan, fault
-        self.noise: NoiseReplacement | None = None
+        super().__init__(platform, replace(plan.applied_to(case), hooks=None), model)
         if fault is not None:
             fault.before_parallel(platform, model)
-        _parallelize(model, mesh, plan)
+        parallel = _parallelize(model, mesh, plan)
         if fault is not None:
-            fault.after_parallel(platform, model)
-        self.style_outputs = OutputObserver(platform, model)
+            fault.after_parallel(platform, parallel)
+        self.style_outputs = OutputObserver(platform, parallel)
+        self.case = plan.applied_to(case)
+        self._set_model(parallel)
 
     def parameters(self) -> dict[str, Any]:
         """Return all parameters by path, a shared one by its first path."""
@@ -243,12 +341,10 @@ class ParallelRun(_Run):
         stack = contextlib.ExitStack()
         if self.fault is not None:
             stack.enter_context(self.fault.running(self.platform))
+        stack.enter_context(super()._context())
         if self.plan.context is not None:
             stack.enter_context(self.plan.context())
         return stack
-
-    def _optimizer_input(self, result: StepResult) -> StepResult:
-        return result if self.noise is None else self.noise(self.platform, result)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         plain = super()._tensors(batch)
@@ -260,10 +356,16 @@ class ParallelRun(_Run):
         return tuple(distribute_tensor(tensor, self.mesh, placements, src_data_rank=None) for tensor in plain)
 
 
-def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
+def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:
+    """Return the parallel model."""
     from hyper_parallel.core.dtensor.module import distribute_module
     from hyper_parallel.core.tensor_parallel import parallelize_module
 
-    parallelize_module(model, mesh, dict(plan.styles))
+    if callable(plan.styles):
+        returned = call_user_function("PLAN: the function that parallelizes", plan.styles, model, mesh)
+        model = model if returned is None else returned
+    else:
+        parallelize_module(model, mesh, dict(plan.styles))
     if plan.batch is not None:
         distribute_module(model, mesh)
+    return model

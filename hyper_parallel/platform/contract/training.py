@@ -15,6 +15,7 @@ __all__ = [
     "LanguageModelConfig",
     "StepResult",
     "TrainingFacet",
+    "TrainingOptimizer",
     "causal_mask",
     "check_names",
     "first_paths",
@@ -89,6 +90,36 @@ class StepResult:
     gradients: dict[str, Any]
 
 
+class TrainingOptimizer(abc.ABC):
+    """An optimizer of one model's parameters, and what the verifier reads of it.
+
+    Attributes:
+        engine: what a user's step function calls: the framework's optimizer, or where gradients are values a callable
+            that takes them in the order of the parameters.
+    """
+
+    engine: Any
+
+    @abc.abstractmethod
+    def __call__(self, result: StepResult) -> None:
+        """Apply one step, on the gradients of ``result``."""
+
+    @abc.abstractmethod
+    def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
+        """Call ``before`` with the gradients by path at the start of every step; None where there is none.
+
+        ``before`` may write into them by :meth:`TrainingFacet.overwritten` and put the result back into the dict.
+        """
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return the state: numbers, tensors and DTensors by ``<parameter path>.<name>``."""
+
+    @abc.abstractmethod
+    def learning_rates(self) -> list[float]:
+        """Return the learning rate of every parameter group."""
+
+
 class TrainingFacet(ModulesFacet):
     """Facet *training*: models, steps and optimizers, for plain models and for models of DTensors alike."""
 
@@ -117,21 +148,36 @@ class TrainingFacet(ModulesFacet):
         return first_paths(buffers)
 
     @abc.abstractmethod
-    def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
-        """Run ``compute_loss``, which calls ``model``, and differentiate its scalar loss, seeded with 1."""
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
+        """Run functions that call ``model``, and differentiate their scalar losses, seeded with 1.
+
+        Returns:
+            the sum of the losses, and of their gradients.
+        """
 
     @abc.abstractmethod
-    def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
-        """Return a function that applies one step of the framework's own optimizer to the model's parameters.
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> TrainingOptimizer:
+        """Return an optimizer of the framework for the model's parameters.
 
         Args:
             model: a model of plain tensors or DTensors.
-            name: ``sgd`` (momentum 0.9) or ``adamw`` (weight decay 0.1).
-            learning_rate: constant.
+            optimizer: ``sgd`` (momentum 0.9), ``adamw`` (weight decay 0.1), or a function of the list of parameters
+                that returns an optimizer of the framework.
+            learning_rate: of the optimizers with a name.
 
         Raises:
-            ValueError: unknown name.
+            ValueError: unknown name, or the function returns something else.
         """
+
+    @abc.abstractmethod
+    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
+        """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the norm before, a plain tensor."""
+
+    @abc.abstractmethod
+    def seed(self, seed: int) -> None:
+        """Start the framework's own generators of this rank from ``seed``."""
 
     @abc.abstractmethod
     def overwritten(self, local: Any, array: Any) -> Any:
@@ -160,6 +206,13 @@ class TrainingFacet(ModulesFacet):
     def unknown_optimizer(self, name: str) -> ValueError:
         """Return the error for a name that is not in ``OPTIMIZERS``."""
         return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")
+
+    def no_optimizer(self, engine: Any, classes: str) -> ValueError:
+        """Return the error for a function that returns no optimizer of the framework's ``classes``."""
+        return ValueError(
+            f"optimizer= returned {type(engine).__name__}; it is called with the list of parameters and must return a "
+            f"{classes}"
+        )
 
 
 def first_paths(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hyper_parallel.platform.contract.training import (
     first_paths,
 )
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
+from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
 
 __all__ = ["MindSporeTraining"]
 
@@ -68,32 +69,45 @@ class MindSporeTraining(TrainingFacet):
         """Products, by the names that MindSpore dispatches them under."""
         return ["MatMulExt", "Dense", "BatchMatMul", "MatMul"]
 
-    def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
         """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
         parameters = self.trainable(model)
-        loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
-        pairs = zip(parameters.items(), grads, strict=True)
-        return StepResult(loss, {path: self._gradient(parameter, grad) for (path, parameter), grad in pairs})
+        total, gradients = None, {}
+        for compute_loss in compute_losses:
+            loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
+            total = loss if total is None else total + loss
+            for (path, parameter), grad in zip(parameters.items(), grads, strict=True):
+                gradient = self._gradient(parameter, grad)
+                gradients[path] = gradients[path] + gradient if path in gradients else gradient
+        return StepResult(total, gradients)
 
-    def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
-        """``nn.Momentum`` (``SGD`` takes no float64) or ``experimental.optim.AdamW``, on local gradients."""
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> MindSporeOptimizer:
+        """``nn.Momentum`` (``SGD`` takes no float64), ``experimental.optim.AdamW`` or the caller's."""
         parameters = self.trainable(model)
         values = list(parameters.values())
-        if name == "sgd":
+        if optimizer == "sgd":
             engine: Any = mindspore.nn.Momentum(values, learning_rate, 0.9)
-        elif name == "adamw":
+        elif optimizer == "adamw":
             engine = optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        elif isinstance(optimizer, str):
+            raise self.unknown_optimizer(optimizer)
         else:
-            raise self.unknown_optimizer(name)
+            engine = optimizer(values)
+        if not isinstance(engine, (mindspore.nn.Optimizer, optim.Optimizer)):
+            raise self.no_optimizer(engine, "mindspore.nn.Optimizer, or an optimizer of mint.optim")
+        return MindSporeOptimizer(engine, parameters)
 
-        def apply(result: StepResult) -> None:
-            grads = [result.gradients[path] for path in parameters]
-            engine(tuple(grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads))
-            for value in values:
-                if isinstance(value, DTensor):
-                    value.drop_views()
+    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
+        """The gradients are values."""
+        del model
+        return self.clip_grad_norm_(list(gradients.values()), max_norm)
 
-        return apply
+    def seed(self, seed: int) -> None:
+        """``mindspore.set_seed`` and ``mindspore.manual_seed``."""
+        mindspore.set_seed(seed % 2**32)
+        mindspore.manual_seed(seed)
 
     def overwritten(self, local: Any, array: Any) -> Any:
         """A new tensor: optimizers are handed their gradients."""

@@ -14,6 +14,7 @@ from hyper_parallel.platform.contract.training import (
     check_names,
     first_paths,
 )
+from hyper_parallel.platform.torch.optimizers import TorchOptimizer
 
 __all__ = ["TorchTraining"]
 
@@ -61,25 +62,44 @@ class TorchTraining(TrainingFacet):
         aten = torch.ops.aten
         return [aten.mm.default, aten.addmm.default, aten.bmm.default]
 
-    def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
-        """Clear gradients, run, ``backward()``."""
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
+        """Clear gradients, run, ``backward()`` once per loss."""
         parameters = self.trainable(model)
         for value in parameters.values():
             value.grad = None
-        loss = compute_loss()
-        loss.backward()
-        return StepResult(loss.detach(), {path: value.grad for path, value in parameters.items()})
+        total: Any = None
+        for compute_loss in compute_losses:
+            loss = compute_loss()
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        return StepResult(total, {path: value.grad for path, value in parameters.items()})
 
-    def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
-        """``torch.optim.SGD`` or ``torch.optim.AdamW``; gradients are read from the parameters."""
-        values = list(self.trainable(model).values())
-        if name == "sgd":
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> TorchOptimizer:
+        """``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's; gradients are read from the parameters."""
+        parameters = self.trainable(model)
+        values = list(parameters.values())
+        if optimizer == "sgd":
             engine: Any = torch.optim.SGD(values, lr=learning_rate, momentum=0.9)
-        elif name == "adamw":
+        elif optimizer == "adamw":
             engine = torch.optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        elif isinstance(optimizer, str):
+            raise self.unknown_optimizer(optimizer)
         else:
-            raise self.unknown_optimizer(name)
-        return lambda _: engine.step()
+            engine = optimizer(values)
+        if not isinstance(engine, torch.optim.Optimizer):
+            raise self.no_optimizer(engine, "torch.optim.Optimizer")
+        return TorchOptimizer(engine, parameters)
+
+    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
+        """The gradients are those of the parameters."""
+        del gradients
+        return self.clip_grad_norm_(list(self.trainable(model).values()), max_norm)
+
+    def seed(self, seed: int) -> None:
+        """``torch.manual_seed``."""
+        torch.manual_seed(seed)
 
     def overwritten(self, local: Any, array: Any) -> Any:
         """Set the gradients in place: ``torch.optim`` reads them from the parameters."""

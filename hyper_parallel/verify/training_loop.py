@@ -1,0 +1,167 @@
+"""A training step: what the harness does by itself, and what a user's step function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import module_scope
+from hyper_parallel.platform.contract.training import TrainingOptimizer
+from hyper_parallel.verify.model_case import InputError, ModelCase
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["ModelTraining", "Training"]
+
+
+class Training:
+    """What a user's step function is called with.
+
+    Attributes:
+        model: the single-device model, or the parallel one.
+        batches: the step's batches, as many as ``accumulate`` of the case says; tuples of tensors.
+        number: of the step, from 0.
+    """
+
+    def __init__(self, owner: ModelTraining, number: int, batches: Sequence[tuple[Any, ...]]) -> None:
+        self._owner = owner
+        self.model, self.number, self.batches = owner.model, number, batches
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; on MindSpore a function of the gradients in the order of :attr:`parameters`."""
+        return self._owner.optimizer().engine
+
+    @property
+    def scheduler(self) -> Any:
+        """What the case's ``scheduler`` returned, or None."""
+        self._owner.optimizer()
+        return self._owner.scheduler
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters that are trained."""
+        return list(self._owner.platform.trainable(self.model).values())
+
+    def loss(self, batch: tuple[Any, ...] | None = None) -> Any:
+        """Return the case's loss of the model on ``batch``, by default the step's first."""
+        return self._owner.loss(self.batches[0] if batch is None else batch)
+
+    def clip(self, max_norm: float, gradients: Sequence[Any] | None = None) -> Any:
+        """Scale the gradients in place to a norm of at most ``max_norm``, and record the norm.
+
+        Args:
+            max_norm: bound of the 2-norm of all gradients.
+            gradients: where gradients are values (MindSpore): those of :attr:`parameters`.
+
+        Returns:
+            the norm before, a plain tensor.
+        """
+        return self._owner.clip(max_norm, dict(enumerate(gradients or ())))
+
+
+class ModelTraining:
+    """One model in training.
+
+    Args:
+        platform: the framework.
+        case: what to train and how.
+        model: the model.
+        check_loss: called with every loss.
+
+    Attributes:
+        gradients: that the optimizer saw in the last step, by path; None where there is none.
+        norms: of the gradients, of every clipping in the last step.
+        factors: by which they were scaled.
+        scheduler: what the case's ``scheduler`` returned.
+        before_update: changes the gradients that the optimizer sees.
+    """
+
+    def __init__(self, platform: Platform, case: ModelCase, model: Any, check_loss: Callable[[Any], None]) -> None:
+        self.platform, self.case, self.model, self._check_loss = platform, case, model, check_loss
+        self.gradients: dict[str, Any] = {}
+        self.norms: list[float] = []
+        self.factors: list[float] = []
+        self.scheduler: Any = None
+        self.before_update: Callable[[dict[str, Any]], None] | None = None
+        self._optimizer: TrainingOptimizer | None = None
+        self._updates = 0
+
+    def step(self, number: int, batches: Sequence[tuple[Any, ...]]) -> Any:
+        """Train on ``batches``; return the loss, a tensor.
+
+        Raises:
+            InputError: the user's step function did not step the optimizer once, or returned no loss.
+        """
+        self.norms, self.factors, self.gradients, self._updates = [], [], {}, 0
+        if self.case.step is None:
+            return self._default_step(batches)
+        loss = self.case.step(Training(self, number, batches))
+        if self._updates != 1:
+            msg = f"step= stepped its optimizer {self._updates} times; training.optimizer must step once"
+            raise InputError(msg)
+        if not self.platform.is_tensor(loss):
+            msg = f"step= returned {type(loss).__name__}; it must return the loss, a tensor of one number"
+            raise InputError(msg)
+        return self.platform.detach(loss)
+
+    def optimizer(self) -> TrainingOptimizer:
+        """Return the optimizer; it is made once, when it is first needed."""
+        if self._optimizer is None:
+            case = self.case
+            self._optimizer = self.platform.optimizer(self.model, case.optimizer, case.learning_rate)
+            self._optimizer.watch(self._record_gradients)
+            if case.scheduler is not None:
+                self.scheduler = case.scheduler(_scheduled(self._optimizer))
+                if not callable(getattr(self.scheduler, "step", None)):
+                    msg = f"scheduler= returned {type(self.scheduler).__name__}; it must return an object with step()"
+                    raise InputError(msg)
+        return self._optimizer
+
+    def loss(self, batch: tuple[Any, ...]) -> Any:
+        """Return the loss of the model on ``batch``."""
+        output = self.model(*self.case.model_inputs(batch))
+        with module_scope("(loss)"):
+            loss = self.case.loss(output, batch)
+        self._check_loss(loss)
+        return loss
+
+    def clip(self, max_norm: float, gradients: Mapping[Any, Any]) -> Any:
+        """Clip the gradients, and record norm and factor."""
+        norm = self.platform.clip_gradients(self.model, gradients, max_norm)
+        self.norms.append(float(norm))
+        self.factors.append(min(1.0, max_norm / (float(norm) + 1e-6)))
+        return norm
+
+    def _default_step(self, batches: Sequence[tuple[Any, ...]]) -> Any:
+        count = len(batches)
+
+        def loss_of(batch: tuple[Any, ...]) -> Callable[[], Any]:
+            return lambda: self.loss(batch) if count == 1 else self.loss(batch) / count
+
+        result = self.platform.training_step(self.model, *map(loss_of, batches))
+        if self.case.clip is not None:
+            self.clip(self.case.clip, {path: value for path, value in result.gradients.items() if value is not None})
+        self.optimizer()(result)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return result.loss
+
+    def _record_gradients(self, gradients: dict[str, Any]) -> None:
+        if self.before_update is not None:
+            self.before_update(gradients)
+        self._updates += 1
+        self.gradients = {path: None if value is None else self._copy(value) for path, value in gradients.items()}
+
+    def _copy(self, value: Any) -> Any:
+        """Return a copy of a gradient, because the step may write into it later."""
+        if isinstance(value, DTensor):
+            return self.platform.wrap(self.platform.copy(value.to_local()), value.layout)
+        return self.platform.copy(value)
+
+
+def _scheduled(optimizer: TrainingOptimizer) -> Any:
+    """Return the framework's optimizer, whose learning rate a scheduler sets."""
+    return getattr(optimizer, "optimizer", optimizer.engine)
