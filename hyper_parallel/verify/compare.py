@@ -19,7 +19,8 @@ class TensorCheck:
 
     Attributes:
         kind: ``output``, ``loss``, ``norm`` (of the gradients), ``factor`` (of clipping), ``gradient``, ``state`` (of
-            the optimizer), ``weight``, ``buffer`` or ``rate`` (learning rate).
+            the optimizer), ``weight``, ``buffer``, ``rate`` (learning rate), ``mask`` (of the program's own draws) or
+            ``random`` (state).
         module: path of the module it belongs to.
         name: its full name.
         step: training step, from 0.
@@ -81,6 +82,11 @@ class Comparison:
         bound = allowed / scale if scale else 0.0
         error, why = (float("inf"), why) if why else difference(actual, expected, bound, scale)
         self.checks.append(TensorCheck(kind, module, name, step, self.rank, int(expected.size), error, bound, why))
+
+    def record(self, kind: str, module: str, name: str, step: int, why: str) -> None:
+        """Record a fact that is right, or what is wrong with it."""
+        error = float("inf") if why else 0.0
+        self.checks.append(TensorCheck(kind, module, name, step, self.rank, 1, error, 0.0, why))
 
     def missing(self, kind: str, module: str, name: str, step: int, why: str) -> None:
         """Record a tensor that one of the runs does not have."""

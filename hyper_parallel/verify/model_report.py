@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
-KINDS = (*REQUIRED, "norm", "factor", "state", "buffer", "rate")  # a run need not have all of them
+KINDS = (*REQUIRED, "norm", "factor", "state", "buffer", "rate", "mask", "random")  # a run need not have all of them
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,13 @@ def table(rows: Sequence[Traffic]) -> list[str]:
 
 
 def _plural(kind: str) -> str:
-    plurals = {"loss": "losses", "state": "optimizer states", "rate": "learning rates", "norm": "gradient norms"}
+    plurals = {
+        "loss": "losses",
+        "state": "optimizer states",
+        "rate": "learning rates",
+        "norm": "gradient norms",
+        "random": "random states",
+    }
     return plurals.get(kind, f"{kind}s")
 
 

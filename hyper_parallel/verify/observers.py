@@ -44,20 +44,37 @@ class OutputObserver:
         self.platform = platform
         self.outputs: dict[str, ModuleOutput] = {}
         self._calls: dict[str, int] = {}
+        self._running: list[str] = []
         attached: set[int] = set()
         for path, module in platform.get_cells_and_names(model):
             if id(module) not in attached:
                 attached.add(id(module))
+                platform.register_forward_pre_hook(module, self._enter(path))
                 platform.register_forward_hook(module, self._hook(path))
+
+    @property
+    def running(self) -> str:
+        """The path of the innermost module that runs; empty in none, and in the model itself."""
+        return self._running[-1] if self._running else ""
 
     def clear(self) -> None:
         """Clear the recorded outputs."""
         self.outputs.clear()
         self._calls.clear()
+        self._running.clear()
+
+    def _enter(self, path: str) -> Any:
+        def enter(module: Any, args: Any) -> None:
+            del module, args
+            self._running.append(path)
+
+        return enter
 
     def _hook(self, path: str) -> Any:
         def record(module: Any, args: Any, output: Any) -> None:
             del module, args
+            if self._running:
+                self._running.pop()
             count = self._calls[path] = self._calls.get(path, 0) + 1
             call = f"#{count}" if count > 1 else ""
             for name, value in named_leaves(f"{path or '(model)'}{call}", output, CONTAINERS):

@@ -3,13 +3,16 @@
 Rounding makes two correct runs differ, and how far depends on the model: a softmax that cancels, AdamW's division by a
 small second moment, or many steps magnify it. So the single-device run is repeated with its inputs, weights, outputs of
 modules and gradients changed in the last place, in antithetic pairs (a change and its opposite). A value may differ by
-:data:`MULTIPLE` times the largest change that these repetitions show in its tensor, and at least by :data:`MULTIPLE`
-units of rounding of the tensor's largest magnitude.
+``noise.MULTIPLE`` times the largest change that these repetitions show in its tensor, and at least by as many units of
+rounding of the tensor's largest magnitude; ``noise`` derives the multiple.
+
+The bound is one number per tensor: ranks share the repetitions, and exchange a number where they would exchange arrays.
+Changing the outputs of modules changes the gradients that come back through them, so a sum of gradients that cancels
+(the bias of attention's keys) is moved by the rounding of its terms, and AdamW's step on it is moved with it.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,19 +20,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.verify.compare import magnitude
+from hyper_parallel.verify.noise import MULTIPLE, perturb, seed_of, unit
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["MULTIPLE", "PAIRS", "Perturbation", "allowed_errors", "describe", "perturb_outputs", "perturbations"]
-
-MULTIPLE = 64
-"""A value may differ by this many times what the perturbed runs show."""
+__all__ = [
+    "PAIRS",
+    "Perturbation",
+    "allowed_errors",
+    "describe",
+    "largest_changes",
+    "perturb_outputs",
+    "perturbations",
+]
 
 PAIRS = 2
 """Antithetic pairs of perturbed runs."""
 
 _EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The unit in the last place of 1, by dtype."""
 
 Key = tuple[str, str]
 """Kind and name of a value."""
@@ -49,25 +59,18 @@ class Perturbation:
     pair: int
     sign: int
 
-    def factors(self, place: str, shape: tuple[int, ...], epsilon: float) -> Any:
-        """Return a float64 array of ``1 + epsilon`` and ``1 - epsilon``; ``place`` names the value that is changed."""
-        generator = np.random.default_rng((self.seed, self.pair, zlib.crc32(place.encode())))
-        return 1 + self.sign * epsilon * (2.0 * generator.integers(0, 2, shape) - 1)
-
     def changed(self, place: str, array: Any) -> Any:
-        """Return ``array`` changed in the last place; arrays that are not floating are returned as they are."""
-        if str(array.dtype) not in _EPSILONS:
-            return array
-        return (array * self.factors(place, array.shape, _EPSILONS[str(array.dtype)])).astype(array.dtype)
+        """Return ``array`` changed in the last place, unless it is not floating; ``place`` names the value."""
+        return perturb(array, seed_of(self.seed, self.pair, place), self.sign)
 
     def changed_tensor(self, platform: Platform, place: str, tensor: Any) -> Any:
         """Return a plain tensor changed in the last place, differentiably."""
-        epsilon = _EPSILONS.get(_dtype_name(tensor))
+        epsilon = _EPSILONS.get(str(tensor.dtype).rpartition(".")[2].lower())
         if epsilon is None:
             return tensor
-        factors = self.factors(place, tuple(tensor.shape), epsilon)
+        directions = (self.changed(place, np.ones(tuple(tensor.shape), np.float32)) > 1) * 2.0 - 1
         wide = "float64" if epsilon < _EPSILONS["float32"] else "float32"
-        return tensor * platform.from_numpy(factors.astype(wide)).to(tensor.dtype)
+        return tensor * platform.from_numpy((1 + epsilon * directions).astype(wide)).to(tensor.dtype)
 
 
 def perturbations(seed: int) -> list[Perturbation]:
@@ -124,17 +127,14 @@ def allowed_errors(values: Mapping[Key, Any], changes: list[dict[Key, float]]) -
 def describe(dtype: str) -> str:
     """Return the bound in words."""
     return (
-        f"{MULTIPLE} x what one unit in the last place of {dtype} in inputs, weights, outputs of modules and gradients "
-        f"does to each tensor ({PAIRS} antithetic pairs of runs), or {MULTIPLE} units of rounding of its largest value"
+        f"{MULTIPLE:g} x what one unit in the last place of {dtype} in inputs, weights, outputs of modules and "
+        f"gradients does to each tensor ({PAIRS} antithetic pairs of runs), or {MULTIPLE:g} units of rounding of its "
+        "largest value"
     )
 
 
 def _units(values: Mapping[Key, Any], changes: list[dict[Key, float]]) -> Iterator[tuple[Key, float]]:
     for key, array in values.items():
         if array is not None and array.dtype.kind in "fc":
-            own = float(np.finfo(array.dtype).eps) * magnitude(array)
+            own = unit(array) * magnitude(array)
             yield key, max([own, *(change.get(key, 0.0) for change in changes)])
-
-
-def _dtype_name(tensor: Any) -> str:
-    return str(tensor.dtype).rpartition(".")[2].lower()

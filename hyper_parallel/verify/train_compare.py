@@ -20,6 +20,7 @@ from hyper_parallel.verify.model_case import InputError, ModelCase, as_case, as_
 from hyper_parallel.verify.observers import gather_output, global_array
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
 from hyper_parallel.verify.perturbation import describe
+from hyper_parallel.verify.random_draws import mask_errors
 from hyper_parallel.verify.spec import blame_user
 from hyper_parallel.verify.training_runs import ParallelRun, ReferenceStep, SingleDeviceRun, build_model, numbered
 
@@ -147,6 +148,8 @@ class _TrainCompare:
         for number in range(steps):
             _require_equal_batches(self.platform, self.parallel.case, number)
             expected = self.reference.step(number)
+            self.parallel.draws.shapes = expected.draws
+            self.parallel.draws.draws.clear()
             with record_events() as log:  # the collectives of the comparison itself are not recorded
                 log.step = number
                 loss = self.parallel.step(number)
@@ -200,6 +203,7 @@ class _TrainCompare:
         """Compare everything of one step, and return the parallel run's loss."""
         training, allowed = self.parallel.training, expected.allowed or {}
         optimizer = training.optimizer()
+        self._compare_draws(step, expected)
         self._compare_outputs(step, expected)
         loss = global_array(self.platform, loss)
         self.comparison.compare("loss", "(loss)", "loss", step, loss, expected.loss, allowed["loss", "loss"])
@@ -212,6 +216,25 @@ class _TrainCompare:
         self._compare_by_path("buffer", step, self.platform.buffers(self.parallel.model), expected.buffers, allowed)
         self._compare_numbers("rate", step, optimizer.learning_rates(), expected.rates, allowed)
         return float(loss) if np.size(loss) == 1 else float("nan")  # the check above reports another shape
+
+    def _compare_draws(self, step: int, expected: ReferenceStep) -> None:
+        """Compare the random state after the step, and the masks that the ranks would draw by themselves."""
+        if not expected.random_state[1]:
+            return
+        transport = self.platform.transport()
+        everyone = transport.all_gather_object(
+            list(self.parallel.draws.draws.values()), tuple(range(transport.world_size))
+        )
+        for draw, why in mask_errors(everyone, transport.rank):
+            self.comparison.record("mask", draw.module, f"{draw.module}, draw {draw.call + 1}", step, why)
+        own = random.get_state()
+        why = ""
+        if own != expected.random_state:
+            why = (
+                f"seed {own[0]} and {own[1]} draws so far, single device seed {expected.random_state[0]} and "
+                f"{expected.random_state[1]} draws"
+            )
+        self.comparison.record("random", "(random)", "random state", step, why)
 
     def _compare_outputs(self, step: int, expected: ReferenceStep) -> None:
         outer, inner = self.parallel.style_outputs.outputs, self.parallel.outputs.outputs

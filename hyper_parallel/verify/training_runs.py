@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from hyper_parallel.verify.perturbation import (
     perturb_outputs,
     perturbations,
 )
+from hyper_parallel.verify.random_draws import ParallelDraws, SingleDeviceDraws
 from hyper_parallel.verify.spec import blame_user, call_user_function
 from hyper_parallel.verify.training_loop import ModelTraining
 
@@ -102,6 +103,7 @@ class _ReferenceRun(_Run):
         self.perturbation = perturbation
         self._number = 0
         self._random_state = (seed, 0)
+        self.draws = SingleDeviceDraws(platform.transport().rank)
         if perturbation is not None:
             perturb_outputs(platform, model, perturbation)
         super().__init__(platform, case, model)
@@ -128,8 +130,8 @@ class _ReferenceRun(_Run):
         module = self._random_module()
         if module is not None:
             msg = (
-                f"SPEC: module {module or '(model)'} draws random numbers in forward, and a parallel run draws others; "
-                "set its dropout to 0, or put it into evaluation mode"
+                f"SPEC: module {module or '(model)'} draws random numbers in forward by a function that takes no "
+                "tensor, so a parallel run draws others; draw them for a tensor, by dropout or torch.rand_like"
             )
             raise InputError(msg)
         training = self.training
@@ -147,6 +149,8 @@ class _ReferenceRun(_Run):
             self.weights(),
             self.buffers(),
             optimizer.learning_rates(),
+            self._random_state,
+            dict(self.draws.shapes),
         )
 
     def weights(self) -> dict[str, Any]:
@@ -160,7 +164,8 @@ class _ReferenceRun(_Run):
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
         """Draw the random numbers of DTensors from this run's own stream."""
-        with random.preserve_state():
+        self.draws.shapes.clear()
+        with random.preserve_state(), self.platform.indexed_draws(self.model, self.draws.place):
             random.set_state(self._random_state)
             yield
             self._random_state = random.get_state()
@@ -229,6 +234,8 @@ class ReferenceStep:
         weights: by path, after the step, parameters that are not trained included.
         buffers: by path, after the step.
         rates: learning rates after the step.
+        random_state: seed and number of draws of the stream of DTensors, after the step.
+        draws: shapes of the tensors that were drawn for, by number of the draw.
         allowed: the largest allowed error of every floating value, by kind and name.
     """
 
@@ -241,6 +248,8 @@ class ReferenceStep:
     weights: dict[str, Any]
     buffers: dict[str, Any]
     rates: list[float]
+    random_state: tuple[int, int] = (0, 0)
+    draws: dict[int, tuple[int, ...]] = field(default_factory=dict)
     allowed: dict[Key, float] | None = None
 
     def values(self) -> dict[Key, Any]:
@@ -330,6 +339,7 @@ class ParallelRun(_Run):
         if fault is not None:
             fault.after_parallel(platform, parallel)
         self.style_outputs = OutputObserver(platform, parallel)
+        self.draws = ParallelDraws(platform, mesh, lambda: self.outputs.running)
         self.case = plan.applied_to(case)
         self._set_model(parallel)
 
@@ -342,6 +352,8 @@ class ParallelRun(_Run):
         if self.fault is not None:
             stack.enter_context(self.fault.running(self.platform))
         stack.enter_context(super()._context())
+        if self.draws.shapes:
+            stack.enter_context(self.platform.indexed_draws(self.model, self.draws.place))
         if self.plan.context is not None:
             stack.enter_context(self.plan.context())
         return stack

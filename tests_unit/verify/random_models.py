@@ -42,6 +42,7 @@ class MLP(nn.Module):
         self.act = activation()
 
     def forward(self, x):
+        """Return activations of the shape of ``x``."""
         return x + self.down(self.act(self.up(self.norm(x))))
 
 
@@ -56,6 +57,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(heads * width, dim, bias=bias)
 
     def forward(self, x):
+        """Return activations of the shape of ``x``."""
         normed = self.norm(x)
         q, k, v = (layer(normed).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         scores = torch.softmax(q @ k.transpose(-1, -2) / self.width**0.5, -1)

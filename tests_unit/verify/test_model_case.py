@@ -36,7 +36,10 @@ def test_three_spellings_of_a_case():
 def test_inputs_are_all_but_the_last_by_default():
     """The model gets all arrays of a batch except the last, or as many as the case sets; batches repeat."""
     case = ModelCase(Model, [(1, 2, 3), (4, 5, 6)], loss)
-    assert case.model_inputs(case.batch(3)) == (4, 5)
+    assert case.micro_batches(3) == [(4, 5, 6)]
+    assert case.model_inputs((4, 5, 6)) == (4, 5)
+    accumulating = ModelCase(Model, [(1, 2), (3, 4), (5, 6)], loss, accumulate=2)
+    assert [accumulating.micro_batches(step) for step in range(2)] == [[(1, 2), (3, 4)], [(5, 6), (1, 2)]]
     assert ModelCase(Model, [(1,)], loss, inputs=1).model_inputs((1,)) == (1,)
 
 
@@ -46,7 +49,7 @@ NO_CASE = (
 )
 NO_FIELDS = (
     "SPEC returned a mapping with keys lose, model; it needs build (or model), batches, loss, "
-    "and may have inputs, optimizer, learning_rate"
+    "and may have inputs, optimizer, learning_rate, scheduler, step, accumulate, clip, hooks, context"
 )
 
 
@@ -59,6 +62,17 @@ NO_FIELDS = (
         ((Model, [], loss), "ModelCase: batches is empty; give at least one tuple of arrays"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": "lion"},
             "ModelCase: optimizer 'lion' is unknown; known: sgd, adamw"),
+        ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": object()},
+            ("ModelCase: optimizer is object; give 'sgd' or 'adamw', or a function of the list of parameters, because "
+             "both models need an optimizer of their own parameters")),
+        ({"model": Model, "batches": [(1,)], "loss": loss, "scheduler": 3},
+            "ModelCase: scheduler is int; it must be a function"),
+        ({"model": Model, "batches": [(1,)], "loss": loss, "accumulate": 0},
+            "ModelCase: accumulate is 0; it must be a number of batches, at least 1"),
+        ({"model": Model, "batches": [(1,)], "loss": loss, "clip": -1.0},
+            "ModelCase: clip is -1.0; it must be a bound of the gradients' norm, above 0"),
+        ({"model": Model, "batches": [(1,)], "loss": loss, "clip": 1.0, "step": loss},
+            "ModelCase: step= does its own clipping; leave out clip=, and call training.clip(max_norm) in step"),
     ],
 )  # fmt: skip
 def test_wrong_cases(value, text):
@@ -79,6 +93,31 @@ def test_plans():
     with pytest.raises(InputError) as caught:
         as_plan([1], ("tp",))
     assert str(caught.value) == (
-        "PLAN returned list; it must return a mapping of module patterns to styles, "
+        "PLAN returned list; it must return a mapping of module patterns to styles, a function of model and mesh, "
         "or a hyper_parallel.verify.ParallelPlan"
     )
+
+
+def test_a_function_is_a_plan():
+    """A function of model and mesh is a plan by itself; its options replace those of the case."""
+    assert as_plan(loss, ("dp", "tp")) == ParallelPlan(loss, None)
+    case = ModelCase(Model, [(1,)], loss, hooks=loss)
+    assert ParallelPlan(loss, optimizer="adamw").applied_to(case) == ModelCase(
+        Model, [(1,)], loss, optimizer="adamw", hooks=loss
+    )
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"styles": [1]}, ("ParallelPlan: styles is list; it must be a mapping of module patterns to styles, or a "
+            "function of model and mesh")),
+        ({"styles": {}, "optimizer": "lion"}, "ParallelPlan: optimizer 'lion' is unknown; known: sgd, adamw"),
+        ({"styles": {}, "step": 1}, "ParallelPlan: step is int; it must be a function"),
+    ],
+)  # fmt: skip
+def test_wrong_plans(options, text):
+    """An option that is no function is refused by name."""
+    with pytest.raises(InputError) as caught:
+        ParallelPlan(**options)
+    assert str(caught.value) == text

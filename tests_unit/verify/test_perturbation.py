@@ -1,4 +1,4 @@
-"""AdamW on gradients that are rounding noise: a correct plan passes, and no fault is hidden."""
+"""Bounds from repetitions that are changed in the last place: correct plans pass, and no fault is hidden."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
-from hyper_parallel.platform.contract.training import StepResult
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.adamw_noise import NoiseReplacement, noise_elements
-from hyper_parallel.verify.compare import Bound
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import ModelCase
+from hyper_parallel.verify.noise import MULTIPLE
+from hyper_parallel.verify.perturbation import (
+    Perturbation,
+    allowed_errors,
+    describe,
+    largest_changes,
+    perturb_outputs,
+    perturbations,
+)
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -64,51 +70,86 @@ def report_of(spec, **options):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_adamw_on_a_gradient_that_is_zero_but_for_rounding(dtype):
-    """A weight with a zero gradient steps equally in both runs; all is compared, and the report has the method."""
+    """A weight whose gradient is only rounding noise steps as the noise says, which the repetitions show."""
     report = report_of(lambda: case(dtype=dtype), steps=3)
     assert report.ok, report.text()
-    assert report.counts == {"output": 3 * 3 * 5, "loss": 9, "gradient": 3 * 3 * 8, "weight": 3 * 3 * 8}
-    if dtype == "float32":
-        replaced = [line for line in report.skipped if "single device's gradient was taken" in line]
-        assert [line.partition(":")[0] for line in replaced] == ["AdamW's step 1", "AdamW's step 2", "AdamW's step 3"]
+    assert report.counts == {
+        "output": 3 * 3 * 5,
+        "loss": 9,
+        "gradient": 3 * 3 * 8,
+        "weight": 3 * 3 * 8,
+        "state": 3 * 3 * 8 * 3,
+        "rate": 9,
+    }
+    assert report.skipped == []
 
 
 @pytest.mark.parametrize("fault", ["drop-allreduce@o", "double-bias@o"])
 def test_faults_are_found_under_adamw_all_the_same(fault):
-    """Replacing noise hides no fault: gradients and outputs are compared before it."""
+    """The wide bound of such a weight hides no fault elsewhere."""
     report = report_of(case, steps=2, inject=fault)
     assert not report.ok
     assert report.first is not None
     assert report.first.step == 0
 
 
-def test_noise_is_where_equal_gradients_step_apart():
-    """An element is noise if its gradient is equal and its difference moves the weight too far, and only then."""
-    expected = np.array([1.0, 1e-2, 1e-9, -1e-12, 0.0, 0.5])
-    actual = expected + np.array([1e-12, 1e-12, 1e-12, 2e-12, 0.0, 1e-3])
-    noise = noise_elements(actual, expected, error=1e-9, allowed=1e-6)
-    np.testing.assert_array_equal(noise, [False, False, True, True, False, False])
+def test_changes_are_of_one_unit_antithetic_and_reproducible():
+    """Both runs of a pair change each value by a unit in the last place, in opposite directions, always the same."""
+    first, second = perturbations(7)[:2]
+    ones = np.ones((5, 3))
+    assert (first.pair, first.sign, second.pair, second.sign) == (0, 1, 0, -1)
+    changed = first.changed("weight a", ones)
+    assert set(np.abs(changed - 1).ravel()) == {2.0**-52}
+    np.testing.assert_array_equal(changed + second.changed("weight a", ones), 2 * ones)
+    np.testing.assert_array_equal(changed, Perturbation(7, 0, 1).changed("weight a", ones))
+    assert (changed != first.changed("weight b", ones)).any()
+    assert first.changed("tokens", np.arange(3)).tolist() == [0, 1, 2]
 
 
-def test_noise_of_a_plain_gradient_is_replaced_too():
-    """The optimizer gets the single device's value, the result keeps backward's; other shapes stay unchanged."""
+@pytest.mark.parametrize("dtype, unit", [("float64", 2.0**-52), ("float32", 2.0**-23), ("bfloat16", 2.0**-7)])
+def test_tensors_are_changed_differentiably(dtype, unit):
+    """A tensor of any precision is changed by its own unit, its gradient likewise; numbers of tokens stay."""
     import torch
 
-    expected = {"w": np.array([1.0, 1e-9], "float32"), "v": np.ones(2, "float32"), "frozen": None}
-    weights = {"w": np.ones(2), "v": np.ones(2)}
-    replacement = NoiseReplacement(Bound("float32", 3, 4), 0, 0.1, expected, {}, weights)
-    result = StepResult(0.5, {"w": torch.tensor([1.0, -1e-9]), "v": torch.zeros(3)})
-    replaced = replacement(get_torch_platform(), result)
-    assert replaced.gradients["w"].tolist() == torch.tensor([1.0, 1e-9]).tolist()
-    assert result.gradients["w"].tolist() == torch.tensor([1.0, -1e-9]).tolist()
-    assert replaced.gradients["v"].tolist() == [0.0] * 3
-    assert (replacement.replaced, replacement.total) == (1, 2)
+    platform, perturbation = get_torch_platform(), Perturbation(0, 0, 1)
+    x = torch.ones(4, 3, dtype=getattr(torch, dtype), requires_grad=True)
+    changed = perturbation.changed_tensor(platform, "x", x)
+    assert changed.dtype is x.dtype
+    changed.sum().backward()
+    assert set((x.grad.double() - 1).abs().flatten().tolist()) == {unit}
+    tokens = torch.arange(3)
+    assert perturbation.changed_tensor(platform, "x", tokens) is tokens
 
 
-def test_the_report_says_how_much_was_replaced():
-    """The report has the number of elements taken from the single device, and the reason."""
-    replacement = NoiseReplacement(Bound("float32", 3, 4), 0, 0.1, {}, {}, {}, replaced=3, total=40)
-    assert str(replacement) == (
-        "for 3 of rank 0's 40 elements the single device's gradient was taken: it is equal, but so small that its "
-        "rounding error decides about the step"
-    )
+def test_every_module_returns_a_changed_output():
+    """Outputs of modules are changed wherever they are tensors, a shared module's once per call."""
+    import torch
+    from torch import nn
+
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, 1
+
+    identity = nn.Identity()
+    model = nn.Sequential(identity, identity, Pair())
+    perturb_outputs(get_torch_platform(), model, Perturbation(0, 0, 1))
+    x = torch.ones(50, dtype=torch.float64)
+    output, count = model(x)
+    assert count == 1
+    assert set(((output - x) / 2.0**-52).round().int().abs().tolist()) <= {0, 1, 2}
+    assert not torch.equal(output, x)
+
+
+def test_what_is_allowed():
+    """A tensor may be off by the multiple of its largest change, or of its own unit; integers have no bound."""
+    values = {("output", "a"): np.array([1.0, -4.0]), ("weight", "w"): np.array([1e-3]), ("buffer", "n"): np.array([3])}
+    values["gradient", "none"] = None
+    repeated = {("output", "a"): np.array([1.0, -4.0 + 1e-15]), ("weight", "w"): np.array([1e-3 + 1e-9])}
+    changes = [largest_changes(values, {**repeated, ("buffer", "n"): np.array([4])})]
+    allowed = allowed_errors(values, changes)
+    assert allowed == {
+        ("output", "a"): MULTIPLE * max(4 * 2.0**-52, np.spacing(4.0) * 1),
+        ("weight", "w"): MULTIPLE * (1e-3 + 1e-9 - 1e-3),
+    }
+    assert largest_changes({("output", "a"): np.ones(2)}, {("output", "a"): np.ones(3)}) == {("output", "a"): np.inf}
+    assert "in the last place of float32" in describe("float32")

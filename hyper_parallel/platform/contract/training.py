@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,8 +189,21 @@ class TrainingFacet(ModulesFacet):
         """Watch ``model``; return a function that returns the first module whose forward sampled, or None."""
 
     @abc.abstractmethod
-    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
-        """Call ``keep`` with the gradient of a plain ``tensor`` when backward computes it."""
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """Let random functions on plain tensors in ``model`` draw from the stream of DTensors inside a block.
+
+        Args:
+            model: whose dropout layers are meant, where functions cannot be intercepted.
+            place: returns mesh, placements and global shape of a plain tensor; called before each draw.
+        """
+
+    @abc.abstractmethod
+    def generator_state(self) -> bytes | None:
+        """Return the state of the framework's own generator of this rank; None where it cannot be read."""
+
+    @abc.abstractmethod
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """Draw as many numbers as a tensor of ``shape`` has from the framework's own generator."""
 
     @abc.abstractmethod
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mindspore
@@ -17,7 +18,8 @@ from hyper_parallel.platform.contract.training import (
     check_names,
     first_paths,
 )
-from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
+from hyper_parallel.platform.mindspore.indexed_draws import active_dropouts, indexed_draws
+from hyper_parallel.platform.mindspore.ops.kernels import write_over
 from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
 
 __all__ = ["MindSporeTraining"]
@@ -114,19 +116,21 @@ class MindSporeTraining(TrainingFacet):
         del local
         return mindspore.Tensor(array)
 
-    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
-        """A hook of the tensor."""
-        if requires_grad(tensor):
-            tensor.register_hook(keep)
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """Hooks of the dropout cells, as MindSpore does not intercept functions of plain tensors."""
+        return indexed_draws(active_dropouts(self.get_cells_and_names(model)), place)
+
+    def generator_state(self) -> bytes | None:
+        """MindSpore's CPU generators have no state to read."""
+        return None
+
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """Nothing: the generator's state is not compared."""
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """The path of an active dropout layer: MindSpore's CPU generators have no state to compare."""
-        active = [
-            path
-            for path, cell in self.get_cells_and_names(model)
-            if "Dropout" in type(cell).__name__ and cell.training and float(getattr(cell, "p", 0.0) or 0.0) > 0
-        ]
-        return lambda: active[0] if active else None
+        """Nothing can be watched: dropout cells draw by index, and other draws show when the run is repeated."""
+        del model
+        return lambda: None
 
     def _gradient(self, parameter: Any, grad: Any) -> Any:
         if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):

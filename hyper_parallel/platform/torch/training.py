@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hyper_parallel.platform.contract.training import (
     check_names,
     first_paths,
 )
+from hyper_parallel.platform.torch.indexed_draws import IndexedDraws
 from hyper_parallel.platform.torch.optimizers import TorchOptimizer
 
 __all__ = ["TorchTraining"]
@@ -106,10 +108,18 @@ class TorchTraining(TrainingFacet):
         with torch.no_grad():
             return local.copy_(torch.as_tensor(array))
 
-    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
-        """A hook of the tensor."""
-        if tensor.requires_grad:
-            tensor.register_hook(keep)
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """A mode over all functions."""
+        del model
+        return IndexedDraws(place)
+
+    def generator_state(self) -> bytes | None:
+        """Of the default generator."""
+        return torch.get_rng_state().numpy().tobytes()
+
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """``rand``."""
+        torch.rand(tuple(shape))
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """Compare the state of the default generator around the forward of every module, innermost first."""

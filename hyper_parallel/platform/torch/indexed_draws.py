@@ -1,0 +1,129 @@
+"""Random functions of plain PyTorch tensors that draw as DTensors do: by the global index of an element."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+
+__all__ = ["IndexedDraws"]
+
+_DROPOUTS = frozenset(
+    {
+        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
+        F.scaled_dot_product_attention, torch.dropout, torch.feature_dropout, torch.alpha_dropout,
+        torch.feature_alpha_dropout,
+    }
+)  # fmt: skip
+"""Functions that draw only with a probability above zero, or in training."""
+
+_SAMPLERS = frozenset(
+    {
+        F.gumbel_softmax, torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, Tensor.bernoulli,
+        torch.multinomial, Tensor.multinomial, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_,
+        Tensor.cauchy_, Tensor.geometric_, Tensor.log_normal_,
+    }
+)  # fmt: skip
+
+
+class IndexedDraws(TorchFunctionMode):
+    """Inside, random functions of plain tensors draw from the stream of DTensors.
+
+    The tensors become DTensors for the call. Of a tensor that is drawn for, only the part of this rank is drawn.
+
+    Args:
+        place: mesh, placements and global shape of a plain tensor that is drawn for; called before the draw.
+    """
+
+    def __init__(self, place: Callable[[Any], tuple[Any, Any, Any]]) -> None:
+        super().__init__()
+        self._place = place
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call."""
+        kwargs = kwargs or {}
+        if func in (Tensor.backward, torch.autograd.backward):
+            return self._backward(func, types, args, kwargs)
+        if func not in _SAMPLERS and not (func in _DROPOUTS and _is_active(func, args, kwargs)):
+            return func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not tensors or any(isinstance(tensor, DTensor) for tensor in tensors):
+            return func(*args, **kwargs)
+        if func in _DROPOUTS:
+            inplace, args, kwargs = _without_inplace(func, args, kwargs)
+            result = self._drawn(func, args, kwargs)
+            return args[0].copy_(result) if inplace else result
+        result = self._drawn(func, args, kwargs)
+        return args[0] if func.__name__.endswith("_") else result
+
+    def _backward(self, func: Any, types: Any, args: Any, kwargs: Any) -> None:
+        """Run backward with the mode on, which is off while it serves a call: a recomputed forward draws, too."""
+        values = _bound(func, args, kwargs)
+        losses = values.get("tensors", values.get("self"))
+        loss = losses[0] if isinstance(losses, (tuple, list)) and len(losses) == 1 else losses
+        if isinstance(loss, DTensor):
+            with self:
+                type(loss).__torch_function__(func, types, args, kwargs)
+            return
+        gradient = values.get("grad_tensors", values.get("gradient"))
+        keep = values["create_graph"] if values["retain_graph"] is None else values["retain_graph"]
+        plain = isinstance(loss, Tensor) and loss.numel() == 1 and gradient is None and values["inputs"] is None
+        if not plain:  # not how a training step ends; what it recomputes draws by PyTorch's generator
+            func(*args, **kwargs)
+            return
+        with self:
+            torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001 - no public spelling
+                (loss,), (torch.ones_like(loss),), keep, values["create_graph"], (), allow_unreachable=True,
+                accumulate_grad=True,
+            )  # fmt: skip
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
+        place: list[Any] = []
+
+        def wrapped(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if not place:
+                place.extend((*self._place(leaf), leaf.shape))
+            mesh, placements, whole, shape = place
+            return DTensor.from_local(leaf, mesh, placements, shape=whole if leaf.shape == shape else None)
+
+        results = func(*tree_map(wrapped, args), **tree_map(wrapped, kwargs))
+        return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf, results)
+
+
+def _is_active(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a dropout draws."""
+    if func is F.scaled_dot_product_attention:
+        return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)) > 0
+    if func is F.rrelu:
+        return bool(_bound(func, args, kwargs)["training"])
+    if func.__module__ == F.__name__:
+        values = _bound(func, args, kwargs)
+        return bool(values["training"]) and values["p"] > 0
+    probability, train = (*args, *kwargs.values())[1:3]
+    return bool(train) and probability > 0
+
+
+def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _without_inplace(func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
+    """Return whether a call writes into its operand, and the arguments of one that does not."""
+    if func.__module__ != F.__name__ or func is F.scaled_dot_product_attention:
+        return False, args, kwargs
+    values = _bound(func, args, kwargs)
+    first, *rest = values.items()
+    inplace = bool(values.get("inplace"))
+    return inplace, (first[1],), {name: False if name == "inplace" else value for name, value in rest}

@@ -1,0 +1,164 @@
+"""Random draws of both runs: plain tensors draw by the rule of DTensors, and each program's own masks are checked.
+
+A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
+run draws the numbers of a single device. Here plain tensors draw by the same rule: whole ones on the single device, and
+in the parallel run the part that a rank has, as told by its shape. The parallel program itself would draw a plain
+tensor from the framework's generator of the rank. The states of these generators are compared between ranks: they must
+be equal where ranks draw for the same elements, and differ where they draw for different ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.verify.model_case import InputError
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Draw", "ParallelDraws", "SingleDeviceDraws", "mask_errors"]
+
+Shape = tuple[int, ...]
+Place = tuple[DeviceMesh, list[Any], Shape]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw for a plain tensor on one rank of the parallel run.
+
+    Attributes:
+        call: its number in the stream of DTensors.
+        module: path of the module that drew.
+        box: first index and end per dim of the rank's part.
+        state: digest of the framework's generator before the draw.
+    """
+
+    call: int
+    module: str
+    box: tuple[tuple[int, int], ...]
+    state: str
+
+
+class SingleDeviceDraws:
+    """Draws of the single device.
+
+    Args:
+        rank: this rank, alone on a mesh.
+
+    Attributes:
+        shapes: of the tensors that were drawn for, by number of the call.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._mesh = DeviceMesh("cpu", [rank], mesh_dim_names=("single",))
+        self.shapes: dict[int, Shape] = {}
+
+    def place(self, tensor: Any) -> Place:
+        """Return where ``tensor`` is: whole, on a mesh of one rank."""
+        shape = tuple(tensor.shape)
+        self.shapes[random.get_state()[1]] = shape
+        return self._mesh, [Replicate()], shape
+
+
+class ParallelDraws:
+    """Draws of the parallel run.
+
+    Args:
+        platform: the framework.
+        mesh: of the parallel model.
+        module: returns the path of the module that runs.
+
+    Attributes:
+        shapes: of the single device, by number of the call.
+        draws: for plain tensors, by number of the call; a recomputed forward draws again, which counts once.
+    """
+
+    def __init__(self, platform: Platform, mesh: DeviceMesh, module: Callable[[], str]) -> None:
+        self._platform, self._mesh, self._module = platform, mesh, module
+        self.shapes: Mapping[int, Shape] = {}
+        self.draws: dict[int, Draw] = {}
+
+    def place(self, tensor: Any) -> Place:
+        """Return the part of the single device's tensor that ``tensor`` is, as its shape tells.
+
+        Raises:
+            InputError: the shape does not tell, or the single device draws for no tensor in this call.
+        """
+        shape, call = tuple(tensor.shape), random.get_state()[1]
+        module = self._module() or "(model)"
+        whole = self.shapes.get(call)
+        if whole is None:
+            msg = (
+                f"PLAN: module {module} draws random numbers for a plain tensor {list(shape)} as draw {call + 1}, "
+                "where the single-device model draws for no plain tensor; both must draw in the same order"
+            )
+            raise InputError(msg)
+        layouts = list(_layouts(shape, whole, self._mesh))
+        if len(layouts) != 1:
+            msg = (
+                f"PLAN: module {module} draws random numbers for a plain tensor {list(shape)}, and it cannot be told "
+                f"which part of the single device's {list(whole)} that is; let it draw for a DTensor "
+                "(use_local_output=False)"
+            )
+            raise InputError(msg)
+        (layout,) = layouts
+        state = self._platform.generator_state()
+        if state is not None and call not in self.draws:
+            digest = hashlib.sha256(state).hexdigest()[:16]
+            self.draws[call] = Draw(call, module, tuple(map(tuple, layout.local_box())), digest)  # type: ignore[arg-type] # placed
+        self._platform.advance_generator(shape)
+        return self._mesh, list(layout.placements), whole
+
+
+def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]]:
+    """Yield this rank's draws, each with what is wrong with its own mask, or an empty text.
+
+    Args:
+        draws: of every rank.
+        rank: this rank.
+    """
+    by_call = [{draw.call: draw for draw in each} for each in draws]
+    for draw in draws[rank]:
+        why = ""
+        for other, theirs in enumerate(by_call):
+            drawn = theirs.get(draw.call)
+            if drawn is None or other == rank or why:
+                continue
+            if drawn.box == draw.box and drawn.state != draw.state:
+                why = (
+                    f"rank {other} would draw other numbers for the same elements: its generator has another state; "
+                    "seed the ranks of one replica equally"
+                )
+            if drawn.box != draw.box and drawn.state == draw.state:
+                why = (
+                    f"rank {other} would draw the same numbers for other elements: the ranks share a generator's "
+                    "state; seed ranks that hold different parts differently"
+                )
+        yield draw, why
+
+
+def _layouts(shape: Shape, whole: Shape, mesh: DeviceMesh) -> Iterator[Layout]:
+    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; every dim of another size has one axis."""
+    if len(shape) != len(whole):
+        return
+    cut = [dim for dim in range(len(whole)) if shape[dim] != whole[dim]]
+    yield from _with_cuts(shape, whole, mesh, cut, [Replicate()] * mesh.ndim)
+
+
+def _with_cuts(shape: Shape, whole: Shape, mesh: DeviceMesh, cut: list[int], placements: list[Any]) -> Iterator[Layout]:
+    if not cut:
+        layout = Layout.place(mesh, placements, whole)
+        if tuple(layout.local_shape) == shape:
+            yield layout
+        return
+    for axis, size in enumerate(mesh.shape):
+        if size > 1 and isinstance(placements[axis], Replicate):
+            extended = [*placements[:axis], Shard(cut[0]), *placements[axis + 1 :]]
+            yield from _with_cuts(shape, whole, mesh, cut[1:], extended)
