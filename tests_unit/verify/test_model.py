@@ -16,6 +16,12 @@ PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3
 MODULES = 28  # root, embedding, 2 blocks of 12, final norm, head
 
 
+def states(scenario, platform_name):
+    """Return how many values the optimizer keeps: two moments and a count per weight, or one; MindSpore's settings."""
+    own = {("mindspore", "adamw"): 1, ("mindspore", "sgd"): 3}.get((platform_name, scenario.optimizer), 0)
+    return PARAMETERS[scenario.name] * (3 if scenario.optimizer == "adamw" else 1) + own
+
+
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
 def test_every_scenario_trains_like_one_device(platform_name, name):
     """Outputs of every module, the loss, every gradient, weight and buffer are equal on every rank after each step."""
@@ -28,7 +34,9 @@ def test_every_scenario_trains_like_one_device(platform_name, name):
         "loss": ranks * steps,
         "gradient": ranks * steps * PARAMETERS[name],
         "weight": ranks * steps * PARAMETERS[name],
+        "state": ranks * steps * states(scenario, platform_name),
         "buffer": ranks * steps * BUFFERS,
+        "rate": ranks * steps,
     }
     assert report.skipped == []
     assert report.losses[1] < report.losses[0]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.verify.model import verify_model
-from hyper_parallel.verify.model_case import InputError, ModelCase
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
 
 USER = Path(__file__).parent / "user"
 NO_GRADIENT = (
@@ -101,14 +101,110 @@ def test_half_precision_is_refused():
     )
 
 
+@pytest.mark.parametrize("name", ["with_options", "with_step"])
+def test_options_of_a_case(platform_name, name):
+    """Accumulation, clipping, a scheduler, a user's optimizer or step, and dropout train alike in both runs."""
+    report = user_report(platform_name, name, steps=2)
+    assert report.ok, report.text()
+    assert {kind for kind, count in report.counts.items() if count} == {
+        "output", "loss", "gradient", "weight", "norm", "factor", "state", "rate", "random"
+    }  # fmt: skip
+    assert report.settings["seed"] == "0"
+
+
 @pytest.mark.platforms("torch")
-def test_active_dropout_is_refused():
-    """A module that samples random numbers is refused by name with the fix, instead of calling its plan wrong."""
+def test_a_parallel_clip_by_local_norms_is_found():
+    """Where the parallel run clips differently, the norm and the factor show it, before any weight."""
+    report = verify_model(
+        lambda: ModelCase(model, batches(), mean_square, clip=0.1),
+        lambda _: ParallelPlan({"up": ColwiseParallel(), "down": RowwiseParallel()}, hooks=double_a_gradient),
+        (3,),
+        ("tp",),
+        platform="torch",
+        steps=1,
+    )
+    assert [check.kind for check in report.checks if not check.ok][:2] == ["norm", "factor"]
+    assert report.first.name == "gradient norm"
+
+
+@pytest.mark.platforms("torch")
+def test_a_function_parallelizes_and_may_return_the_model():
+    """PLAN may return a function of model and mesh; the model that it returns is trained."""
+    calls = []
+
+    def parallelize(model, mesh):
+        calls.append(mesh.names)
+        return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+    report = verify_model(
+        lambda: ModelCase(model, batches(), mean_square),
+        lambda _: parallelize,
+        (2,),
+        ("tp",),
+        platform="torch",
+        steps=1,
+    )
+    assert report.ok, report.text()
+    assert calls == [("tp",)] * 2
+    assert report.settings["plan"].endswith("parallelize")
+
+
+def double_a_gradient(model):
+    """Register a hook that doubles a gradient."""
+    model.down.bias.register_hook(lambda gradient: gradient * 2)
+
+
+def mean_square(output, batch):
+    """Return the mean squared error."""
+    return ((output - batch[-1]) ** 2).mean()
+
+
+def batches():
+    """Return two random batches."""
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((4, 5)), rng.standard_normal((4, 3))) for _ in range(2)]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"optimizer": lambda _: 3}, "optimizer= returned int; it is called with the list of parameters and must"),
+        ({"scheduler": lambda _: 3}, "scheduler= returned int; it must return an object with step()"),
+        ({"step": lambda training: training.loss()}, "step= stepped its optimizer 0 times"),
+        ({"step": lambda training: training.optimizer.step()}, "step= returned NoneType; it must return the loss"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(options, text):
+    """Functions that return something else, and steps without an update, are one line each."""
     with pytest.raises(InputError) as caught:
-        report_of(dropout=0.5)
-    assert str(caught.value) == (
-        "SPEC: module drop draws random numbers in forward, and a parallel run draws others; "
-        "set its dropout to 0, or put it into evaluation mode"
+        verify_model(
+            lambda: ModelCase(model, batches(), mean_square, **options), lambda _: {}, (2,), ("tp",), platform="torch"
+        )
+    assert text in str(caught.value)
+
+
+@pytest.mark.platforms("torch")
+def test_a_reference_that_is_not_deterministic_is_refused():
+    """A single-device model that gives other values when it runs again is refused, instead of widening its bounds."""
+    import torch
+    from torch import nn
+
+    numbers = iter(range(1000))
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.start = nn.Linear(5, 3).double(), next(numbers)
+
+        def forward(self, x):
+            return self.fc(x) + torch.tensor(float(self.start))
+
+    with pytest.raises(InputError) as caught:
+        verify_model(lambda: ModelCase(Counting, batches(), mean_square), lambda _: {}, (2,), ("tp",), platform="torch")
+    assert str(caught.value).startswith(
+        "SPEC: the single-device model is not deterministic: in a second run from the same weights, output (model) "
+        "differs by "
     )
 
 

@@ -173,7 +173,7 @@ class TrainingFacet(ModulesFacet):
         """
 
     @abc.abstractmethod
-    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
         """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the norm before, a plain tensor."""
 
     @abc.abstractmethod

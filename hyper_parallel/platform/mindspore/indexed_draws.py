@@ -30,24 +30,21 @@ def indexed_draws(cells: list[tuple[str, Any]], place: Callable[[Any], tuple[Any
         cells: paths and cells.
         place: mesh, placements and global shape of a plain operand; called before the draw.
     """
-    plain: list[bool] = []
 
-    def wrap(_cell: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x = args[0]
-        plain.append(isinstance(x, Tensor) and not isinstance(x, DTensor))
-        if not plain[-1]:
-            return args
-        mesh, placements, whole = place(x)
-        return DTensor.from_local(x, mesh, placements, shape=whole), *args[1:]
+    def drawing(construct: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, Tensor) or isinstance(x, DTensor):
+                return construct(x, *args, **kwargs)
+            mesh, placements, whole = place(x)
+            return construct(DTensor.from_local(x, mesh, placements, shape=whole), *args, **kwargs).to_local()
 
-    def unwrap(_cell: Any, _args: Any, output: Any) -> Any:
-        return output.to_local() if plain.pop() and isinstance(output, DTensor) else output
+        return run
 
-    handles = []
-    for _, cell in cells:
-        handles += [cell.register_forward_pre_hook(wrap), cell.register_forward_hook(unwrap)]
+    distinct = {id(cell): cell for _, cell in cells}.values()
+    for cell in distinct:
+        vars(cell)["construct"] = drawing(cell.construct)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for cell in distinct:
+            del vars(cell)["construct"]

@@ -9,8 +9,6 @@ from typing import Any
 import mindspore
 from mindspore.experimental import optim
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.contract.training import (
     LanguageModelConfig,
     StepResult,
@@ -20,7 +18,7 @@ from hyper_parallel.platform.contract.training import (
 )
 from hyper_parallel.platform.mindspore.indexed_draws import active_dropouts, indexed_draws
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
-from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
+from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer, in_dual_layout
 
 __all__ = ["MindSporeTraining"]
 
@@ -79,7 +77,7 @@ class MindSporeTraining(TrainingFacet):
             loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
             total = loss if total is None else total + loss
             for (path, parameter), grad in zip(parameters.items(), grads, strict=True):
-                gradient = self._gradient(parameter, grad)
+                gradient = in_dual_layout(parameter, grad)
                 gradients[path] = gradients[path] + gradient if path in gradients else gradient
         return StepResult(total, gradients)
 
@@ -101,10 +99,12 @@ class MindSporeTraining(TrainingFacet):
             raise self.no_optimizer(engine, "mindspore.nn.Optimizer, or an optimizer of mint.optim")
         return MindSporeOptimizer(engine, parameters)
 
-    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
-        """The gradients are values."""
-        del model
-        return self.clip_grad_norm_(list(gradients.values()), max_norm)
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
+        """The gradients are values, by path or in the order of the parameters."""
+        parameters = self.trainable(model)
+        by_key = {**parameters, **dict(enumerate(parameters.values()))}
+        values = [in_dual_layout(by_key[key], gradient) for key, gradient in gradients.items()]
+        return self.clip_grad_norm_(values, max_norm)
 
     def seed(self, seed: int) -> None:
         """``mindspore.set_seed`` and ``mindspore.manual_seed``."""
@@ -131,8 +131,3 @@ class MindSporeTraining(TrainingFacet):
         """Nothing can be watched: dropout cells draw by index, and other draws show when the run is repeated."""
         del model
         return lambda: None
-
-    def _gradient(self, parameter: Any, grad: Any) -> Any:
-        if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):
-            return grad
-        return parameter._platform.wrap(grad, dual(parameter.layout))

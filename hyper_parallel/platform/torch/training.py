@@ -94,7 +94,7 @@ class TorchTraining(TrainingFacet):
             raise self.no_optimizer(engine, "torch.optim.Optimizer")
         return TorchOptimizer(engine, parameters)
 
-    def clip_gradients(self, model: Any, gradients: Mapping[str, Any], max_norm: float) -> Any:
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
         """The gradients are those of the parameters."""
         del gradients
         return self.clip_grad_norm_(list(self.trainable(model).values()), max_norm)

@@ -100,3 +100,37 @@ def loss_per_column():
 
 def loss_as_number():
     return Net, batches(), lambda output, batch: float(loss(output, batch))
+
+
+def with_options():
+    """Accumulation, clipping, a scheduler and an optimizer of the user's, all with dropout."""
+    return ModelCase(
+        Dropping,
+        batches(3),
+        loss,
+        optimizer=lambda parameters: mindspore.experimental.optim.AdamW(parameters, lr=0.02),
+        scheduler=lambda optimizer: mindspore.experimental.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        accumulate=2,
+        clip=0.5,
+    )
+
+
+class Dropping(Net):
+    def __init__(self):
+        super().__init__()
+        self.drop = mint.nn.Dropout(0.3)
+        self.set_train()
+
+    def construct(self, x):
+        return self.fc2(self.drop(mint.tanh(self.fc1(x))))
+
+
+def own_step(training):
+    value, gradients = mindspore.value_and_grad(training.loss, None, training.parameters)()
+    training.clip(0.1, gradients)
+    training.optimizer(gradients)
+    return value
+
+
+def with_step():
+    return ModelCase(Dropping, batches(), loss, optimizer="adamw", learning_rate=0.01, step=own_step)

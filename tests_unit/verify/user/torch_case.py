@@ -94,3 +94,38 @@ def loss_per_column():
 
 def loss_as_number():
     return Net, batches(), lambda output, batch: float(loss(output.detach(), batch))
+
+
+def with_options():
+    """Accumulation, clipping, a scheduler and an optimizer of the user's, all with dropout."""
+    return ModelCase(
+        Dropping,
+        batches(3),
+        loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        accumulate=2,
+        clip=0.5,
+    )
+
+
+class Dropping(Net):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.fc2(self.drop(torch.tanh(self.fc1(x))))
+
+
+def own_step(training):
+    training.optimizer.zero_grad()
+    value = training.loss()
+    value.backward()
+    training.clip(0.1)
+    training.optimizer.step()
+    return value
+
+
+def with_step():
+    return ModelCase(Dropping, batches(), loss, optimizer="adamw", learning_rate=0.01, step=own_step)

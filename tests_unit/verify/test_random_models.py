@@ -1,0 +1,54 @@
+"""Random models: correct plans raise no alarm, and an error of 1e-9 in one gradient component is noticed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.platforms("torch")
+
+COUNT = 10_000
+
+
+@pytest.fixture(scope="module")
+def models():
+    """The script of the random models."""
+    path = Path(__file__).with_name("random_models.py")
+    spec = importlib.util.spec_from_file_location("hyper_parallel_random_models", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("first", [0, 6])
+def test_correct_models_raise_no_alarm(models, first):
+    """Random models, plans, meshes and optimizers are verified as equal."""
+    for seed in range(first, first + 6):
+        report = models.Drawn(seed).report()
+        assert report.ok, report.text()
+
+
+def test_an_error_in_one_gradient_component_is_noticed(models):
+    """A relative error of 1e-9 in one random component of one gradient is a divergence."""
+    for seed in range(6):
+        report = models.Drawn(seed, inject=True).report()
+        assert not report.error
+        assert report.first is not None
+
+
+def test_the_same_seed_gives_the_same_numbers(models):
+    """Two verifications with the same seed agree in every digit, bounds included."""
+    first, second = models.Drawn(3).report(), models.Drawn(3).report()
+    assert first.checks == second.checks
+    assert (first.losses, first.parallel_losses) == (second.losses, second.parallel_losses)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("options", [[], ["--inject"], ["--float32"]])
+def test_many_models(models, options):
+    """The long form of the first two tests, in float32 too: no wrong verdict."""
+    assert models.main(["--count", str(COUNT), *options]) == 0
