@@ -67,11 +67,13 @@ class ModelCase:
         _check_optimizer("ModelCase", self.optimizer)
         for name in ("scheduler", "step", "hooks", "context"):
             _check_callable("ModelCase", name, getattr(self, name))
-        if type(self.accumulate) is not int or self.accumulate < 1:
-            msg = f"ModelCase: accumulate is {self.accumulate!r}; it must be a number of batches, at least 1"
+        accumulate: Any = self.accumulate
+        if type(accumulate) is not int or accumulate < 1:
+            msg = f"ModelCase: accumulate is {accumulate!r}; it must be a number of batches, at least 1"
             raise InputError(msg)
-        if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
-            msg = f"ModelCase: clip is {self.clip!r}; it must be a bound of the gradients' norm, above 0"
+        clip: Any = self.clip
+        if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+            msg = f"ModelCase: clip is {clip!r}; it must be a bound of the gradients' norm, above 0"
             raise InputError(msg)
         if self.step is not None and self.clip is not None:
             msg = "ModelCase: step= does its own clipping; leave out clip=, and call training.clip(max_norm) in step"
@@ -117,9 +119,10 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be run."""
-        if not isinstance(self.styles, Mapping) and not callable(self.styles):
+        styles: Any = self.styles
+        if not isinstance(styles, Mapping) and not callable(styles):
             msg = (
-                f"ParallelPlan: styles is {type(self.styles).__name__}; it must be a mapping of module patterns to "
+                f"ParallelPlan: styles is {type(styles).__name__}; it must be a mapping of module patterns to "
                 "styles, or a function of model and mesh"
             )
             raise InputError(msg)

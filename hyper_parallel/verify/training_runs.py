@@ -87,7 +87,7 @@ class _Run:
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of forward, backward and the optimizer."""
-        return contextlib.nullcontext() if self.case.context is None else self.case.context()  # type: ignore[no-any-return]
+        return contextlib.nullcontext() if self.case.context is None else self.case.context()
 
     def _check_loss(self, loss: Any) -> None:
         """Raise an InputError if the model cannot be trained with ``loss``."""

@@ -72,7 +72,8 @@ class MindSporeTraining(TrainingFacet):
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
         """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
         parameters = self.trainable(model)
-        total, gradients = None, {}
+        total: Any = None
+        gradients: dict[str, Any] = {}
         for compute_loss in compute_losses:
             loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
             total = loss if total is None else total + loss
@@ -102,7 +103,8 @@ class MindSporeTraining(TrainingFacet):
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
         """The gradients are values, by path or in the order of the parameters."""
         parameters = self.trainable(model)
-        by_key = {**parameters, **dict(enumerate(parameters.values()))}
+        by_key: dict[Any, Any] = dict(enumerate(parameters.values()))
+        by_key.update(parameters)
         values = [in_dual_layout(by_key[key], gradient) for key, gradient in gradients.items()]
         return self.clip_grad_norm_(values, max_norm)
 

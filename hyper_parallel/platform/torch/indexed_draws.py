@@ -68,10 +68,11 @@ class IndexedDraws(TorchFunctionMode):
         """Run backward with the mode on, which is off while it serves a call: a recomputed forward draws, too."""
         values = _bound(func, args, kwargs)
         losses = values.get("tensors", values.get("self"))
-        loss = losses[0] if isinstance(losses, (tuple, list)) and len(losses) == 1 else losses
+        loss: Any = losses[0] if isinstance(losses, (tuple, list)) and len(losses) == 1 else losses
         if isinstance(loss, DTensor):
+            kind: Any = type(loss)
             with self:
-                type(loss).__torch_function__(func, types, args, kwargs)
+                kind.__torch_function__(func, types, args, kwargs)
             return
         gradient = values.get("grad_tensors", values.get("gradient"))
         keep = values["create_graph"] if values["retain_graph"] is None else values["retain_graph"]
