@@ -158,8 +158,13 @@ def movement(reference: Any, repeats: Sequence[Any]) -> Any:
 
 
 def unit(array: Any) -> float:
-    """Return the unit in the last place of 1 in the dtype that ``array`` was computed in."""
+    """Return the unit in the last place of 1 in the dtype that ``array`` was computed in.
+
+    A single float64 number that fits in float32 is a loss or norm that was computed there and converted.
+    """
     eps = float(np.finfo(array.dtype).eps)
+    if array.dtype == np.float64 and array.size == 1 and _is_single(float(array.reshape(()))):
+        return float(np.finfo(np.float32).eps)
     return eps * float(2 ** _trailing_zero_bits(array))
 
 
@@ -221,6 +226,12 @@ def _trailing_zero_bits(array: Any) -> int:
     if not used & ((1 << 19) - 1):
         return 0  # constants or small integers
     return next((bits for bits in _HALF_BITS if not used & ((1 << bits) - 1)), 0)
+
+
+def _is_single(number: float) -> bool:
+    """Return whether a number fits in float32, and has more digits than a short fraction or a small integer."""
+    used = int(np.float64(number).view(np.uint64)) & ((1 << 52) - 1)
+    return not used & ((1 << 29) - 1) and bool(used & ((1 << 42) - 1))
 
 
 def _spacing(array: Any) -> Any:

@@ -184,6 +184,14 @@ def test_half_precision_is_recognised_in_float32():
     assert unit(values[:3]) == 2.0**-23
 
 
+def test_a_converted_loss_has_the_unit_of_float32():
+    """A float64 number that fits in float32 was computed there; short fractions, integers and arrays were not."""
+    loss = np.asarray(float(np.float32(55.119232)))
+    assert unit(loss) == 2.0**-23
+    assert unit(np.asarray(55.119232)) == unit(np.asarray(0.5)) == unit(np.asarray(3.0)) == 2.0**-52
+    assert unit(np.full(3, float(loss))) == 2.0**-52
+
+
 def test_a_displacement_has_the_given_size_and_both_signs():
     """Each element moves by exactly what is given; the same seed moves it the same way in every step."""
     slope = np.zeros(50)

@@ -30,7 +30,7 @@ from hyper_parallel.verify.program.records import Record
 __all__ = ["ActivationPlacements"]
 
 KINDS = ("value", "output", "mask")
-_Sizes = tuple[int, int]
+_Sizes = tuple[int, int, int]
 
 
 class ActivationPlacements:
@@ -44,7 +44,7 @@ class ActivationPlacements:
 
     Attributes:
         unplaced: by kind and name, why the placement cannot be told.
-        rows: by rank and sizes (local, global) of a dim, how often which rows were recognised.
+        rows: by rank, dim and its sizes (local, global), how often which rows were recognised.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ActivationPlacements:
         self.unplaced: dict[tuple[str, str], str] = {}
         self.rows: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
         self._placements: dict[tuple[Key, int], Placement] = {}
+        self._possible: dict[tuple[Key, int], Placement] = {}
         keys = [key for key in bounds.reference if key[0] in KINDS]
         later = [key for key in keys if not self._recognise(key)]
         partly = [key for key in keys if key not in later and not self._covers(key)]
@@ -108,19 +109,22 @@ class ActivationPlacements:
             elif shapes[rank] == reference.shape:
                 placement = whole(reference.shape) if self._equal(key, record.value) else None
             else:
-                placement = self._matched(key, record.value)
+                placement = self._matched(key, rank, record.value)
             if placement is not None:
                 self._placements[key, rank] = placement
         return all((key, rank) in self._placements for rank in records)
 
-    def _matched(self, key: Key, value: Any) -> Placement | None:
+    def _matched(self, key: Key, rank: int, value: Any) -> Placement | None:
         reference = np.asarray(self.bounds.reference[key].value)
         if reference.dtype.kind == "b" or np.ndim(value) == 0:
             return None
         match = find_part(value, reference, self.bounds.allowed(key))
-        if match is None or not match.unique:
+        if match is None:
             return None
-        return Placement(reference.shape, match.positions, words=describe(match.positions, reference.shape))
+        placement = Placement(reference.shape, match.positions, words=describe(match.positions, reference.shape))
+        if not match.unique:
+            self._possible[key, rank] = placement
+        return placement if match.unique else None
 
     def _covers(self, key: Key) -> bool:
         """Return whether the ranks together have every element."""
@@ -137,9 +141,9 @@ class ActivationPlacements:
             if placement is None or placement.positions is None:
                 continue
             rows = rows_of(placement.positions, placement.shape)
-            for line, total in zip(rows or (), placement.shape, strict=False):
+            for dim, (line, total) in enumerate(zip(rows or (), placement.shape, strict=False)):
                 if line.size != total:
-                    votes = self.rows[rank].setdefault((line.size, total), Counter())
+                    votes = self.rows[rank].setdefault((dim, line.size, total), Counter())
                     votes[tuple(int(row) for row in line)] += 1
 
     def _place_again(self, key: Key) -> None:
@@ -158,9 +162,11 @@ class ActivationPlacements:
         likely = {rank: self._likely(key, rank, np.shape(records[rank].value)) for rank in rest}
         self._place_pending(key, records, likely)
         for rank in rest:
-            placement = likely[rank]
+            placement, possible = likely[rank], self._possible.get((key, rank))
             if (key, rank) in self._placements:
                 continue
+            if possible is not None and (placement is None or not self._equal(key, records[rank].value, placement)):
+                placement = possible  # right in one of several places
             if placement is not None:
                 self._placements[key, rank] = placement
             else:
@@ -185,7 +191,7 @@ class ActivationPlacements:
             return None
         rows = []
         for dim, (size, whole_size) in enumerate(zip(shape, total, strict=True)):
-            votes = self.rows[rank].get((size, whole_size))
+            votes = self.rows[rank].get((dim, size, whole_size))
             in_order = self._in_order(key, dim, rank, trusted=trusted)
             if size == whole_size:
                 rows.append(np.arange(size))

@@ -57,6 +57,7 @@ class _Comparison:
         self.runs = runs
         self.verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
         self.wrong: dict[Key, Difference] = {}
+        self.ratios: dict[Key, float] = {}
 
     def run(self) -> None:
         """Compare everything, put the differences into the order of execution, and find causes."""
@@ -76,6 +77,7 @@ class _Comparison:
         for place, cause in enumerate(causes):
             differences[place] = replace(differences[place], cause=cause)
         self.verdict.differences = differences
+        self.verdict.largest = max(self.ratios.values(), default=0.0)
         self.verdict.blind = [str(spot) for spot in blind_spots(self.runs)]
         self._unplaced()
 
@@ -93,7 +95,7 @@ class _Comparison:
             if distance is not None:
                 self.verdict.counts[key[0]] += 1
                 self.verdict.checked += int(np.size(self.runs.value(key, rank)))
-                self.verdict.largest = max(self.verdict.largest, distance.ratio)
+                self.ratios[key] = max(self.ratios.get(key, 0.0), distance.ratio)
         wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
         if wrong:
             self._differs(key, wrong)
@@ -223,7 +225,7 @@ class _Comparison:
         if any(key[2] < 0 or key[0] in {"output", "value", "mask"} for key in self.wrong):
             return
         for key in [key for key in self.wrong if key[0] == "loss" and key[2] in right]:
-            del self.wrong[key]
+            del self.wrong[key], self.ratios[key]
             line = (
                 f"loss of {key[1]}: no mean or sum of the ranks' values is the reference's, but all gradients are equal"
             )

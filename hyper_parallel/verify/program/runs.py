@@ -160,17 +160,6 @@ class PairedRuns:
                 same.append(rank)
         yield from groups
 
-    def data_axes(self) -> set[str]:
-        """Return the axes whose ranks hold different rows of outputs: parts of a batch or sequence."""
-        rows = [
-            {sizes: votes.most_common(1)[0][0] for sizes, votes in table.items()} for table in self.activations.rows
-        ]
-        return {
-            axis
-            for axis, groups in self.axes.groups.items()
-            if any(rows[rank] != rows[group[0]] for group in groups for rank in group)
-        }
-
 
 def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
     """Return the number by which ``expected`` is multiplied in ``actual``; None if it is no multiple within bounds."""

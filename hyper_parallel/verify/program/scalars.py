@@ -69,4 +69,4 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
 def _rows(runs: PairedRuns, rank: int) -> int:
     """Return how many rows of the batch a rank has, from the sizes recognised most often; 0 if none were."""
     votes = {sizes: sum(counter.values()) for sizes, counter in runs.activations.rows[rank].items()}
-    return max(votes, key=lambda sizes: votes[sizes])[0] if votes else 0
+    return max(votes, key=lambda sizes: votes[sizes])[1] if votes else 0
