@@ -13,6 +13,14 @@ from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.losses import explain_loss
 from hyper_parallel.verify.program.matching import find_part
 from hyper_parallel.verify.program.norms import explain_norm
+from hyper_parallel.verify.program.part_statistics import (
+    kept_value,
+    local_statistics,
+    other_inputs,
+    other_targets,
+    unequal_rows,
+    weighted_by_rows,
+)
 from hyper_parallel.verify.program.placement import describe
 from hyper_parallel.verify.program.randomness import explain_dropped, explain_masks
 from hyper_parallel.verify.program.reductions import missing_reduction, scaled, spread
@@ -38,18 +46,35 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "mask":
         tests += [_random_mask]
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
-        tests += [_loss]
+        tests += [_loss, other_targets]
+    elif kind == "gradient":
+        tests += [_missing, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
+    elif kind == "rate":
+        tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
         tests += [_unheld, _other_part]
     elif kind in {"weight", "buffer", "state"}:
-        tests += [_symptom, _not_updated, _missing, _scaled, _stale, _other_part]
+        tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
     else:
-        tests += [_missing, _scaled, _stale, _repeated_bias, _dropped, _other_part]
+        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _dropped, local_statistics, _other_part]
+        tests += [other_inputs]
     for test in (*tests, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
             return cause  # type: ignore[no-any-return]
     return Cause("unexplained", "", "no hypothesis fits the numbers")
+
+
+def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A learning rate that the reference has in another step."""
+    for other, record in runs.bounds.reference.items():
+        if (
+            other[:2] == key[:2]
+            and other[2] != key[2]
+            and all(abs(runs.value(key, rank) - record.value) <= runs.bounds.allowed(key) for rank in wrong[key].ranks)
+        ):
+            return Cause("stale", "", f"it is the single device's rate of step {other[2] + 1}, in step {key[2] + 1}")
+    return None
 
 
 def _is_scalar(runs: PairedRuns, key: Key) -> bool:

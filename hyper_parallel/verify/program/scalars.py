@@ -11,7 +11,7 @@ from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.distance import Distance, distance
 from hyper_parallel.verify.program.runs import PairedRuns
 
-__all__ = ["combinations_of_ranks", "compare_scalars"]
+__all__ = ["combinations_of_ranks", "compare_scalars", "rows_of_rank"]
 
 
 def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, Distance | None]:
@@ -53,7 +53,7 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
                     for rank, members in chosen.items()
                 },
             )
-        weights = {rank: _rows(runs, rank) for rank in values}
+        weights = {rank: rows_of_rank(runs, rank) for rank in values}
         if all(weights.values()):
             yield (
                 f"mean over {axis}, weighted with the rows of each rank,",
@@ -66,7 +66,7 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
             )
 
 
-def _rows(runs: PairedRuns, rank: int) -> int:
+def rows_of_rank(runs: PairedRuns, rank: int) -> int:
     """Return how many rows of the batch a rank has, from the sizes recognised most often; 0 if none were."""
     votes = {sizes: sum(counter.values()) for sizes, counter in runs.activations.rows[rank].items()}
     return max(votes, key=lambda sizes: votes[sizes])[1] if votes else 0
