@@ -104,7 +104,8 @@ class _Comparison:
         """Return ranks whose output of a module is not its last: they have some of its layers, and another rank has it.
 
         The stages of a pipeline call the same module, each with its own layers. Where no rank has the right output, all
-        of them are wrong.
+        of them are wrong. Ranks that call a layer with parameters which the right ranks call, too, are no stages: they
+        share the module, and have their own experts in it, for example.
         """
         right = [rank for rank, distance in distances.items() if distance is not None and distance.ratio <= 1]
         if key[0] != "output" or not right or len(right) == len(distances):
@@ -116,6 +117,7 @@ class _Comparison:
             for rank, distance in distances.items()
             if distance is not None and distance.ratio > 1
             and any(not self._has(rank, name) for name in weights)
+            and not any(self._share(rank, other, weights) for other in right)
         ]  # fmt: skip
         if stages:
             ranks = ", ".join(map(str, stages))
@@ -124,6 +126,13 @@ class _Comparison:
             )
             self.verdict.skipped += [] if line in self.verdict.skipped else [line]
         return stages
+
+    def _share(self, rank: int, other: int, weights: set[str]) -> bool:
+        """Return whether two ranks both call a module that has one of these parameters."""
+        modules = {name.rpartition(".")[0] for name in weights if self._has(rank, name) and self._has(other, name)}
+        for each in (rank, other):
+            modules &= {record.module for key, record in self.runs.ranks[each].items() if key[0] == "output"}
+        return bool(modules)
 
     def _has(self, rank: int, name: str) -> bool:
         """Return whether a rank has a parameter or buffer before training."""

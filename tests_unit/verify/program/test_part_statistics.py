@@ -1,4 +1,4 @@
-"""Outputs: dropout masks, statistics of a part, other inputs, parts of other ranks, pipeline stages."""
+"""Causes: statistics of a part, unequal rows, kept gradients, other inputs and targets; masks without a dropout."""
 
 import numpy as np
 
@@ -131,17 +131,6 @@ def test_the_last_rank_has_the_rows_that_are_left():
     assert (first.name, first.ranks, first.placement) == ("scale", (0,), "rows 0:4 of 9 in dim 0")
 
 
-def test_an_earlier_stage_need_not_have_the_output_of_the_last():
-    """Outputs of the model on earlier pipeline stages are not compared; wrong ones of the last stage are found."""
-    first, last = random(4, WIDTH), random(4, WIDTH) + 1
-    single = {"layers.0": first, "layers.1": last, "": np.tanh(last)}
-    stages = [{"layers.0": first, "": np.tanh(first)}, {"layers.1": last, "": np.tanh(last)}]
-    moved = [run({name: value * (1 + sign * 2.0**-52) for name, value in single.items()}) for sign in (1, -1)]
-    assert compare_runs(run(single), moved, run(*stages)).equal
-    stages[1][""] = np.tanh(first)
-    assert first_difference(single, stages).ranks == (1,)
-
-
 def test_a_rate_of_another_step_is_a_schedule_that_moved_too_far():
     """A learning rate that the single device has in a later step is named with that step."""
 
@@ -153,3 +142,87 @@ def test_a_rate_of_another_step_is_a_schedule_that_moved_too_far():
     first = compare_runs(single, [single], rates(0.4, 0.3, 0.2)).first
     assert (first.kind, first.step, first.cause.kind) == ("rate", 0, "stale")
     assert first.cause.evidence == "it is the single device's rate of step 2, in step 1"
+
+
+def records(kind, name, values, module=""):
+    """Records of a value in consecutive steps."""
+    return [Record(kind, name, module, step, 0, np.asarray(value)) for step, value in enumerate(values)]
+
+
+def first_of(single, ranks):
+    """The first difference of ranks' records from a single device's, which repeat themselves."""
+    reference = Run([RankRecords(0, single)])
+    groups = [Group("dp", tuple(range(len(ranks))))]
+    parallel = Run([RankRecords(rank, own, groups) for rank, own in enumerate(ranks)])
+    return compare_runs(reference, [reference], parallel).first
+
+
+def test_gradients_that_some_ranks_kept_are_stale():
+    """The gradient of the step before, as often as ranks kept it, is what is too much."""
+    before, after = random(WIDTH), random(WIDTH) ** 2
+    own = records("gradient", "weight", (before, after + 2 * before))
+    first = first_of(records("gradient", "weight", (before, after)), [own] * 3)
+    assert (first.step, first.cause.kind) == (1, "stale")
+    assert first.cause.evidence == "minus the value of the step before 2 times it equals the reference: that was kept"
+
+
+def test_values_weighted_with_rows_lack_a_reduction():
+    """A buffer that is the mean of the rank's rows is the reference's if it is weighted with the rows."""
+    embed = random(ROWS, 4)
+    single = [*records("output", "embed", [embed], "embed"), *records("buffer", "mean", [embed.mean(0)])]
+    ranks = [
+        [*records("output", "embed", [embed[rows]], "embed"), *records("buffer", "mean", [embed[rows].mean(0)])]
+        for rows in PARTS
+    ]
+    first = first_of(single, ranks)
+    assert (first.kind, first.cause.kind, first.cause.axis) == ("buffer", "missing-reduction", "dp")
+    assert first.cause.evidence.startswith("the mean over dp weighted with the ranks' rows, 4 : 3 : 2, equals")
+
+
+def test_gradients_of_means_over_unequal_rows_must_be_weighted():
+    """Losses that are the reference's only if weighted with rows show why gradients averaged alike differ."""
+    embed, gradient = random(ROWS, WIDTH), random(ROWS, WIDTH)
+    losses = embed.sum(1) ** 2
+
+    def trained(rows, mean):
+        return [
+            *records("output", "embed", [embed[rows]], "embed"),
+            *records("loss", "loss", [losses[rows].mean()]),
+            *records("gradient", "weight", [mean]),
+        ]
+
+    alike = np.mean([gradient[rows].mean(0) for rows in PARTS], axis=0)
+    first = first_of(trained(slice(None), gradient.mean(0)), [trained(rows, alike) for rows in PARTS])
+    assert (first.kind, first.cause.kind, first.cause.axis) == ("gradient", "scaled-by-count", "dp")
+    assert first.cause.evidence.startswith("the ranks' losses are means over 4, 3, 2 rows, and only their mean over dp")
+
+
+def test_a_loss_of_right_outputs_has_other_targets():
+    """A loss that no size or count explains, after outputs that are all right, is computed with other targets."""
+    embed = random(ROWS, WIDTH)
+    single = [*records("output", "embed", [embed], "embed"), *records("loss", "loss", [1.0])]
+    ranks = [
+        [*records("output", "embed", [embed[rows]], "embed"), *records("loss", "loss", [0.1234567891 + rank**0.5])]
+        for rank, rows in enumerate(PARTS)
+    ]
+    first = first_of(single, ranks)
+    assert (first.kind, first.cause.kind) == ("loss", "data")
+    assert "targets" in first.cause.evidence
+
+
+def test_experts_are_no_stages():
+    """A rank with other experts that calls the same gate has the model's output: a wrong one is found."""
+    names = ("gate", "experts.0", "experts.1")
+    outputs = {name: random(4, 1 + len(name)) for name in (*names, "")}
+    weights = [Record("weight", f"{name}.weight", name, -1, 0, random(3, len(name))) for name in names]
+
+    def called(own, scale):
+        modules = [name for name in names if name in own]
+        return [
+            *(weight for weight in weights if weight.module in own),
+            *(Record("output", name, name, 0, 0, outputs[name]) for name in modules),
+            Record("output", "", "", 0, 0, outputs[""] * scale),
+        ]
+
+    first = first_of(called(names, 1), [called(("gate", "experts.0"), 2), called(("gate", "experts.1"), 1)])
+    assert (first.kind, first.name, first.ranks) == ("output", "", (0,))
