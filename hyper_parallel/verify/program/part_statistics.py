@@ -155,7 +155,7 @@ def _rows_scaled(evidence: Evidence, rank: int) -> int | None:
     slack = evidence.slack(rank, evidence.actual[rank]).reshape(actual.shape) * (1 + np.abs(factors))[:, None]
     if not (np.abs(actual - factors[:, None] * expected) <= slack).all():
         return None
-    return int((squares > 0).sum()) * (actual.shape[1] - 1)
+    return int((squares > 0).sum()) * int(actual.shape[1] - 1)
 
 
 def _columns_moved(evidence: Evidence, rank: int) -> int | None:
