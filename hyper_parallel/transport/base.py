@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
+from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HyperParallelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ __all__ = [
     "Shape",
     "Transport",
     "active_transport",
+    "active_transport_of",
     "after_dropped",
     "check_ranks",
     "check_reduction",
@@ -74,7 +75,13 @@ class ReductionError(HyperParallelError, TypeError):
 
 
 class HostOps(Protocol):
-    """The operations on local tensors that a transport needs from a framework, or from NumPy."""
+    """The operations on local tensors that a transport needs from a framework, or from NumPy.
+
+    Attributes:
+        framework: its name, or empty for NumPy.
+    """
+
+    framework: str
 
     def shape(self, x: Any) -> Shape:
         """Sizes of ``x``."""
@@ -105,11 +112,13 @@ class Transport(abc.ABC):
         rank: this rank's number in the world.
         world_size: number of ranks.
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
+        framework: of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
     """
 
     rank: int
     world_size: int
     backend: str
+    framework: str = ""
 
     @functools.cached_property
     def receiving(self) -> dict[Channel, WeakKeyDictionary[Work, str]]:
@@ -221,6 +230,7 @@ class ForwardingTransport(Transport):
         self.rank = inner.rank
         self.world_size = inner.world_size
         self.backend = inner.backend
+        self.framework = inner.framework
         self._inner = inner
 
     def group(self, ranks: Ranks) -> Any:
@@ -360,6 +370,22 @@ _ACTIVE: ContextVar[Transport | None] = ContextVar("hyper_parallel_transport", d
 def active_transport() -> Transport | None:
     """Return the current transport (usually that of a simulated rank), or None."""
     return _ACTIVE.get()
+
+
+def active_transport_of(framework: str) -> Transport | None:
+    """Return :func:`active_transport` for tensors of ``framework``.
+
+    Raises:
+        ArgumentTypeError: it carries those of another framework.
+    """
+    active = _ACTIVE.get()
+    if active is not None and active.framework not in ("", framework):
+        msg = (
+            f"a tensor of {framework} came to a rank of {active.framework}, which cannot send it to other ranks: "
+            f'write platform="{framework}" in simulate or launch, or @pytest.mark.platforms("{framework}") for a test'
+        )
+        raise ArgumentTypeError(msg)
+    return active
 
 
 @contextmanager

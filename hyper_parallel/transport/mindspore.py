@@ -72,6 +72,7 @@ class NumpyBridge(ForwardingTransport):
         from_host: Callable[[Any], Tensor] = from_host,
     ) -> None:
         super().__init__(inner)
+        self.framework = "mindspore"
         self._to_host = to_host
         self._from_host = from_host
 

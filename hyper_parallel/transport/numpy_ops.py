@@ -31,6 +31,8 @@ _ACCUMULATE: dict[str, np.ufunc] = {
 class NumpyOps:
     """:class:`HostOps` for numpy arrays."""
 
+    framework = ""
+
     def shape(self, x: np.ndarray[Any, Any]) -> Shape:
         """Sizes of ``x``."""
         return tuple(x.shape)

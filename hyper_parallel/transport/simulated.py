@@ -79,6 +79,7 @@ class SimulatedTransport(Transport):
     def __init__(self, rank: int, world_size: int, ops: HostOps, endpoint: Endpoint) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.framework = ops.framework
         self._ops = ops
         self._endpoint = endpoint
         self._fingerprints = TransportFingerprints(rank, world_size, ops)

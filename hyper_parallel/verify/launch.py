@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import signal
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ _GRACE_SECONDS = 5.0
 _STACK_SECONDS = 0.5
 _ROUND_SECONDS = 0.01
 _LOG_CHARACTERS = 4000
+_EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")  # in torchrun's report
 
 
 def launch(
@@ -92,6 +94,7 @@ class _Torchrun:
         )  # fmt: skip
         # Unbuffered, as torchrun starts Python: a killed rank loses none of its output.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
+        self._folder = folder
         self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
         # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
         with starting("torchrun"):
@@ -104,8 +107,11 @@ class _Torchrun:
         return self._agent.poll() is None
 
     def codes(self) -> dict[int, int]:
-        """Return no exit codes: torchrun does not report them per rank."""
-        return {}
+        """Return the exit codes of the ranks that failed, which torchrun lists by process id."""
+        ranks = {int(path.read_text()): int(path.stem) for path in self._folder.glob("*.pid") if path.read_text()}
+        text = (self._folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+        listed = ((int(pid), int(code)) for code, pid in _EXIT_CODE.findall(text))
+        return {ranks[pid]: code for pid, code in listed if pid in ranks}
 
     def end(self) -> None:
         """End torchrun by SIGTERM, which it passes on to its ranks, then by SIGKILL."""

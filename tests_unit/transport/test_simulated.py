@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.base import ReductionError
+from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError
+from hyper_parallel.transport.base import ReductionError, active_transport_of, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.simulated import SimulatedGroup
+from hyper_parallel.transport.simulated import SimulatedGroup, SimulatedTransport
 from hyper_parallel.transport.single_process import SingleTransport
 
 ALONE = SingleTransport(NumpyOps())
@@ -45,3 +45,20 @@ def test_group_is_its_ranks():
     group = ALONE.group((0,))
     assert group == SimulatedGroup((0,))
     assert (ALONE.ranks_of(group), ALONE.ranks_of(None), group.size()) == ((0,), (0,), 1)
+
+
+def test_tensors_of_another_framework_are_refused():
+    """A rank that carries tensors of one framework refuses those of the other; host arrays have none."""
+    ops = NumpyOps()
+    assert active_transport_of("torch") is None
+    with use_transport(SimulatedTransport(0, 1, ops, None)):
+        assert active_transport_of("torch") is active_transport_of("mindspore")
+    ops.framework = "mindspore"
+    with use_transport(SimulatedTransport(0, 1, ops, None)):
+        assert active_transport_of("mindspore").framework == "mindspore"
+        with pytest.raises(ArgumentTypeError) as caught:
+            active_transport_of("torch")
+    assert str(caught.value) == (
+        "a tensor of torch came to a rank of mindspore, which cannot send it to other ranks: "
+        'write platform="torch" in simulate or launch, or @pytest.mark.platforms("torch") for a test'
+    )

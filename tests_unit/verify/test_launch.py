@@ -98,7 +98,7 @@ def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
 
     error = failure(body, tmp_path)
     assert list(error.failures) == [0]
-    assert "rank 0 died without a report" in str(error)
+    assert "rank 0 died of SIGKILL without a report" in str(error)
     assert "--- rank 1: waited in barrier() (collective 1 of ranks (0, 1)) for ranks [0] at " in str(error)
 
 

@@ -28,7 +28,7 @@ from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime, device_type
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.training import MindSporeTraining
-from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.single_process import SingleTransport
@@ -68,7 +68,7 @@ class MindSporePlatform(
 
     def transport(self) -> Transport:
         """The surrounding rank (simulated or rehearsed), else HCCL where it is initialised, else a world of one."""
-        active = active_transport()
+        active = active_transport_of("mindspore")
         if active is not None:
             return active
         if self._rehearsal is not None:

@@ -22,7 +22,7 @@ from hyper_parallel.platform.torch.persistence import TorchPersistence
 from hyper_parallel.platform.torch.runtime import TorchRuntime
 from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.training import TorchTraining
-from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.c10d import TorchOps
 from hyper_parallel.transport.single_process import SingleTransport
 
@@ -64,7 +64,7 @@ class TorchPlatform(
 
     def transport(self) -> Transport:
         """The surrounding simulated rank, else torch.distributed where it is initialised, else a world of one."""
-        active = active_transport()
+        active = active_transport_of("torch")
         if active is not None:
             return active
         if not _joined():

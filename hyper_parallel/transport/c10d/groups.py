@@ -23,6 +23,7 @@ class C10dGroups(EngineTransport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.backend = str(dist.get_backend())
+        self.framework = "torch"
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
         self._dropped: dict[Ranks, int] = {}

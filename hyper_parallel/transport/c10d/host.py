@@ -44,6 +44,8 @@ def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
 class TorchOps:
     """:class:`HostOps` for tensors of PyTorch, on any device."""
 
+    framework = "torch"
+
     def shape(self, x: torch.Tensor) -> Shape:
         """Sizes of ``x``."""
         return tuple(x.shape)
