@@ -188,6 +188,7 @@ def returned():  # noqa: PLR0915 - as above
     check("started'", ms.grad(later)(x), 2 * every[rank] * sum(weights))
     total, handle = comm_func.all_reduce(x, "max", async_op=True)
     assert np.isnan(total.asnumpy()).all()
+    assert "CommHandle_ptr=0x" in repr(handle)
     handle.wait()
     check("started", total, np.max(every, 0))
 

@@ -48,6 +48,8 @@ def every_primitive():  # noqa: PLR0915 - one run checks everything: ranks are s
     parts = [values(other, (2, 3)) for other in range(size)]
     both("AllGather", ops.AllGather(), parts[rank], np.concatenate(parts), cs, sum(cs)[rows[rank]])
     both("Broadcast", lambda y: ops.Broadcast(1)((y,))[0], x, xs[1], cs, cs[rank])
+    unused = ms.grad(lambda y: (ops.Broadcast(1)((y, y * 2))[1] * Tensor(cs[rank])).sum())(Tensor(x))
+    check("Broadcast of two; one unused'", unused, 2 * cs[rank])
     check("Reduce", ops.Reduce(1)(Tensor(x)), total if rank == 1 else [np.nan])
     check("CollectiveGather", ops.CollectiveGather(0)(Tensor(x)), np.concatenate(xs) if rank == 0 else [np.nan])
     both("CollectiveScatter", ops.CollectiveScatter(0), x, xs[0][rows[rank]], pieces,
@@ -114,7 +116,8 @@ def every_primitive():  # noqa: PLR0915 - one run checks everything: ranks are s
 def test_primitives_equal_numpy(size):
     """Values and gradients of every primitive that is carried, in worlds of two, three and four ranks."""
     expected = """AllReduce sum, AllReduce sum', AllReduce max, AllReduce max', AllReduce prod, AllReduce prod',
-        ReduceScatter, ReduceScatter', AllGather, AllGather', Broadcast, Broadcast', Reduce, CollectiveGather,
+        ReduceScatter, ReduceScatter', AllGather, AllGather', Broadcast, Broadcast',
+        Broadcast of two; one unused', Reduce, CollectiveGather,
         CollectiveScatter, CollectiveScatter', AlltoAll, AlltoAll', AlltoAllV, AlltoAllV', AlltoAllVC, AlltoAllVC',
         AllGatherV, AllGatherV', ReduceScatterV, ReduceScatterV', Receive, BatchISendIRecv, NeighborExchange,
         NeighborExchange', Send', bfloat16 in a group"""

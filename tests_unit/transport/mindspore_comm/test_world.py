@@ -11,6 +11,7 @@ pytestmark = pytest.mark.platforms("mindspore")
 def told():
     """What every question about the world and about groups answers on this rank."""
     import mindspore.communication as comm
+    from mindspore.communication import _comm_helper
     from mindspore.mint import distributed as dist
 
     comm.init()
@@ -26,7 +27,11 @@ def told():
     comm.destroy_group("pair")
     comm.create_group("pair", [0, 1])
     answers.append(comm.get_process_group_ranks("pair"))
+    answers += [_comm_helper._get_group_map() == {"pair": [0, 1], name: [1, 2]}, _comm_helper._wait_all_comm_init()]
     dist.destroy_process_group()
+    answers.append(dist.is_initialized())
+    comm.init("nccl")
+    comm.release()
     answers.append(dist.is_initialized())
     dist.init_process_group(world_size=3)
     return [*answers, dist.is_initialized(), dist.is_available()]
@@ -38,7 +43,7 @@ def test_the_world_and_its_groups():
         for rank, answers in enumerate(simulate(told, 3, "mindspore")):
             local = {0: 0, 1: None, 2: 1}[rank]
             expected = [rank, 3, rank, 3, rank, 3, "hccl", True, 2, 1, [0, 2], [1, 2], 2, 1, 1, True, local, [0, 1]]
-            assert answers == [*expected, False, True, True]
+            assert answers == [*expected, True, True, False, False, True, True]
 
 
 def refusals():
@@ -133,3 +138,15 @@ def test_what_cannot_be_right_is_refused():
             "the process groups were destroyed; call mindspore.communication.init() before further collectives",
         ),
     ]
+
+
+def test_a_thread_that_is_no_rank():
+    """A collective outside of a rank's own thread has no world, and says so."""
+    from hyper_parallel.transport.mindspore_comm.world import active_world, current_world
+
+    assert active_world() is None
+    with pytest.raises(MeshError) as caught:
+        current_world()
+    assert str(caught.value) == (
+        "a collective was called in a thread that is no rank; call collectives in the thread that runs the rank"
+    )
