@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from hyper_parallel.cli import (
     verify_model,
     verify_mutants,
     verify_ops,
+    verify_program,
     verify_redistribute,
 )
 from hyper_parallel.errors import HyperParallelError
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
         memory; 2 for invalid input; 130 after Ctrl-C.
     """
-    arguments = parser().parse_args(argv)
+    arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -61,6 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; what follows ``--`` are the arguments of the user's script, unparsed."""
+    own, script = list(argv), ()
+    if "--" in own:
+        place = own.index("--")
+        own, script = own[:place], tuple(own[place + 1 :])
+    top = parser()
+    arguments = top.parse_args(own)
+    if script and not hasattr(arguments, "arguments"):
+        top.error(f"only verify program takes arguments after --, got {shlex.join(script)}")
+    arguments.arguments = script
+    return arguments
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     top = argparse.ArgumentParser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
@@ -68,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
     verify_model.add_parser(kinds)
+    verify_program.add_parser(kinds)
     verify_ops.add_parser(kinds)
     verify_redistribute.add_parser(kinds)
     verify_mutants.add_parser(kinds)

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         shuffled,
         size,
     )
+    from hyper_parallel.platform.contract.recording import record
     from hyper_parallel.verify.check import check_function
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user_operators import operator_sample
+    from hyper_parallel.verify.program.run import verify_program
 
 __all__ = [
     "ModelCase",
@@ -44,10 +46,12 @@ __all__ = [
     "nonfinite",
     "operator_sample",
     "real",
+    "record",
     "shuffled",
     "simulate",
     "size",
     "verify_model",
+    "verify_program",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -70,5 +74,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
+        "hyper_parallel.verify.program.run": ("verify_program",),
+        "hyper_parallel.platform.contract.recording": ("record",),
     },
 )

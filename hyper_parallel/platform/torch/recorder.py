@@ -133,8 +133,13 @@ class Recorder:
         finally:
             self._in_backward = False
 
-    def record_norm(self, total: Any, largest: float) -> None:
-        """Record the norm that gradients are clipped by, and the factor that clips them."""
+    def record_clipping(self, parameters: Any, total: Any, largest: float) -> None:
+        """Record gradients before they are clipped, the norm that they are clipped by, and the factor."""
+        chosen = {id(value) for value in parameters}
+        for name, parameter in self._names.parameters().items():
+            taken = read_tensor(parameter.grad) if id(parameter) in chosen else None
+            if taken is not None:
+                self.log.add("gradient", name, taken[0], module=_owner(name), region=taken[1])
         taken = read_tensor(total)
         if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
             self._note("norms that were not reduced", "gradient norm")

@@ -174,7 +174,8 @@ def _clipped(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _RECORDER.get()
         if recorder is not None:
-            recorder.record_norm(total_norm, float(max_norm))
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            recorder.record_clipping(parameters, total_norm, float(max_norm))
         return plain(parameters, max_norm, total_norm, *args, **kwargs)
 
     return clip

@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["guarded"]
+
+_GRACE_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -91,11 +94,13 @@ class _Forks:
     def end(self) -> None:
         """End what is left of the children, and read what they said."""
         os.close(self._write)
+        deadline = time.monotonic() + _GRACE_SECONDS
         for pid in self._children:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+                while not os.waitpid(pid, os.WNOHANG)[0]:
+                    if time.monotonic() > deadline:
+                        os.kill(pid, signal.SIGKILL)
+                    time.sleep(0.01)
         self.continued = os.read(self._read, 1 << 12).decode()
         os.close(self._read)
 

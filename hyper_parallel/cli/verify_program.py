@@ -1,0 +1,117 @@
+"""``hyper-parallel verify program``: run a distributed program on one rank and on several, and compare them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
+from hyper_parallel.verify.report_files import write_text
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.program.report import ProgramReport
+
+__all__ = ["add_parser", "run"]
+
+_RUNS = 12  # the reference twice, its eight perturbed repeats, the ranks, the comparison
+
+_DESCRIPTION = """\
+Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that it
+computes: outputs of modules, losses, masks, gradients when the optimizer sees them, gradient norms, optimizer state,
+weights and buffers after each step. The first difference is named with its rank, its step and its cause.
+
+FILE is a script, or file.py:function of a function that takes nothing or a mesh. Arguments of the script follow --.
+It must train the same way on one rank: read its rank and world size from torch.distributed or the environment, and take
+its part of one global batch. What bounds the difference is measured: the run on one rank is repeated with tiny
+perturbations.
+
+Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    subparser = kinds.add_parser(
+        "program",
+        help="run a training program on one rank and on several, and compare them",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparser.add_argument("file", metavar="FILE", help="train.py, or train.py:function")
+    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--mesh", metavar="dp=2,tp=2", help="axes of the ranks, the last one fastest, for messages")
+    subparser.add_argument("--single", metavar="FILE", help="another script or function for the run on one rank")
+    subparser.add_argument("--single-args", metavar="ARGS", help="arguments of the run on one rank, in one string")
+    subparser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps (default: at its end)")
+    subparser.add_argument("--only", action="append", metavar="PATTERN", help="record only these outputs; repeatable")
+    subparser.add_argument(
+        "--declare", action="append", metavar="NAME=PLACEMENT",
+        help="what a value is, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
+    )  # fmt: skip
+    subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
+    subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that is installed")
+    subparser.add_argument("--seed", type=int, default=0, metavar="N", help="of the perturbations (default: 0)")
+    subparser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds for a run (default: 300)")
+    subparser.add_argument("--memory", type=float, default=4.0, metavar="GIB", help="for the records (default: 4)")
+    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS]"
+    subparser.set_defaults(run=run, arguments=())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify the program; return 0 if it is equal."""
+    from hyper_parallel.verify.program.run import verify_program
+
+    can_be_written("--report", arguments.report)
+    progress = Progress(_RUNS)
+    try:
+        report = verify_program(
+            arguments.file,
+            arguments.world_size,
+            single=arguments.single,
+            mesh=arguments.mesh,
+            steps=arguments.steps,
+            platform=_platform(arguments.platform),
+            seed=arguments.seed,
+            launch=arguments.launch,
+            declared=_declared(arguments.declare or ()),
+            args=arguments.arguments,
+            single_args=None if arguments.single_args is None else shlex.split(arguments.single_args),
+            only=arguments.only or (),
+            timeout=arguments.timeout,
+            memory=int(arguments.memory * (1 << 30)),
+            progress=progress.next,
+        )
+    finally:
+        progress.clear()
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
+    _write(arguments.report, report)
+    return 0 if report.ok else 1
+
+
+def _platform(asked: str | None) -> str:
+    name = asked or next(iter(installed_frameworks()), "torch")
+    require_framework(name)
+    return name
+
+
+def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
+    declared = {}
+    for line in lines:
+        name, sign, placement = line.partition("=")
+        if not (name and sign and placement):
+            msg = f"--declare {line!r} must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=shard(0) over tp'"
+            raise ValueError(msg)
+        declared[name] = placement
+    return declared
+
+
+def _write(path: str | None, report: ProgramReport) -> None:
+    if path is not None:
+        text = json.dumps(report.to_json(), indent=2) if Path(path).suffix == ".json" else report.text()
+        write_text(path, text + "\n", "--report")

@@ -1,0 +1,93 @@
+"""The changed repeats of a reference, from which the allowed difference of each value is earned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyper_parallel.platform.contract.recording import Perturbation
+from hyper_parallel.verify.noise import allowed_difference, displace, perturb, seed_of
+from hyper_parallel.verify.program.records import Run
+
+__all__ = ["Displaced", "Moved", "displaced_gradients", "moved_values"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Inputs and weights moved by a unit in the last place.
+
+    Attributes:
+        seed: of the directions.
+        sign: 1 or -1; the two signs of one seed are antithetic.
+    """
+
+    seed: int
+    sign: int
+    words = "inputs and weights in the last place"
+
+    def moved(self, name: str, array: Any) -> Any:
+        """See :class:`Perturbation`."""
+        return perturb(array, seed_of(self.seed, name), self.sign)
+
+    def displaced(self, name: str, step: int, array: Any) -> Any:
+        """Return the gradient as it is."""
+        del name, step
+        return array
+
+
+@dataclass(frozen=True)
+class Displaced:
+    """Gradients moved by all that is allowed to them.
+
+    Attributes:
+        seed: of the directions; None moves every element the same way.
+        sign: 1 or -1.
+        allowed: difference by name and step of the gradient.
+    """
+
+    seed: int | None
+    sign: int
+    allowed: dict[tuple[str, int], Any] = field(repr=False)
+    words = "displaced gradients"
+
+    def moved(self, name: str, array: Any) -> Any:
+        """Return the input or weight as it is."""
+        del name
+        return array
+
+    def displaced(self, name: str, step: int, array: Any) -> Any:
+        """See :class:`Perturbation`."""
+        allowed = self.allowed.get((name, step))
+        if allowed is None:
+            return array
+        return displace(array, allowed, None if self.seed is None else seed_of(self.seed, name), self.sign)
+
+
+def moved_values(seed: int) -> Iterator[Perturbation]:
+    """Yield two antithetic pairs."""
+    for pair in (0, 1):
+        for sign in (1, -1):
+            yield Moved(seed_of(seed, "pair", pair), sign)
+
+
+def displaced_gradients(seed: int, reference: Run, repeats: Sequence[Run]) -> Iterator[Perturbation]:
+    """Yield two antithetic pairs: random directions per element, and one direction everywhere.
+
+    Args:
+        seed: of the directions.
+        reference: a world of one.
+        repeats: of it, perturbed by :func:`moved_values`.
+    """
+    gradients = [_gradients(run) for run in (reference, *repeats)]
+    allowed = {
+        key: allowed_difference(value, [repeat[key] for repeat in gradients[1:] if key in repeat])
+        for key, value in gradients[0].items()
+    }
+    for direction in (seed_of(seed, "gradients"), None):
+        for sign in (1, -1):
+            yield Displaced(direction, sign, allowed)
+
+
+def _gradients(run: Run) -> dict[tuple[str, int], Any]:
+    return {(record.name, record.step): record.value for record in run.ranks[0].records if record.kind == "gradient"}

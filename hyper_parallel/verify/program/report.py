@@ -1,0 +1,74 @@
+"""The report of a program's verification, as text and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyper_parallel.verify.program.verdict import Verdict
+
+__all__ = ["ProgramReport"]
+
+
+@dataclass
+class ProgramReport:
+    """What was run, and the verdict.
+
+    Attributes:
+        name: of the program.
+        platform: ``torch`` or ``mindspore``.
+        launch: ``simulated`` or ``processes``.
+        world_size: number of ranks.
+        seed: of the perturbations.
+        mesh: sizes of the axes that were named.
+        steps: optimizer steps that were compared.
+        verdict: of the comparison; None if the parallel run failed.
+        failure: of the parallel run, with every rank's traceback; empty if it ended.
+        cause: the failure in one line.
+        seconds: the whole took.
+    """
+
+    name: str
+    platform: str
+    launch: str
+    world_size: int
+    seed: int
+    mesh: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    verdict: Verdict | None = None
+    failure: str = ""
+    cause: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was compared and equal."""
+        return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced and not self.failure
+
+    def text(self) -> str:
+        """Return the report as text."""
+        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
+        axes = f" ({mesh})" if mesh else ""
+        run = f"{self.name} on {self.platform}: one rank against {self.world_size} {self.launch} ranks{axes}"
+        lines = [f"{run}, {self.steps} optimizer steps, seed {self.seed}, {self.seconds:.1f} s"]
+        if self.verdict is not None:
+            lines.append(self.verdict.text())
+        if self.failure:
+            lines += [f"FAILED on {self.world_size} ranks: {self.cause}", self.failure]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "ok": self.ok,
+            "program": self.name,
+            "platform": self.platform,
+            "launch": self.launch,
+            "world_size": self.world_size,
+            "mesh": self.mesh,
+            "seed": self.seed,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "failure": self.failure,
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
+        }

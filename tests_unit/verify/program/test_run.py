@@ -1,0 +1,303 @@
+"""A program is run on one rank and on several, as torchrun would, and compared; what makes no sense is refused."""
+
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify import record, verify_program
+from hyper_parallel.verify.model_case import InputError
+
+pytestmark = pytest.mark.platforms("torch")
+
+SCRIPT = '''
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from helper import batches
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    assert (rank, world) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for x in batches(int(sys.argv[1])):
+        model(x.tensor_split(world)[rank]).square().sum().backward()
+        for position, parameter in enumerate(model.parameters()):
+            if "--bug" not in sys.argv or position != 1:
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    print("trained", __name__, __file__)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)
+'''
+HELPER = '''
+import torch
+
+def batches(count):
+    return [torch.randn(7, 5, dtype=torch.float64) for _ in range(count)]
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A data-parallel script with a module of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text(HELPER)
+    return str(tmp_path / "train.py")
+
+
+def train(loss=None, steps=2, before=None):
+    """Train a data-parallel model by hand."""
+    if before is not None:
+        before()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        x = torch.randn(6, 5, dtype=torch.float64).tensor_split(world)[rank]
+        (loss or (lambda y: y.square().sum()))(model(x)).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def refusal(program, world_size=2, **options):
+    """Return the message with which a program is refused; no thread or process is left."""
+    threads = threading.active_count()
+    with pytest.raises(InputError) as caught:
+        verify_program(program, world_size, platform="torch", **options)
+    assert threading.active_count() == threads
+    return str(caught.value)
+
+
+def test_a_script_runs_as_torchrun_starts_it(script, capsys):
+    """Arguments, environment, ``__main__`` and modules beside the script are there; it prints to stderr."""
+    report = verify_program(script, 3, platform="torch", args=["2"])
+    assert report.ok, report.text()
+    assert (report.steps, report.verdict.counts["gradient"]) == (2, 24)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"trained __main__ {script}"] * 4
+
+
+def test_a_bug_is_found_with_its_cause(script):
+    """One gradient that is not reduced is the first difference, and its cause is told."""
+    report = verify_program(script, 3, platform="torch", args=["2", "--bug"])
+    first = report.verdict.first
+    assert (first.kind, first.name, first.step, first.cause.kind) == ("gradient", "0.bias", 0, "missing-reduction")
+    assert not report.ok
+    assert report.to_json()["verdict"]["first"]["name"] == "0.bias"
+
+
+def test_real_processes_give_the_same_verdict(script):
+    """The same program over gloo, in processes."""
+    report = verify_program(script, 2, platform="torch", args=["1"], launch="processes")
+    assert report.ok, report.text()
+
+
+def test_functions_and_meshes(tmp_path):
+    """A function may take a mesh, whose axes have size 1 in the reference; its own single form may be another one."""
+    sizes = []
+
+    def parallel(mesh):
+        sizes.append((mesh.mesh_dim_names, tuple(mesh.mesh.shape)))
+        train()
+
+    report = verify_program(parallel, mesh={"dp": 2, "tp": 1}, single=train, platform="torch", steps=1)
+    assert report.ok, report.text()
+    assert sizes == [(("dp", "tp"), (2, 1))] * 2
+    assert report.steps == 1
+    assert report.text().startswith(
+        "test_functions_and_meshes.<locals>.parallel on torch: one rank against 2 simulated ranks (dp=2, tp=1), "
+        "1 optimizer steps, seed 0, "
+    )
+    (tmp_path / "own.py").write_text(SCRIPT.replace("int(sys.argv[1])", "2"))
+    (tmp_path / "helper.py").write_text(HELPER)
+    assert verify_program(f"{tmp_path}/own.py:main", 2, platform="torch").ok
+    assert f"'{tmp_path}/own.py:stop': the file has no function 'stop'; it has batches, main" in refusal(
+        f"{tmp_path}/own.py:stop"
+    )
+
+
+def test_a_rank_that_fails_is_in_the_report():
+    """A program that fails only on several ranks is not equal, and the report shows its traceback."""
+
+    def program():
+        if dist.get_rank() == 1:
+            msg = "no such shard"
+            raise ArithmeticError(msg)
+        train()
+
+    report = verify_program(program, 2, platform="torch")
+    assert not report.ok
+    assert "FAILED on 2 ranks: ArithmeticError: no such shard\nrank 1 of 2 failed" in report.text()
+    assert report.to_json()["failure"].startswith("rank 1 of 2 failed")
+
+
+def test_the_same_command_gives_the_same_report():
+    """Seeds are fixed."""
+    first, second = (verify_program(train, 2, platform="torch").verdict.to_json() for _ in range(2))
+    assert first == second
+
+
+# What makes no sense
+
+
+def test_a_file_that_is_missing_or_no_python(tmp_path):
+    """The file is checked before anything runs."""
+    assert refusal(f"{tmp_path}/no.py") == f"FILE: there is no file {tmp_path}/no.py"
+    (tmp_path / "bad.py").write_text("x = 1\ny = (\n")
+    assert refusal(f"{tmp_path}/bad.py") == f"FILE: {tmp_path}/bad.py:2 is not Python: '(' was never closed"
+    assert refusal(train, args=["--fast"]) == (
+        "FILE 'train' is a function, which takes no arguments ['--fast']; only scripts do"
+    )
+
+
+def test_numbers_that_make_no_sense():
+    """One rank is the reference itself; no steps compare nothing."""
+    assert refusal(train, 1) == (
+        "--world-size is 1: the program on one rank is the reference; compare it with at least 2 ranks"
+    )
+    assert refusal(train, steps=0) == "--steps is 0; at least one step must be compared"
+    assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated or processes"
+    message = refusal(lambda left, right: None)
+    assert message.endswith("<lambda> takes left, right; it must take nothing or a mesh")
+
+
+def test_nothing_recorded_and_no_step():
+    """A run in which nothing was compared is an error."""
+    assert refusal(lambda: None) == (
+        "test_nothing_recorded_and_no_step.<locals>.<lambda> on rank 0 of 1: nothing was recorded; it calls no module, "
+        "makes no optimizer step and records no value: call the training in the file itself, or record values by "
+        'hyper_parallel.verify.record("name", value)'
+    )
+    assert refusal(lambda: nn.Linear(2, 2)(torch.ones(2))) == (
+        "test_nothing_recorded_and_no_step.<locals>.<lambda> on rank 0 of 1: no optimizer step happened, so no gradient "
+        "and no update would be compared; let it train for at least one step, or record values by "
+        'hyper_parallel.verify.record("name", value)'
+    )
+    assert verify_program(lambda: record("x", 1.5), 2, platform="torch").ok
+
+
+def test_a_reference_that_is_not_deterministic():
+    """It is run twice, and the first value that differs is named."""
+    count = []
+
+    def noisy():
+        count.append(1)
+        train(loss=lambda y: y.sum() * len(count))
+
+    assert refusal(noisy) == (
+        "test_a_reference_that_is_not_deterministic.<locals>.noisy is not deterministic on one rank: run twice, loss "
+        "'loss' of step 0 differs; seed every generator that it uses (torch.manual_seed, random.seed, "
+        "numpy.random.seed), and keep time and object ids out of the training"
+    )
+    assert refusal(lambda: train(steps=count.append(1) or len(count))).split("twice, ")[1].startswith(
+        "the number of recorded values ("
+    )
+
+
+def test_a_reference_that_fails():
+    """Its error is the input's."""
+
+    def failing():
+        raise ArithmeticError
+
+    name = "test_a_reference_that_fails.<locals>.failing"
+    assert refusal(failing).startswith(f"{name} fails on one rank, which is the reference: ArithmeticError\n")
+
+
+def test_a_program_that_exits(tmp_path):
+    """A status other than 0 is told; ``os._exit`` ends the rank, not this process."""
+    (tmp_path / "out.py").write_text("import os, sys\nos._exit(3) if sys.argv[1:] else sys.exit('no data')\n")
+    words = "; a program that is verified must end with status 0"
+    assert refusal(f"{tmp_path}/out.py") == (
+        f"{tmp_path}/out.py: the program ended with sys.exit('no data') in a world of 1{words}"
+    )
+    assert refusal(f"{tmp_path}/out.py", args=["x"]) == (
+        f"{tmp_path}/out.py: the program ended with sys.exit(3) in a world of 1{words}"
+    )
+
+
+def test_a_program_that_forks():
+    """A child that goes on with the program is ended and told; one that works for itself is not."""
+
+    def forks():
+        if not os.fork():
+            os._exit(0)
+
+    assert verify_program(lambda: train(before=forks), 2, platform="torch").ok
+    message = refusal(lambda: train(before=os.fork))
+    assert message.startswith("test_a_program_that_forks.<locals>.<lambda> forks at ")
+    assert message.endswith(
+        ", and the child goes on with the program as a rank of its own; end it there with os._exit(0), or start "
+        "processes with subprocess or multiprocessing"
+    )
+
+
+def test_a_program_that_never_ends():
+    """The time limit ends it, and the error says where it was."""
+
+    def endless():
+        while True:
+            pass
+
+    get_torch_platform()  # builds it, which is no part of the time
+    assert refusal(endless, timeout=1.0).startswith(
+        "test_a_program_that_never_ends.<locals>.endless did not end within 1 s in a world of 1; bound it with --steps, "
+        "or give it more time with --timeout\nrank 0 of 1 did not finish within 1 s\n"
+    )
+
+
+def test_records_that_do_not_fit():
+    """The limit is the whole world's."""
+    assert refusal(train, memory=2000).startswith("train: the records of rank 0 do not fit in memory: ")
+
+
+def test_ranks_that_record_different_names():
+    """``record`` must run alike on all ranks."""
+
+    def program():
+        train(steps=1)
+        if dist.get_rank() == 0:
+            record("extra", torch.ones(2))
+
+    assert refusal(program, 3) == (
+        "record('extra') of step 1, call 0, ran on rank 0 and not on ranks [1, 2]; every rank must record the same names "
+        "equally often"
+    )
+
+
+def test_a_batch_size_per_rank_is_told():
+    """A reference that sees other samples than the ranks together cannot agree with them; the message says why."""
+
+    def per_rank():
+        torch.manual_seed(dist.get_rank())
+        x = torch.randn(4, 5, dtype=torch.float64)
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).double()
+        model(x).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    assert refusal(per_rank, 3) == (
+        "test_a_batch_size_per_rank_is_told.<locals>.per_rank: the reference is trained on another batch than the ranks "
+        "together, so they cannot agree: in the first step one rank alone sees 4 samples, the 3 ranks 12 different ones, "
+        "8 of which the reference does not see; if its batch size of 4 is per rank, give the reference the whole batch "
+        "with --single-args and the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are "
+        "to see the same samples, seed their data alike"
+    )
