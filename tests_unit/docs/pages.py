@@ -20,6 +20,8 @@ PAGES = [
     "docs/adding-an-operator.md",
     "docs/architecture.md",
     "docs/glossary.md",
+    "docs/verify-a-training-script.md",
+    "examples/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hyper_parallel").rglob("README.md")),
 ]
 
@@ -95,12 +97,12 @@ def problem_of(command: str) -> str:
 
 
 def _hyper_parallel(words: list[str]) -> str:
-    from hyper_parallel.cli import parser
+    from hyper_parallel.cli import parse
 
     if not words or words[0].startswith("<") or "…" in words:
         return ""
     try:
-        parser().parse_args([{"N": "2"}.get(word, word) for word in words])
+        parse([{"N": "2"}.get(word, word) for word in words])
     except SystemExit as error:
         return f"the parser refuses it ({error})"
     return ""

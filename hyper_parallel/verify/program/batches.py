@@ -30,8 +30,10 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
             continue
         per_rank = max(len(_rows([rank], calls=1).get(key, ())) for rank in parallel.ranks)
         fix = (
-            f"if its batch size of {per_rank} is per rank, give the reference the whole batch with --single-args and the "
-            "script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are to see the same samples, "
+            f"if its batch size of {per_rank} is per rank, give the reference the whole batch with --single-args and "
+            "the "
+            "script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are to see the same "
+            "samples, "
             "seed their data alike"
             if per_rank == len(own[key]) < len(rows)
             else "seed the data alike in both, and let each rank take its part of one global batch"

@@ -17,8 +17,9 @@ _PHASES = {"norm": 2, "gradient": 1, "rate": 3, "state": 4, "weight": 5, "buffer
 def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[Key]:
     """Return the keys of the differences: by step; forward, backward in reverse, norm, optimizer, weights.
 
-    Gradients are recorded when the optimizer sees them, clipped already. A norm comes before them where it explains
-    them: every wrong gradient of that step is a multiple of the reference's, by one factor.
+    Gradients that a function of the framework clips are recorded before the norm (call 0), and again when the optimizer
+    sees them. Where a program clips by itself, they are recorded clipped only; then a norm comes before them where it
+    explains them: every wrong gradient of that step is a multiple of the reference's, by one factor.
     """
     places: dict[Key, float] = {key: place for place, key in enumerate(runs.bounds.reference)}
     for index in runs.ranks:  # values that the reference does not have come after the one before them
@@ -37,6 +38,8 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
         phase: float = _PHASES.get(key[0], 0)
         if key[0] == "norm" and key[2] in clipped:
             phase = 0.5
+        if key[0] == "gradient" and key[3]:
+            phase = 2.5
         place = places.get(key, 0)
         if key[0] == "gradient":  # backward reaches modules in reverse, and all parameters of one at once
             return key[2], phase, -modules[_module(runs, wrong, key)], place
@@ -53,7 +56,8 @@ def _norm_explains(runs: PairedRuns, wrong: Mapping[Key, Difference], step: int)
     """Return whether all wrong gradients of a step are the reference's times one factor per rank."""
     norms = [key for key in wrong if key[0] == "norm" and key[2] == step]
     gradients = [key for key in wrong if key[0] == "gradient" and key[2] == step]
-    if not norms:
+    clipped = any(key[0] == "gradient" and key[2] == step and key[3] for key in runs.bounds.reference)
+    if not norms or clipped:
         return False
     factors: dict[int, list[float]] = {}
     for key in gradients:

@@ -220,7 +220,8 @@ def check_names(run: Run) -> None:
             missing = [other for other, theirs in enumerate(names) if key not in theirs]
             if missing:
                 msg = (
-                    f"record({key[1]!r}) of step {key[2]}, call {key[3]}, ran on rank {rank} and not on ranks {missing};"
+                    f"record({key[1]!r}) of step {key[2]}, call {key[3]}, ran on rank {rank} and not on ranks "
+                    f"{missing};"
                     " every rank must record the same names equally often"
                 )
                 raise InputError(msg)

@@ -14,7 +14,7 @@ from hyper_parallel.verify.model_case import InputError
 
 pytestmark = pytest.mark.platforms("torch")
 
-SCRIPT = '''
+SCRIPT = """
 import os, sys
 import torch, torch.distributed as dist
 from torch import nn
@@ -40,13 +40,13 @@ def main():
 if __name__ == "__main__":
     main()
     sys.exit(0)
-'''
-HELPER = '''
+"""
+HELPER = """
 import torch
 
 def batches(count):
     return [torch.randn(7, 5, dtype=torch.float64) for _ in range(count)]
-'''
+"""
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_numbers_that_make_no_sense():
     )
     assert refusal(train, steps=0) == "--steps is 0; at least one step must be compared"
     assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated or processes"
-    message = refusal(lambda left, right: None)
+    message = refusal(lambda left, right: left + right)
     assert message.endswith("<lambda> takes left, right; it must take nothing or a mesh")
 
 
@@ -185,7 +185,8 @@ def test_nothing_recorded_and_no_step():
         'hyper_parallel.verify.record("name", value)'
     )
     assert refusal(lambda: nn.Linear(2, 2)(torch.ones(2))) == (
-        "test_nothing_recorded_and_no_step.<locals>.<lambda> on rank 0 of 1: no optimizer step happened, so no gradient "
+        "test_nothing_recorded_and_no_step.<locals>.<lambda> on rank 0 of 1: no optimizer step happened, so no "
+        "gradient "
         "and no update would be compared; let it train for at least one step, or record values by "
         'hyper_parallel.verify.record("name", value)'
     )
@@ -205,8 +206,10 @@ def test_a_reference_that_is_not_deterministic():
         "'loss' of step 0 differs; seed every generator that it uses (torch.manual_seed, random.seed, "
         "numpy.random.seed), and keep time and object ids out of the training"
     )
-    assert refusal(lambda: train(steps=count.append(1) or len(count))).split("twice, ")[1].startswith(
-        "the number of recorded values ("
+    assert (
+        refusal(lambda: train(steps=count.append(1) or len(count)))
+        .split("twice, ")[1]
+        .startswith("the number of recorded values (")
     )
 
 
@@ -257,7 +260,8 @@ def test_a_program_that_never_ends():
 
     get_torch_platform()  # builds it, which is no part of the time
     assert refusal(endless, timeout=1.0).startswith(
-        "test_a_program_that_never_ends.<locals>.endless did not end within 1 s in a world of 1; bound it with --steps, "
+        "test_a_program_that_never_ends.<locals>.endless did not end within 1 s in a world of 1; bound it with "
+        "--steps, "
         "or give it more time with --timeout\nrank 0 of 1 did not finish within 1 s\n"
     )
 
@@ -276,7 +280,8 @@ def test_ranks_that_record_different_names():
             record("extra", torch.ones(2))
 
     assert refusal(program, 3) == (
-        "record('extra') of step 1, call 0, ran on rank 0 and not on ranks [1, 2]; every rank must record the same names "
+        "record('extra') of step 1, call 0, ran on rank 0 and not on ranks [1, 2]; every rank must record the same "
+        "names "
         "equally often"
     )
 
@@ -295,8 +300,10 @@ def test_a_batch_size_per_rank_is_told():
         torch.optim.SGD(model.parameters(), lr=0.1).step()
 
     assert refusal(per_rank, 3) == (
-        "test_a_batch_size_per_rank_is_told.<locals>.per_rank: the reference is trained on another batch than the ranks "
-        "together, so they cannot agree: in the first step one rank alone sees 4 samples, the 3 ranks 12 different ones, "
+        "test_a_batch_size_per_rank_is_told.<locals>.per_rank: the reference is trained on another batch than the "
+        "ranks "
+        "together, so they cannot agree: in the first step one rank alone sees 4 samples, the 3 ranks 12 different "
+        "ones, "
         "8 of which the reference does not see; if its batch size of 4 is per rank, give the reference the whole batch "
         "with --single-args and the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are "
         "to see the same samples, seed their data alike"
