@@ -65,12 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; what follows ``--`` are the arguments of the user's script, unparsed."""
-    own, script = list(argv), ()
-    if "--" in own:
-        place = own.index("--")
-        own, script = own[:place], tuple(own[place + 1 :])
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    script = tuple(words[end + 1 :])
     top = parser()
-    arguments = top.parse_args(own)
+    arguments = top.parse_args(words[:end])
     if script and not hasattr(arguments, "arguments"):
         top.error(f"only verify program takes arguments after --, got {shlex.join(script)}")
     arguments.arguments = script
