@@ -9,9 +9,14 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.c10d.host import TorchOps
+from hyper_parallel.transport.c10d.installation import INSTALLATION
+from hyper_parallel.transport.c10d.rank_groups import RankGroups, enter_rank
 from hyper_parallel.transport.endpoint import RankAbortedError
+from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -169,7 +174,7 @@ def test_a_real_world_is_left_alone(tmp_path):
 
         assert simulate(body, 2, "torch") == [False, False]
         assert dist.group.WORLD is own
-        x = torch.distributed._functional_collectives.all_reduce(torch.ones(1), "sum", own)
+        x = _functional_collectives.all_reduce(torch.ones(1), "sum", own)
         assert x.tolist() == [1.0]
     finally:
         dist.destroy_process_group()
@@ -220,27 +225,30 @@ def test_a_group_cannot_grow():
 
 
 def test_a_rank_that_outlives_its_run_leaves_the_process_alone(tmp_path):
-    """A thread that is given up after a time limit cannot destroy or use the process's own world when it goes on."""
+    """A thread that was given up after a time limit cannot destroy or use the process's own world when it goes on."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    own, go_on, after = dist.group.WORLD, threading.Event(), []
+    own, entered, go_on, refused = dist.group.WORLD, threading.Event(), threading.Event(), []
+    groups = RankGroups(SimulatedTransport(0, 1, TorchOps(), None), dist.HashStore())
 
-    def body():
-        try:
+    def rank():
+        enter_rank(groups)
+        with INSTALLATION.rank():
+            entered.set()
             go_on.wait()
-        finally:
             for ask in [dist.destroy_process_group, dist.get_rank, lambda: dist.new_group([0])]:
                 with pytest.raises(RankAbortedError):
                     ask()
-                after.append(ask)
+                refused.append(ask)
 
+    thread = threading.Thread(target=rank)
     try:
-        with pytest.raises(RankFailedError, match="did not finish within"):
-            simulate(body, 1, "torch", timeout=0.5)
-        threads = [thread for thread in threading.enumerate() if thread.name == "rank-0"]
+        with INSTALLATION.run():
+            thread.start()
+            entered.wait()
+        groups.close()
         go_on.set()
-        for thread in threads:
-            thread.join()
-        assert len(after) == 3
+        thread.join()
+        assert len(refused) == 3
         assert dist.group.WORLD is own
         dist.barrier()
     finally:
