@@ -190,6 +190,8 @@ class ModelReport:
         lines = [self.verdict()]
         if self.losses:
             lines.append(f"  loss per step: {', '.join(f'{loss:.9g}' for loss in self.losses)}")
+        if "seed" in self.settings:
+            lines.append(f"  seed: {self.settings['seed']}")
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
         lines.extend(f"  not compared: {line}" for line in self.skipped)

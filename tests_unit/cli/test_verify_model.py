@@ -60,9 +60,12 @@ def test_own_model_and_plan(platform_name, name, mesh, capsys):
     assert status == 0, run
     assert run["ok"]
     ranks, steps, modules, parameters = (3 if mesh == "3" else 4), 2, 3, 4
+    states = parameters * (3 if name == "as_mapping" else 1)
+    states += {("mindspore", True): 1, ("mindspore", False): 3}.get((platform_name, name == "as_mapping"), 0)
     assert run["compared"] == {
         "output": ranks * steps * modules, "loss": ranks * steps,
         "gradient": ranks * steps * parameters, "weight": ranks * steps * parameters,
+        "state": ranks * steps * states, "rate": ranks * steps,
     }  # fmt: skip
     assert {"module": "fc2", "phase": "forward", "collective": "all_reduce", "axes": ["tp"]}.items() <= next(
         item for item in run["collectives"] if item["module"] == "fc2"
@@ -124,8 +127,8 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
         (
             ["--plan", "NO_PLAN", "--mesh", "3"],
             (
-                "PLAN returned list; it must return a mapping of module patterns to styles, "
-                "or a hyper_parallel.verify.ParallelPlan"
+                "PLAN returned list; it must return a mapping of module patterns to styles, a function of model and "
+                "mesh, or a hyper_parallel.verify.ParallelPlan"
             ),
         ),
         (

@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.003, momentum=0.5),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
 }
-ERROR = 1e-9
+ERROR, VISIBLE = 1e-9, 1e-3
 
 
 class MLP(nn.Module):
@@ -173,11 +173,16 @@ class Drawn:
 
 
 def spoil_component(parameters, rng):
-    """Multiply one component of more than rounding noise by ``1 + ERROR``; every rank that has it changes its copy."""
+    """Multiply one component of a gradient by ``1 + ERROR``; every rank that has it changes its copy.
+
+    The component is at least ``VISIBLE`` of its tensor's largest: below some 1e-5, such an error is smaller than what
+    rounding does to its tensor. Tensors that are only rounding noise are left out.
+    """
     gradients = [parameter.grad for parameter in parameters]
     whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in gradients]
     noise = 1e-12 * max(float(tensor.abs().max()) for tensor in whole)
-    visible = [(tensor.abs() > noise).nonzero() for tensor in whole]
+    least = [max(noise, VISIBLE * float(tensor.abs().max())) for tensor in whole]
+    visible = [(tensor.abs() > size).nonzero() for tensor, size in zip(whole, least, strict=True)]
     candidates = [number for number, places in enumerate(visible) if len(places)]
     number = candidates[rng.integers(len(candidates))]
     index = visible[number][rng.integers(len(visible[number]))].tolist()

@@ -9,7 +9,8 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
-from hyper_parallel.verify.random_draws import Draw, mask_errors
+from hyper_parallel.verify.random_draws import Draw, ParallelDraws, mask_errors
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -103,6 +104,48 @@ def test_draws_that_take_no_tensor_are_refused():
         "SPEC: module (model) draws random numbers in forward by a function that takes no tensor, so a parallel run "
         "draws others; draw them for a tensor, by dropout or torch.rand_like"
     )
+
+
+def placed(shape, shapes):
+    """Return what rank 0 of a 2 x 2 mesh makes of a plain tensor, or the error's text."""
+    import torch
+
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.platform.select import current_platform
+
+    draws = ParallelDraws(
+        current_platform(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), lambda: "drop"
+    )
+    draws.shapes = shapes
+    try:
+        _, placements, whole = draws.place(torch.zeros(shape))
+    except InputError as error:
+        return str(error)
+    return [str(placement) for placement in placements], whole
+
+
+NO_DRAW = (
+    "PLAN: module drop draws random numbers for a plain tensor [2, 3] as draw 1, where the single-device model draws "
+    "for no plain tensor; both must draw in the same order"
+)
+UNKNOWN = (
+    "PLAN: module drop draws random numbers for a plain tensor {}, and it cannot be told which part of the single "
+    "device's [4, 3] that is; let it draw for a DTensor (use_local_output=False)"
+)
+
+
+@pytest.mark.parametrize(
+    "shape, shapes, expected",
+    [
+        ((2, 3), {0: (2, 3)}, (["Replicate()", "Replicate()"], (2, 3))),
+        ((2, 3), {}, NO_DRAW),
+        ((2, 3), {0: (4, 3)}, UNKNOWN.format([2, 3])),
+        ((3,), {0: (4, 3)}, UNKNOWN.format([3])),
+    ],
+)
+def test_the_part_of_a_plain_tensor(shape, shapes, expected):
+    """The part is told by the shape, or the case is refused: two axes of one size could both have cut a dim."""
+    assert simulate(placed, 4, "torch", (shape, shapes))[0] == expected
 
 
 def test_masks_are_compared_by_box_and_state():

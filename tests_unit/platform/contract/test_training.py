@@ -31,7 +31,7 @@ def train(platform, config, optimizer):
         case = transformer_case(config, 2, optimizer)
     model, losses, first, step = case.build(), [], None, None
     for number in range(STEPS):
-        batch = tuple(platform.from_numpy(value) for value in case.batch(number))
+        batch = tuple(platform.from_numpy(value) for value in case.micro_batches(number)[0])
         result = platform.training_step(model, lambda batch=batch: case.loss(model(batch[0]), batch))
         step = step or platform.optimizer(model, optimizer, LEARNING_RATE)
         first = first or {path: platform.tensor_to_numpy(value).copy() for path, value in result.gradients.items()}
