@@ -59,7 +59,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
     parser.add_argument(
-        "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor on two processes instead"
+        "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor instead, on simulated ranks"
     )
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
@@ -101,9 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    """Audit another library's distributed tensors; failures are reported only."""
-    from hyper_parallel.core.shard.rule import Rule, find_rule
-    from hyper_parallel.verify.ops.audit import TARGETS, OperatorAudit, audit, summary
+    """Audit another library's distributed tensors; 0 if everything was exercised and nothing was wrong."""
+    from hyper_parallel.verify.ops.audit import TARGETS, OperatorAudit, confirm, summary
+    from hyper_parallel.verify.ops.tasks import audit_tasks
+    from hyper_parallel.verify.ops.worker_pool import run_tasks
 
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
@@ -113,22 +114,31 @@ def _audit(arguments: argparse.Namespace) -> int:
         msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
         raise ValueError(msg)
     can_be_written("--report", arguments.report)
-    require_framework(TARGETS[arguments.target][0])
-    ops = [op for op in operators(arguments.op) if isinstance(find_rule(op), Rule)]
+    framework = TARGETS[arguments.target].framework
+    require_framework(framework)
+    ops = operators(arguments.op)
     audits: list[OperatorAudit] = []
     progress = Progress(len(ops))
-    for result in audit(arguments.target, ops):
-        audits.append(result)
+    for audit in run_tasks(
+        OperatorAudit, audit_tasks(arguments.target, framework, ops), lambda _, op: progress.start(op)
+    ):
+        audits.append(audit)
         progress.finish()
-        if result.outcome != "ok" and not arguments.json:
-            print(result.text(), flush=True)
-        progress.start(result.op)
     progress.clear()
-    document = {"target": arguments.target, "operators": [result.json() for result in audits]}
-    print(json.dumps(document, indent=2) if arguments.json else summary(arguments.target, audits))
+    audits.sort(key=lambda audit: ops.index(audit.op))
+    confirm(arguments.target, audits)
+    holds = all(audit.holds for audit in audits)
+    document = {"target": arguments.target, "ok": holds, "operators": [audit.json() for audit in audits]}
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    else:
+        shown = [audit.text() for audit in audits if not audit.holds or arguments.op]
+        print("\n".join([*shown, summary(arguments.target, audits)]))
     if arguments.report is not None:
-        write_text(arguments.report, json.dumps(document, indent=2) + "\n", "--report")
-    return 0
+        as_json = Path(arguments.report).suffix == ".json"
+        text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
+        write_text(arguments.report, (json.dumps(document, indent=2) if as_json else text) + "\n", "--report")
+    return 0 if holds else 1
 
 
 def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[OperatorReport]:

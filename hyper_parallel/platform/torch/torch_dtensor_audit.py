@@ -1,47 +1,134 @@
-"""PyTorch's own DTensor as a target of the operator audit: wrapping, differentiation, global values."""
+"""PyTorch's own DTensor as a target of the operator audit: public calls, wrapping, differentiation, global values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import distributed
+import torch.nn.functional as F
 from torch.distributed import tensor as peer
 from torch.distributed.device_mesh import init_device_mesh
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.platform.torch.ops.registry import functions, local_op
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "public_calls"]
+
+_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special")
+"""Modules of functions that users call; what has no module is a method of ``Tensor``."""
+
+
+def public_calls(
+    op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
+) -> list[tuple[str, Callable[..., Any]]]:
+    """Return the public spellings of an operator that take ``arguments``, functions before methods.
+
+    Args:
+        op: canonical name.
+        arguments: of the call, in canonical names, defaults included.
+        canonical: the operator's parameters.
+        writes: spellings that write their first operand.
+
+    Returns:
+        pairs of a name and a function of the canonical arguments by keyword, of which some may not fit PyTorch's own
+        signature. The last is the operator's kernel, for what PyTorch spells only as an operator of ``aten``.
+    """
+    defaults = {name: parameter.default for name, parameter in canonical.parameters.items()}
+    passed = [name for name, value in arguments.items() if not _is_default(value, defaults[name])]
+    calls = [
+        (_name(entry.func, entry.name), call)
+        for entry in _spellings().get(op, ())
+        if entry.in_place == writes and _takes(entry.binder, passed)
+        for call in _forms(entry.func, entry.binder, passed)
+    ]
+    if writes:
+        return calls
+    if op not in _spellings():
+        functions_of_name = [getattr(home, op) for home in (F, torch) if hasattr(home, op)]
+        calls += [(_name(call, op), form) for call in functions_of_name for form in _forms(call, canonical, passed)]
+    with suppress(KeyError):
+        calls.append((f"kernel of {op}", local_op(op)))
+    return calls
+
+
+def _name(call: Callable[..., Any], name: str) -> str:
+    home = getattr(call, "__module__", None)
+    return f"Tensor.{name}" if home is None else f"{'F' if 'nn' in home else 'torch'}.{name}"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (
+        type(value) is type(default) and isinstance(value, (int, float, str)) and value == default
+    )
+
+
+def _takes(binder: Binder, passed: Sequence[str]) -> bool:
+    """Whether the parameters are those that are passed, and others that have a default."""
+    kinds = inspect.Parameter
+    required = {
+        name
+        for name, parameter in binder.parameters.items()
+        if parameter.default is kinds.empty and parameter.kind is not kinds.VAR_POSITIONAL
+    }
+    return required <= set(passed) <= set(binder.names)
+
+
+@cache
+def _spellings() -> dict[str, list[OpEntry]]:
+    """PyTorch's public calls by canonical operator: functions before methods."""
+    entries: dict[str, list[OpEntry]] = {}
+    for call, entry in functions().items():
+        home = getattr(call, "__module__", None)
+        if not entry.name.startswith("_") and (home is None or home in _HOMES):
+            entries.setdefault(entry.rule.op, []).append(entry)
+    for calls in entries.values():
+        calls.sort(key=lambda entry: getattr(entry.func, "__module__", None) is None)
+    return entries
+
+
+def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) -> list[Callable[..., Any]]:
+    """Return the ways to write a call with the arguments ``passed``: PyTorch names some parameters differently.
+
+    All that can be in order, defaults between them included; options by keyword; all in order without those between.
+    """
+    kinds = inspect.Parameter
+    parameters = [p for p in binder.parameters.values() if p.kind is not kinds.KEYWORD_ONLY]
+    last = max((at for at, parameter in enumerate(parameters) if parameter.name in passed), default=-1)
+    in_order = [parameter.name for parameter in parameters[: last + 1]]
+    required = [p.name for p in parameters if p.default is kinds.empty]
+    splits = [
+        (in_order, [name for name in passed if name not in in_order]),
+        (required, [name for name in passed if name not in required]),
+        (list(passed), []),
+    ]
+    return [partial(_call, function, binder, positional, named) for positional, named in splits]
+
+
+def _call(
+    function: Callable[..., Any], binder: Binder, positional: Sequence[str], named: Sequence[str], **arguments: Any
+) -> Any:
+    values: list[Any] = []
+    for name in positional:
+        value = arguments.get(name, binder.parameters[name].default)
+        starred = name == binder.starred
+        values.extend(value if starred else [value])
+    return function(*values, **{name: arguments[name] for name in named})
 
 
 class Peer:
-    """One process of a one-dimensional mesh that runs PyTorch's own DTensor.
+    """One rank of a one-dimensional mesh that runs PyTorch's own DTensor.
 
     Args:
-        rank: rank of this process.
-        world: number of processes.
-        store: the file of the rendezvous.
-        seconds: the timeout of collectives.
+        world: number of ranks of ``torch.distributed``, which is initialised.
     """
 
-    def __init__(self, rank: int, world: int, store: str, seconds: float) -> None:
-        self.world = world
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=seconds)
-        )
+    def __init__(self, world: int) -> None:
         self.mesh = init_device_mesh("cpu", (world,))
-
-    def close(self) -> None:
-        """Destroy the process group."""
-        distributed.destroy_process_group()
-
-    def gathered(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in order."""
-        values: list[Any] = [None] * self.world
-        distributed.all_gather_object(values, value)
-        return values
 
     def wrap(self, local: Any, placement: Placement, shape: Sequence[int], *, differentiated: bool = False) -> Any:
         """Return a leaf of global ``shape`` whose local array on this rank is ``local``."""
@@ -55,22 +142,6 @@ class Peer:
             shape=torch.Size(shape), stride=torch.empty(tuple(shape)).stride(),
         )  # fmt: skip
         return wrapped.requires_grad_(differentiated)
-
-    @staticmethod
-    def call(
-        run: Callable[[Sequence[Any]], Sequence[Any]], filled: Any, shards: Any, placements: Sequence[Placement]
-    ) -> Any:
-        """Record a call so that :meth:`program` can write it as source."""
-        from hyper_parallel.platform.torch.torch_dtensor_reproducer import RecordedCall
-
-        return RecordedCall(run, filled.arrays, shards, placements, filled.requires_grad)
-
-    @staticmethod
-    def program(call: Any, seeds: Any, gradient: bool, index: int, right: Any, before: Any = None) -> str | None:
-        """Return a finding as a program of at most 15 lines, or None; see ``torch_dtensor_reproducer.program``."""
-        from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, program
-
-        return program(Finding(call, seeds, gradient, index, right), before)
 
     @staticmethod
     def is_wrapped(value: Any) -> bool:

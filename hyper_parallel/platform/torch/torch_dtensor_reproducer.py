@@ -2,10 +2,10 @@
 
 What an operator of this library calls is recorded on plain tensors, call by call, and written as source.
 
-``python -m hyper_parallel.platform.torch.torch_dtensor_reproducer`` reads programs from standard input, a JSON list,
-and prints ``{"index", "printed"}`` of the first that prints a wrong value and fails, or ``null``. Each runs in two new
-processes that communicate over gloo. PyTorch is imported once; the processes are forked, so that each starts from the
-same state, whatever the program before it did.
+``python -m hyper_parallel.platform.torch.torch_dtensor_reproducer`` answers each line of standard input, a JSON
+object ``{"programs", "world", "error"}``, with a line: ``{"index", "printed"}`` of the first program that fails with
+that error, or ``null``. Each runs in ``world`` new processes that communicate over gloo. PyTorch is imported once; the
+processes are forked, so that each starts from the same state, whatever the program before it did.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import cmath
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -38,8 +39,8 @@ MOST_LINES = 15
 _HEAD = """\
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-dist.init_process_group("gloo")  # torchrun --nproc-per-node 2 THIS_FILE
-mesh = dist.init_device_mesh("cpu", (2,))"""
+dist.init_process_group("gloo")  # torchrun --nproc-per-node {world} THIS_FILE
+mesh = dist.init_device_mesh("cpu", ({world},))"""
 
 
 class RecordedCall(NamedTuple):
@@ -50,32 +51,34 @@ class RecordedCall(NamedTuple):
         arrays: the operands' values.
         shards: per operand, each rank's local array.
         placements: the operands' placements.
-        wanted: which operands have a gradient.
+        requires_grad: which operands have a gradient.
     """
 
     run: Callable[[Sequence[Any]], Sequence[Any]]
     arrays: Sequence[Any]
     shards: Sequence[Sequence[Any]]
     placements: Sequence[Placement]
-    wanted: Sequence[bool]
+    requires_grad: Sequence[bool]
 
 
 class Finding(NamedTuple):
-    """One wrong result.
+    """What went wrong in a call.
 
     Attributes:
-        call: the call that gave it.
-        seeds: cotangent per output, None where it has none.
-        gradient: the wrong value is a gradient.
+        call: the call.
+        kind: ``wrong`` (a value), ``plain`` (a result is no DTensor) or ``crash`` (an exception).
+        gradient: whether it happened in backward or shows in a gradient.
         which: index of the output, or of the operand whose gradient it is.
+        seeds: cotangent per output, None where it has none.
         right: the expected value.
     """
 
     call: RecordedCall
-    seeds: Sequence[Any]
-    gradient: bool
-    which: int
-    right: Any
+    kind: str
+    gradient: bool = False
+    which: int = 0
+    seeds: Sequence[Any] = ()
+    right: Any = None
 
 
 class _Written(NamedTuple):
@@ -87,7 +90,7 @@ class _Written(NamedTuple):
 
 
 def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
-    """Return a program that prints the wrong value beside the right one, and fails.
+    """Return a program that fails with an exception, or on a wrong value that it prints beside the right one.
 
     Args:
         finding: what to show.
@@ -100,7 +103,8 @@ def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
     shown = _written(finding.call, "x", "y")
     if earlier is None or shown is None:
         return None
-    lines = [*_HEAD.split("\n"), *earlier.lines, *shown.lines, *_shown(finding, shown)]
+    head = _HEAD.format(world=len(finding.call.shards[0]) if finding.call.shards else 2)
+    lines = [*head.split("\n"), *earlier.lines, *shown.lines, *_shown(finding, shown)]
     return "\n".join(lines) if len(lines) <= MOST_LINES else None
 
 
@@ -108,7 +112,7 @@ def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
     """The call as source; names of operands and results are ``operand`` and ``result`` with a number."""
     leaves = [
         torch.from_numpy(array).detach().requires_grad_(want)
-        for array, want in zip(call.arrays, call.wanted, strict=True)
+        for array, want in zip(call.arrays, call.requires_grad, strict=True)
     ]
     recorder = _Recorder({id(leaf): f"{operand}{index}" for index, leaf in enumerate(leaves)}, result)
     with recorder:
@@ -121,7 +125,7 @@ def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
 
 
 def _operand(call: RecordedCall, index: int) -> str:
-    placement, leaf = call.placements[index], ".requires_grad_()" if call.wanted[index] else ""
+    placement, leaf = call.placements[index], ".requires_grad_()" if call.requires_grad[index] else ""
     if isinstance(placement, Partial):
         shards = ", ".join(_literal(torch.from_numpy(shard)) for shard in call.shards[index])
         return f"DTensor.from_local([{shards}][dist.get_rank()], mesh, [Partial({placement.reduce_op!r})]){leaf}"
@@ -129,25 +133,31 @@ def _operand(call: RecordedCall, index: int) -> str:
 
 
 def _shown(finding: Finding, call: _Written) -> list[str]:
-    lines, grad = [], f"x{finding.which}.grad"
-    if finding.gradient:
-        pairs = [
-            (name, f"distribute_tensor({_literal(torch.from_numpy(seed))}, mesh, [Replicate()])")
-            for name, out, seed in zip(call.names, call.outs, finding.seeds, strict=True)
-            if seed is not None and out.requires_grad
-        ]
-        roots, seeds = (", ".join(names) for names in zip(*pairs, strict=True))
-        lines = [f"torch.autograd.backward([{roots}], [{seeds}])"]
-        result = f"torch.tensor([]) if {grad} is None else {grad}.full_tensor()"
-    else:
-        result = f"{call.names[finding.which]}.full_tensor()"
+    """The lines after the call, which compute and check the result."""
+    lines = _backward(finding, call) if finding.gradient else []
+    tensor = f"x{finding.which}.grad" if finding.gradient else call.names[finding.which]
+    if finding.kind == "crash":
+        return [*lines, f"print({tensor}.full_tensor())"]
+    if finding.kind == "plain":
+        return [*lines, f'assert isinstance({tensor}, DTensor), f"{{type({tensor})}} should be DTensor"']
+    missing = f"torch.tensor([]) if {tensor} is None else " if finding.gradient else ""
     return [
         *lines,
-        f"found = {result}",
-        f"right = {_literal(torch.from_numpy(finding.right))}",
-        'print(f"{found} should be {right}")',
-        "torch.testing.assert_close(found, right, equal_nan=True)",
+        f"actual = {missing}{tensor}.full_tensor()",
+        f"expected = {_literal(torch.from_numpy(finding.right))}",
+        'print(f"{actual} should be {expected}")',
+        "torch.testing.assert_close(actual, expected, equal_nan=True)",
     ]
+
+
+def _backward(finding: Finding, call: _Written) -> list[str]:
+    pairs = [
+        (name, f"distribute_tensor({_literal(torch.from_numpy(seed))}, mesh, [Replicate()])")
+        for name, out, seed in zip(call.names, call.outs, finding.seeds, strict=True)
+        if seed is not None and out.requires_grad
+    ]
+    roots, seeds = (", ".join(names) for names in zip(*pairs, strict=True))
+    return [f"torch.autograd.backward([{roots}], [{seeds}])"]
 
 
 def _literal(tensor: torch.Tensor) -> str:
@@ -220,45 +230,55 @@ def _number(value: complex) -> str:
 
 # -- running programs --------------------------------------------------------------------------------------------------
 
-_WORLD = 2
-_SECONDS = 20.0
+_SECONDS = 60.0
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # which PyTorch writes before each line of a traceback
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")  # the last line of a traceback
 _SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # what every program imports, once
 
 
 def main() -> None:
-    """Run the programs one after the other, until one shows a wrong value."""
+    """Answer each line of standard input, a JSON object, with a line: see the module."""
     for name in _SHARED:
         importlib.import_module(name)
-    shown = None
-    for index, text in enumerate(json.load(sys.stdin)):
-        printed = _printed(text)
-        if printed is not None:
-            shown = {"index": index, "printed": printed}
-            break
-    sys.stdout.write(json.dumps(shown) + "\n")
+    for line in sys.stdin:
+        finding = json.loads(line)
+        shown = None
+        for index, text in enumerate(finding["programs"]):
+            printed = _printed(text, finding["world"], finding["error"])
+            if printed is not None:
+                shown = {"index": index, "printed": printed}
+                break
+        sys.stdout.write(json.dumps(shown) + "\n")
+        sys.stdout.flush()
 
 
-def _printed(text: str) -> str | None:
-    """The output of rank 0 where the program fails on a wrong value; else None."""
+def _printed(text: str, world: int, error: str) -> str | None:
+    """What the program shows where it fails with ``error`` on a rank: the wrong value, or the error's text.
+
+    Without ``error``, where ranks do not do the same: any failure, or that they never end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         code = compile(text, "reproducer.py", "exec")
         port = _free_port()
-        children = [_forked(code, rank, port, Path(folder)) for rank in range(_WORLD)]
-        _wait(children)
-        files = [(Path(folder) / f"{rank}.{stream}") for stream in ("out", "err") for rank in range(_WORLD)]
-        out, _, *errors = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-    lines = " ".join(out.split())
-    wrong = " should be " in lines and any("AssertionError: " in error for error in errors)
-    return lines if wrong else None
+        hangs = not _wait([_forked(code, rank, port, world, Path(folder)) for rank in range(world)])
+        outputs = [
+            (Path(folder) / f"{rank}.out").read_text(encoding="utf-8", errors="replace") for rank in range(world)
+        ]
+        errors = [(Path(folder) / f"{rank}.err").read_text(encoding="utf-8", errors="replace") for rank in range(world)]
+    lines = [_RANK_PREFIX.sub("", line) for text in errors for line in text.split("\n")]
+    raised = [line for line in lines if (line.partition(":")[0] == error if error else _ERROR.match(line))]
+    if not raised:
+        return "nothing: its ranks wait for each other" if hangs and not error else None
+    return next((" ".join(out.split()) for out in outputs if " should be " in out), raised[0])
 
 
-def _forked(code: CodeType, rank: int, port: int, folder: Path) -> int:
+def _forked(code: CodeType, rank: int, port: int, world: int, folder: Path) -> int:
     child = os.fork()
     if child:
         return child
     for stream, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(folder / f"{rank}.{stream}", os.O_CREAT | os.O_WRONLY, 0o600), number)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(_WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     status = 0
     try:
         exec(code, {"__name__": "__main__"})  # noqa: S102 - our own program
@@ -270,18 +290,30 @@ def _forked(code: CodeType, rank: int, port: int, folder: Path) -> int:
     os._exit(status)
 
 
-def _wait(children: list[int]) -> None:
-    """Wait until all have ended; kill those that wait for each other."""
+def _wait(children: list[int]) -> bool:
+    """Wait until all have ended; False where those that wait for each other were killed."""
     until = time.monotonic() + _SECONDS
     left = set(children)
+    failed = False
     while left:
-        left -= {child for child in left if os.waitpid(child, os.WNOHANG)[0]}
+        for child in list(left):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                left.discard(child)
+                failed = failed or status != 0
+        if left and failed:  # the others would wait for it until gloo's timeout
+            until = min(until, time.monotonic() + _GRACE_SECONDS)
+            failed = False
         if left and time.monotonic() > until:
             for child in left:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            return
+            return False
         time.sleep(0.02)
+    return True
+
+
+_GRACE_SECONDS = 2.0
 
 
 def _free_port() -> int:

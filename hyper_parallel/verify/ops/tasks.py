@@ -12,6 +12,7 @@ from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.ops.audit_operator import audit_operator
 from hyper_parallel.verify.ops.mutation import source_runner
 from hyper_parallel.verify.ops.mutation.report import MutantResult
 from hyper_parallel.verify.ops.mutation.rule_runner import run_rule_mutant
@@ -21,13 +22,14 @@ from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.user_operators import load_user_file, user_rules
 
-__all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
+__all__ = ["audit_tasks", "library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
 
 _SHARES = 2
 _PARTS = {"torch": 1.0, "mindspore": 1.5}  # shares of the time left, per operator
 _NESTED = "view"  # has rows that only several axes on one dim, one after the other, can use
 _SOURCE_SECONDS = 600.0
 _SOURCE_BATCH = 30
+_AUDIT_SECONDS = 600.0  # an operator that hangs; a busy machine only slows it down
 _BATCH = 12  # a quick operator takes less time than a worker takes to start and to find its kernels
 
 Send = Callable[[dict[str, Any]], None]
@@ -87,6 +89,12 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
         alone = replace(effort, rule_level=False, choices=1, missing=0, separate=full)
         tasks = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + tasks
     return tasks
+
+
+def audit_tasks(target: str, framework: str, ops: Sequence[str]) -> list[dict[str, Any]]:
+    """Return tasks that audit ``ops`` of another library; see :mod:`hyper_parallel.verify.ops.audit`."""
+    batches = _batches(ops, _BATCH)
+    return [{**task_of(framework, batch, Effort(), seconds=_AUDIT_SECONDS), "target": target} for batch in batches]
 
 
 def mutant_tasks(platform: str, ops: Sequence[str], each: int, seed: int) -> list[dict[str, Any]]:
@@ -154,7 +162,7 @@ def run(task: dict[str, Any], send: Send) -> None:
     for op in ops:
         send({"event": "start", "op": op})
         faulthandler.dump_traceback_later(task["seconds"], exit=True)
-        report = _run_mutant(task, op) if "seed" in task else _sweep(task, op, effort, user_operators)
+        report = _run_operator(task, op, effort, user_operators)
         send({"event": "report", "report": report.json()})
     faulthandler.cancel_dump_traceback_later()
 
@@ -168,6 +176,13 @@ def _unknown(ops: Sequence[str], declared: Sequence[str], task: dict[str, Any]) 
     has = f"it declares {', '.join(declared)}" if declared else "it declares no operator"
     where = f"{task['file']} on {task['platform']}"
     return f"--op: {where} has no {names}; {has}" + (f"; near: {', '.join(near)}" if near else "")
+
+
+def _run_operator(task: dict[str, Any], op: str, effort: Effort, user_operators: dict[str, Any]) -> Any:
+    """Return the report of one operator, in the form that the task asks for."""
+    if "target" in task:
+        return audit_operator(task["target"], op)
+    return _run_mutant(task, op) if "seed" in task else _sweep(task, op, effort, user_operators)
 
 
 def _run_mutant(task: dict[str, Any], op: str) -> MutantResult:

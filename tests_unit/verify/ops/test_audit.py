@@ -1,4 +1,4 @@
-"""One operator on another library's distributed tensors: each kind of error is reported."""
+"""The report of an audit, its programs, and the command."""
 
 from __future__ import annotations
 
@@ -9,159 +9,52 @@ import numpy as np
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.core.dtensor.placements import Replicate
-from hyper_parallel.core.shard import rules
-from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops import audit
-from hyper_parallel.verify.ops.audit import _MOST, OperatorAudit, _RankAudit, _tuples, summary
+from hyper_parallel.verify.ops.audit import AuditFinding, OperatorAudit, confirm, summary
 
 pytestmark = pytest.mark.platforms("torch")
 
-rules.load()
 
-
-class Peer:
-    """Distributed tensors that never communicate: right on replicated operands, wrong in the way of ``fault``.
-
-    Args:
-        fault: ``raises``, ``refuses``, ``unwraps``, ``forgets`` (gradients), ``bares`` (gradients), or nothing.
-    """
-
-    def __init__(self, fault=""):
-        import torch
-
-        peer = self
-
-        class PeerTensor(torch.Tensor):
-            placements = ("whole",)
-
-            @classmethod
-            def __torch_function__(cls, func, types, args=(), kwargs=None):
-                if func is torch.relu and peer.fault == "raises":
-                    raise KeyError("relu")
-                if func is torch.relu and peer.fault == "refuses":
-                    raise RuntimeError("relu has no sharding strategy")
-                result = super().__torch_function__(func, types, args, kwargs)
-                return result.as_subclass(torch.Tensor) if func is torch.relu and peer.fault == "unwraps" else result
-
-        self.fault, self.tensor_class, self.leaves = fault, PeerTensor, []
-
-    def wrap(self, piece, *_, differentiated=False):
-        """Return the shard as if it were the global tensor, which is right for replicated operands only."""
-        import torch
-
-        made = torch.from_numpy(piece.copy()).as_subclass(self.tensor_class)
-        if differentiated:
-            self.leaves.append(made.requires_grad_())
-        return made
-
-    def is_wrapped(self, value):
-        """Return whether the value is one of these tensors."""
-        return isinstance(value, self.tensor_class)
-
-    def whole(self, tensor):
-        """Return the local values as if they were the global ones."""
-        return tensor.detach().numpy()
-
-    def backward(self, outs, seeds):
-        """Run backward, and falsify the gradients of the leaves."""
-        import torch
-
-        torch.autograd.backward(
-            [out for out in outs if out.requires_grad], [seed for seed in seeds if seed is not None]
-        )
-        for leaf in self.leaves:
-            if leaf.grad is not None and self.fault == "forgets":
-                leaf.grad = None
-            elif leaf.grad is not None and self.fault != "bares":
-                leaf.grad = leaf.grad.as_subclass(self.tensor_class)
-
-    def gathered(self, own):
-        """Return what each rank reported."""
-        return [own, ("ok", "", ("", 0))]
-
-    def call(self, *arguments):
-        """Return the placements, which stand for the call's text in a program."""
-        return arguments[-1]
-
-    def program(self, call, _seeds, gradient, index, _right, before):
-        """Return which wrong value the program would show."""
-        return f"{'gradient' if gradient else 'output'} {index} of {call} after {before}"
-
-
-def audited(fault):
-    """Return the counts, the findings shown first, and the programs that may reproduce them."""
-    with use_platform("torch"):
-        return _RankAudit("relu", Peer(fault), 0).run()
-
-
-def test_a_shard_taken_for_the_global_tensor_is_wrong():
-    """Replicated operands are right; a shard taken for the global tensor is wrong, with sample, sizes and place."""
-    counts, (shown,), programs = audited("")
-    assert counts["ok"] > 0
-    assert set(counts) == {"ok", "wrong"}
-    assert shown.startswith("wrong: sample 0 {")
-    assert "[Shard(0)]: output 0 ['whole'] has shape [" in shown
-    assert programs[:2] == ["output 0 of (Shard(0),) after None", "output 0 of (Shard(0),) after (Replicate(),)"]
-
-
-@pytest.mark.parametrize(
-    "fault, outcome, text",
-    [
-        ("raises", "crash", "KeyError: 'relu'"),
-        ("unwraps", "plain", "a result is a plain tensor"),
-        ("forgets", "wrong", "gradient of operand 0 is none"),
-        ("bares", "plain", "gradient of operand 0 is a plain tensor"),
-    ],
-)
-def test_each_kind_of_error_is_reported(fault, outcome, text):
-    """An exception, a plain result, a missing gradient and a plain gradient are each reported as such."""
-    counts, shown, _ = audited(fault)
-    assert counts[outcome] > 0
-    (line,) = [line for line in shown if line.startswith(f"{outcome}: ") and "[Replicate()]" in line]
-    assert line.endswith(text)
-
-
-def test_a_refusal_is_no_fault():
-    """A refusal without a sharding strategy is counted, and not shown."""
-    counts, shown, programs = audited("refuses")
-    assert (set(counts), shown, programs) == ({"rejects"}, [], [])
-
-
-def test_placements_are_sampled_where_there_are_too_many():
-    """Three matrices have 64 tuples of placements: a limited number is sampled, in order, repeatably and distinct."""
-    import numpy as np
-
-    arrays = [np.ones((2, 3))] * 3
-    drawn = list(_tuples(arrays, 7))
-    assert len(set(drawn)) == len(drawn) == _MOST
-    assert drawn == list(_tuples(arrays, 7))
-    assert list(_tuples([np.ones((), np.int64)], 7)) == [(Replicate(),)]
-
-
-@pytest.mark.platforms("torch")
 def test_pytorchs_own(capsys, tmp_path):
-    """Relu is clean; add with a number on partial values adds it on every rank, and a program shows the wrong value."""
+    """Relu is right; cumsum along a sharded dim starts anew on every rank, and a program shows the wrong value."""
     path = tmp_path / "audit.json"
-    assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "relu", "add", "--report", str(path)]) == 0
+    assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "relu", "cumsum", "--report", str(path)]) == 1
     output = capsys.readouterr().out
-    relu, add = json.loads(path.read_text())["operators"]
-    assert (relu["outcome"], relu["counts"].keys()) == ("ok", {"ok"})
-    assert add["outcome"] == "wrong"
-    assert add["counts"]["ok"] > 10
-    assert "[Partial(sum)]: output 0 [Partial(sum)] is" in add["shown"][0]
-    assert "relu" not in output
-    assert "torch-dtensor: 2 operators (1 ok, 1 wrong)" in output
-    assert output.rstrip().endswith("16 lines of findings")
-    # The program needs PyTorch alone; two new processes ran it over gloo, and it printed the wrong value.
-    lines = add["program"].split("\n")
-    assert len(lines) == 13
-    assert "hyper_parallel" not in add["program"]
+    document = json.loads(path.read_text())
+    relu, cumsum = document["operators"]
+    assert (document["ok"], relu["outcome"], relu["counts"].keys()) == (False, "ok", {"ok"})
+    assert relu["backward"] > 0
+    assert cumsum["outcome"] == "wrong"
+    assert cumsum["counts"]["ok"] > 10
+    (finding,) = cumsum["findings"]
+    assert finding["text"].startswith("output of cumsum, sample ")
+    assert " on 2 ranks [Shard(1)]: output 0 [Shard(dim=1)] is " in finding["text"]
+    # The program needs PyTorch alone; new processes ran it over gloo, and it printed the wrong value.
+    lines = finding["program"].split("\n")
+    assert len(lines) <= 15
+    assert "hyper_parallel" not in finding["program"]
     assert lines[2] == 'dist.init_process_group("gloo")  # torchrun --nproc-per-node 2 THIS_FILE'
-    assert lines[8] == "y1 = torch.add(x0, 1.5, alpha=1)"
-    assert add["printed"].startswith("tensor([[7.")
-    assert " should be tensor([[5.5000," in add["printed"]
+    assert " should be tensor(" in finding["printed"]
     assert all(f"        {line}" in output for line in lines)
+    assert "torch-dtensor: 2 operators (1 ok, 1 wrong)" in output
+
+
+def test_a_decomposition_is_audited_in_its_public_spelling(capsys):
+    """Cross entropy, a decomposition here, is called as PyTorch's function, on two and three ranks."""
+    status = main(["verify", "ops", "--target", "torch-dtensor", "--op", "cross_entropy", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    (report,) = document["operators"]
+    assert set(report["spellings"]) == {"F.cross_entropy"}
+    assert sum(report["counts"].values()) > 30
+    assert (status == 0) == document["ok"] == (report["outcome"] in ("ok", "rejects"))
+
+
+def test_nothing_exercised_is_no_success(capsys):
+    """Operators that cannot be compared are listed as not exercised, and the status says so."""
+    assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "rand_like"]) == 1
+    output = capsys.readouterr().out
+    assert "unexercised rand_like: no check\n    not tried: random: another library draws other numbers (2)" in output
+    assert "not exercised: rand_like" in output
 
 
 def test_an_unknown_target(capsys):
@@ -170,25 +63,12 @@ def test_an_unknown_target(capsys):
     assert "--target 'jax': one of torch-dtensor" in capsys.readouterr().err
 
 
-def test_processes_that_die_cost_one_operator(monkeypatch):
-    """The operator whose process died is a crash; a new process checks the operators after it."""
-    runs = [
-        [{"begin": "a"}, {"op": "a", "counts": {"ok": 2}, "shown": []}, {"begin": "b"}],
-        [{"begin": "c"}, {"op": "c", "counts": {"rejects": 1}, "shown": []}],
-    ]
-    asked = []
-
-    def lines(name, ops, store):
-        asked.append(list(ops))
-        return iter(runs[len(asked) - 1])
-
-    monkeypatch.setattr(audit, "_lines", lines)
-    reports = list(audit.audit("torch-dtensor", ["a", "b", "c"]))
-    assert [(report.op, report.outcome) for report in reports] == [("a", "ok"), ("b", "crash"), ("c", "rejects")]
-    assert asked == [["a", "b", "c"], ["c"]]
+def test_a_process_that_dies_is_a_crash():
+    """The operator whose process died has one crash, with the reason."""
+    lost = OperatorAudit.lost("b", "torch", "was killed by SIGSEGV")
+    assert (lost.outcome, lost.findings[0].text) == ("crash", "its process was killed by SIGSEGV")
 
 
-@pytest.mark.platforms("torch")
 def test_a_wrong_gradient_as_a_program():
     """Gradients, several outputs, methods, properties and non-finite numbers are written; others give no program."""
     import torch
@@ -203,7 +83,7 @@ def test_a_wrong_gradient_as_a_program():
         return [low.clamp(max=float("inf")), torch.nn.functional.pad(high, (0, 1), value=float("nan"))]
 
     call = RecordedCall(run, [x], [[x, x]], [Shard(0)], [True])
-    text = program(Finding(call, [x[:, :1], None], gradient=True, which=0, right=x))
+    text = program(Finding(call, "wrong", True, 0, [x[:, :1], None], x))
     seed = "distribute_tensor(torch.tensor([[1.0], [torch.nan]], dtype=torch.float64), mesh, [Replicate()])"
     assert text.split("\n")[5:10] == [
         "y1 = x0.T",
@@ -212,48 +92,112 @@ def test_a_wrong_gradient_as_a_program():
         "y5 = torch.nn.functional.pad(y3, (0, 1,), mode='constant', value=float('nan'))",
         f"torch.autograd.backward([y4], [{seed}])",
     ]
-    assert "found = torch.tensor([]) if x0.grad is None else x0.grad.full_tensor()" in text
+    assert "actual = torch.tensor([]) if x0.grad is None else x0.grad.full_tensor()" in text
     partial_values = RecordedCall(lambda operands: [operands[0] @ operands[1].mT], [empty, x], [[empty] * 2, [x, x]],
                     [Partial("max"), Replicate()], [False, False])  # fmt: skip
     text = program(
-        Finding(partial_values, [None], gradient=False, which=0, right=np.zeros((0, 2))),
+        Finding(partial_values, "wrong", right=np.zeros((0, 2)), seeds=[None]),
         before=call._replace(run=lambda operands: [operands[0].mT]),
     )
     assert "Partial('max')" in text
     assert "torch.tensor([], dtype=torch.float64).reshape((0, 2))" in text
     strange = call._replace(run=lambda operands: [torch.add(operands[0], operands[0], out=np.float32)])
     with pytest.raises(TypeError):
-        program(Finding(strange, [None], gradient=False, which=0, right=x))
+        program(Finding(strange, "wrong", right=x, seeds=[None]))
     long = call._replace(run=lambda operands: [sum([operands[0]] * 12)])
-    assert program(Finding(long, [None], gradient=False, which=0, right=x)) is None
+    assert program(Finding(long, "wrong", right=x, seeds=[None])) is None
     made = call._replace(run=lambda operands: [torch.from_numpy(x) for _ in operands])
-    assert program(Finding(made, [None], gradient=False, which=0, right=x)) is None
+    assert program(Finding(made, "wrong", right=x, seeds=[None])) is None
 
 
-@pytest.mark.platforms("torch")
-def test_programs_that_show_nothing(monkeypatch):
-    """Programs that pass, fail differently or hang are skipped; if none remains, there is no program."""
-    from hyper_parallel.platform.torch import torch_dtensor_reproducer
+def test_a_crash_and_a_plain_result_as_programs():
+    """A crash is shown by the call alone, on as many ranks as it needs; a plain result by an assertion on its type."""
+    import torch
 
+    from hyper_parallel.core.dtensor.placements import Shard
+    from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
+
+    x = np.array([1.0, 2.0, 3.0])
+    call = RecordedCall(lambda operands: [torch.relu(operands[0])], [x], [[x, x, x]], [Shard(0)], [True])
+    lines = program(Finding(call, "crash")).split("\n")
+    assert lines[2:] == [
+        'dist.init_process_group("gloo")  # torchrun --nproc-per-node 3 THIS_FILE',
+        'mesh = dist.init_device_mesh("cpu", (3,))',
+        "x0 = distribute_tensor(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), mesh, [Shard(0)]).requires_grad_()",
+        "y1 = torch.relu(x0)",
+        "print(y1.full_tensor())",
+    ]
+    plain = program(Finding(call, "plain", True, 0, [x])).split("\n")
+    assert plain[-1] == 'assert isinstance(x0.grad, DTensor), f"{type(x0.grad)} should be DTensor"'
+
+
+def _finding(programs, error="AssertionError"):
+    return AuditFinding("wrong", "x", 2, error, programs)
+
+
+def test_programs_are_confirmed_on_real_processes(monkeypatch):
+    """The first program that ends with the error is kept, with what it printed; others pass or fail differently."""
     right = "print('1 should be 1')"
     broken = "raise ValueError('1 should be 2')"
     wrong = "import os; print(os.environ['RANK'], 'should be 2'); assert False, 'no'"
-    assert audit.reproduced("torch-dtensor", [right, broken, wrong]) == (wrong, "0 should be 2")
-    assert audit.reproduced("torch-dtensor", [right, broken]) == (right, "")
-    assert audit.reproduced("torch-dtensor", []) == (None, "")
-    monkeypatch.setattr(audit, "_CONFIRM", {"torch-dtensor": "no.such.module"})
-    assert audit.reproduced("torch-dtensor", [right]) == (right, "")
+    crash = "raise KeyError('relu')"
+    left = "import os, time; assert os.environ['RANK'] == '0', 'gone'; time.sleep(600)"
+    findings = [
+        _finding([right, broken, wrong]),
+        _finding([right, broken]),
+        _finding([]),
+        _finding([crash], "KeyError"),
+        _finding([left]),
+    ]
+    confirm("torch-dtensor", [OperatorAudit("f", findings=findings)])
+    assert [(finding.program, finding.printed) for finding in findings] == [
+        (wrong, "0 should be 2"),
+        (right, ""),
+        (None, ""),
+        (crash, "KeyError: 'relu'"),
+        (left, "AssertionError: gone"),  # the rank that waits for the failed one is ended
+    ]
+    monkeypatch.setitem(audit.TARGETS, "torch-dtensor", audit.Target("torch", "", "no.such.module"))
+    lost = _finding([right])
+    confirm("torch-dtensor", [OperatorAudit("f", findings=[lost])])
+    assert (lost.program, lost.printed) == (right, "")
+
+
+def test_a_program_that_hangs_shows_nothing(monkeypatch):
+    """Processes that wait for each other are ended."""
+    from hyper_parallel.platform.torch import torch_dtensor_reproducer
+
     monkeypatch.setattr(torch_dtensor_reproducer, "_SECONDS", 0.2)
-    assert torch_dtensor_reproducer._printed("import time; time.sleep(60)") is None
+    assert torch_dtensor_reproducer._printed("import time; time.sleep(60)", 2, "AssertionError") is None
 
 
 def test_the_worst_counts():
     """An operator's outcome is the worst of its placements; an operator without samples is not clean."""
-    assert OperatorAudit("f", Counter(ok=3, plain=1, rejects=2)).outcome == "plain"
+    assert OperatorAudit("f", counts=Counter(ok=3, plain=1, rejects=2)).outcome == "plain"
     assert OperatorAudit("f").outcome == "unexercised"
-    lines = OperatorAudit("g", Counter(wrong=1), ["wrong: x"]).text().split("\n")
-    assert lines == ["wrong       g: 1 wrong", "    wrong: x", "    no program of few lines shows it"]
-    lines = OperatorAudit("g", Counter(wrong=1), ["wrong: x"], "a\nb").text().split("\n")
-    assert lines[2:] == ["    reproducer, needs what the operators before it left behind", "        a", "        b"]
-    text = summary("t", [OperatorAudit("f", Counter(ok=3)), OperatorAudit("g", Counter(wrong=1), ["wrong: x"])])
-    assert text == "t: 2 operators (1 ok, 1 wrong); placements: 3 ok, 1 wrong; 3 lines of findings"
+    assert OperatorAudit("f", exempt="internal").holds
+    wrong = OperatorAudit("g", Counter({"torch.g": 1}), Counter(wrong=1), findings=[_finding([])])
+    assert wrong.text().split("\n") == [
+        "wrong       g (torch.g): 1 wrong",
+        "    wrong: x",
+        "    no program of 15 lines shows it",
+    ]
+    wrong.findings[0].program = "a\nb"
+    assert wrong.text().split("\n")[2:] == [
+        "    reproducer, did not fail on real processes by itself",
+        "        a",
+        "        b",
+    ]
+    audits = [OperatorAudit("f", counts=Counter(ok=3), backward=2), wrong, OperatorAudit("h", skipped=Counter(why=4))]
+    assert summary("t", audits).split("\n") == [
+        "t: 3 operators (1 ok, 1 wrong, 1 unexercised)",
+        "4 placements on worlds of 2 and 3: 3 ok, 1 wrong; 2 with gradients",
+        "not exercised: h",
+        "not tried: 4 samples or placements, by reason in the report",
+    ]
+
+
+def test_an_audit_crosses_processes():
+    """An audit with findings is the same after JSON."""
+    sent = OperatorAudit("g", Counter({"torch.g": 1}), Counter(wrong=1), 0, [_finding(["a"])], Counter(why=1))
+    assert OperatorAudit.from_json(json.loads(json.dumps(sent.json()))) == sent

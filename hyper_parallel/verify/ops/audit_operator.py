@@ -1,0 +1,431 @@
+"""The audit of one operator: every sample in its public spelling, in many placements, on simulated ranks."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.shard.entry import binder
+from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.core.shard.sample import exemption, samples_of
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError, UnsupportedOperatorError
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.endpoint import RankAbortedError
+from hyper_parallel.verify.ops.audit import OUTCOMES, TARGETS, WORLDS, AuditFinding, OperatorAudit
+from hyper_parallel.verify.ops.claims import mesh_of
+from hyper_parallel.verify.ops.compare import difference
+from hyper_parallel.verify.ops.reference import Reference, as_list, function_reference
+from hyper_parallel.verify.ops.report import OperatorReport
+from hyper_parallel.verify.ops.selection import QUICK
+from hyper_parallel.verify.ops.shards import can_be_partial, local_shards
+from hyper_parallel.verify.ops.sweep import Sweep
+from hyper_parallel.verify.ops.values import Slot, seed_of, size_choices, substitute
+from hyper_parallel.verify.simulate import simulate
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.sample import Sample
+    from hyper_parallel.verify.ops.reference import Case
+    from hyper_parallel.verify.ops.values import FilledSample
+
+__all__ = ["audit_operator"]
+
+_CHOICES = 2  # choices of sizes per sample
+_MOST = 24  # tuples of placements per sample, choice of sizes and world
+_PATIENCE = 20  # runs that may fail per operator and world: each ends its ranks
+_EARLIER = 100  # calls of the same operator whose cached results may matter
+_TIMEOUT = 300.0
+_MISMATCH = f"{CollectiveMismatchError.__module__}.{CollectiveMismatchError.__qualname__}"
+_REFUSALS = (
+    "strategy",
+    "not supported",
+    "not implemented",
+    "unsupported",
+    "DTensor",
+    "lacement",
+    "redistribut",
+    "evenly sharded",
+)
+
+Places = tuple[Placement, ...]
+Run = Callable[[Any, Any], list[Any]]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call in one tuple of placements.
+
+    Attributes:
+        case: the sample with its values and reference.
+        run: the public call, as a function of the sample's arguments.
+        places: a placement per operand.
+        growth: how much more than their own rounding the results move when the operands are rounded.
+    """
+
+    case: Case
+    run: Run
+    places: Places
+    growth: float
+
+    def call(self, operands: Sequence[Any]) -> list[Any]:
+        """Call with ``operands`` in place of the sample's."""
+        filled = self.case.filled
+
+        def operand_of(leaf: Any) -> Any:
+            return operands[leaf.index] if isinstance(leaf, Slot) else leaf
+
+        return self.run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of))
+
+    def shards(self, index: int, world: int) -> Sequence[Any]:
+        """Return the local array of every rank of operand ``index``."""
+        array = self.case.filled.arrays[index]
+        layout = Layout.place(mesh_of((world,)), [self.places[index]], array.shape)
+        rng = np.random.default_rng([self.case.seed, index])
+        return local_shards(array, layout, rng, integral=self.case.filled.integral)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of one check on one rank.
+
+    Attributes:
+        kind: one of :data:`OUTCOMES`.
+        text: the message or the difference.
+        error: name of the exception.
+        gradient: whether it happened in backward or shows in a gradient.
+        which: index of the output, or of the operand whose gradient it is.
+        backward: whether gradients were compared.
+    """
+
+    kind: str
+    text: str = ""
+    error: str = ""
+    gradient: bool = False
+    which: int = 0
+    backward: bool = False
+
+
+def audit_operator(target: str, op: str) -> OperatorAudit:
+    """Audit canonical operator ``op`` of ``target``, a key of ``TARGETS``."""
+    with use_platform(TARGETS[target].framework):
+        return _Auditor(target, op).run()
+
+
+class _PublicSweep(Sweep):
+    """The samples of an operator, computed with the framework's public calls.
+
+    Attributes:
+        public: name and function of the public call of the last case.
+        module: of the target.
+    """
+
+    def __init__(self, target: str, op: str) -> None:
+        framework, peer, _ = TARGETS[target]
+        super().__init__(OperatorReport(op, framework), framework, op, find_rule(op), samples_of(op), QUICK)
+        self.module = importlib.import_module(peer)
+        self.public: tuple[str, Run] | None = None
+
+    def public_case(self, number: int, sizes: dict[str, int], skipped: list[str], *, integral: bool) -> Case | None:
+        """Return a sample with values and reference; None, with the reason, where it has none.
+
+        Small integers, for results to the bit, if ``integral`` and if the sample has such values; else real numbers.
+        """
+        for values in (True, False) if integral else (False, True):
+            case = self._make_case(number, self.samples[number], sizes, skipped, integral=values)
+            if case is not None:
+                return case
+        return None
+
+    def _reference(self, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
+        """Compute with the first public spelling that works on plain tensors."""
+        assert self.rule is not None
+        canonical = binder(self.rule.signature)
+        bound = canonical.bind(filled.args, filled.kwargs)
+        problem: Exception | None = None
+        for name, function in self.module.public_calls(self.rule.op, bound, canonical, writes=sample.writes):
+            run = _bound_call(function, canonical, writes=sample.writes)
+            try:
+                reference = function_reference(self.platform, run, filled, rng)
+            except Exception as error:  # noqa: BLE001 - the next spelling may take these arguments
+                problem = problem or error
+                continue
+            self.public = name, run
+            return reference
+        raise problem or UnsupportedOperatorError(f"{self.report.op} has no public spelling with these arguments")
+
+
+def _bound_call(function: Callable[..., Any], canonical: Any, *, writes: bool) -> Run:
+    """Return a function of a sample's arguments; what it writes is a copy of the first operand."""
+
+    def run(args: Any, kwargs: Any) -> list[Any]:
+        bound = canonical.bind(args, kwargs)
+        if not writes:
+            return as_list(function(**bound))
+        written = canonical.names[0]
+        bound[written] = bound[written].clone()
+        function(**bound)
+        return [bound[written]]
+
+    return run
+
+
+class _Auditor:
+    """Audits one operator."""
+
+    def __init__(self, target: str, op: str) -> None:
+        self.target, self.op = target, op
+        self.audit = OperatorAudit(op)
+        self.sweep = _PublicSweep(target, op)
+        self.peer = self.sweep.module.Peer
+        self.reproducer = importlib.import_module(TARGETS[target].reproducer)
+
+    def run(self) -> OperatorAudit:
+        """Check every sample on every world."""
+        self.audit.exempt = exemption(self.op)
+        for world in () if self.audit.exempt else WORLDS:
+            jobs = [
+                _Job(case, run, places, growth)
+                for case, run, growth in self._cases(world)
+                for places in _tuples(case.filled.arrays, seed_of(self.op, case.number, world))
+            ]
+            self._check(jobs, world)
+        if not self.audit.spellings and not self.audit.skipped and not self.audit.exempt:
+            self.audit.exempt = "no public spelling of its own: its users are audited"
+        return self.audit
+
+    def _cases(self, world: int) -> Iterator[tuple[Case, Run, float]]:
+        """Yield every sample with its public call, and how much rounding grows in it."""
+        spellings, skipped = Counter[str](), Counter[str]()
+        for number, sample in enumerate(self.sweep.samples):
+            if sample.random:
+                skipped["random: another library draws other numbers"] += 1
+                continue
+            reasons: list[str] = []
+            cases = 0
+            for sizes in size_choices(sample, _CHOICES):
+                case = self.sweep.public_case(number, sizes, reasons, integral=_halves(world))
+                if case is not None and self.sweep.public is not None:
+                    name, run = self.sweep.public
+                    spellings[name] += 1
+                    cases += 1
+                    yield case, run, self._growth(case, run)
+            if reasons and not cases:
+                skipped[reasons[0]] += 1
+        self.audit.spellings, self.audit.skipped = spellings, self.audit.skipped | skipped
+
+    def _growth(self, case: Case, run: Run) -> float:
+        """Measure how far rounding of the operands moves results and gradients, in units of their own; at least 1."""
+        reference, growth = case.reference, 1.0
+        if not reference.eps:
+            return growth
+        for sign in (1.0, -1.0):
+            moved = replace(case.filled, arrays=tuple(_rounded(array, sign) for array in case.filled.arrays))
+            again = function_reference(self.sweep.platform, run, moved, np.random.default_rng([case.seed, 1]))
+            pairs = [
+                *zip(again.outputs, reference.outputs, strict=True),
+                *zip(again.grads, reference.grads, strict=True),
+            ]
+            growth = max([growth, *(_distance(actual, expected) / reference.eps for actual, expected in pairs)])
+        return growth
+
+    def _check(self, jobs: Sequence[_Job], world: int) -> None:
+        """Check all jobs; where a world fails, the next one goes on after the job at which it did."""
+        outcomes: list[list[_Outcome | None]] = [[None] * world for _ in jobs]
+        start, patience = 0, _PATIENCE
+        while start < len(jobs) and patience:
+            start = self._check_from(start, jobs, world, outcomes)
+            patience -= 1
+        if start < len(jobs):
+            self.audit.skipped[f"after {_PATIENCE} runs of {world} ranks failed"] += len(jobs) - start
+        for number, (job, ranks) in enumerate(zip(jobs[:start], outcomes, strict=False)):
+            worst = min(filter(None, ranks), key=_badness)
+            self.audit.counts[worst.kind] += 1
+            self.audit.backward += worst.kind == "ok" and worst.backward
+            if worst.kind in ("crash", "wrong", "plain"):
+                self._note(job, worst, world, jobs[max(0, number - _EARLIER) : number])
+
+    def _check_from(self, start: int, jobs: Sequence[_Job], world: int, outcomes: list[list[_Outcome | None]]) -> int:
+        """Check the jobs from ``start`` on; return where to go on: behind the job at which the world failed."""
+        arguments = (self.peer, jobs, outcomes, start)
+        try:
+            simulate(_check_rank, world, self.sweep.platform.platform_type, arguments, timeout=_TIMEOUT)
+        except RankFailedError as error:
+            failed = max((index for index, ranks in enumerate(outcomes) if any(ranks)), default=start)
+            outcomes[failed] = [_failure(error, outcomes[failed])]
+            return failed + 1
+        return len(jobs)
+
+    def _note(self, job: _Job, outcome: _Outcome, world: int, earlier: Sequence[_Job]) -> None:
+        """Keep the first finding of each kind, in outputs and in gradients, with its programs."""
+        case = job.case
+        where = "gradient" if outcome.gradient else "output"
+        label = f"{where} of {self.sweep.report.op}"
+        if any(finding.kind == outcome.kind and finding.text.startswith(where) for finding in self.audit.findings):
+            return
+        places = ", ".join(map(str, job.places))
+        text = f"{label}, sample {case.number} {case.filled.sizes or ''} on {world} ranks [{places}]: {outcome.text}"
+        error = outcome.error if outcome.kind == "crash" else "AssertionError"
+        right = None
+        kind = outcome.kind
+        if kind == "crash" and not outcome.error and not outcome.gradient:
+            kind = "wrong"  # ranks that do not do the same hang on real processes, or compute anything
+        if kind == "wrong":
+            right = (case.reference.grads if outcome.gradient else case.reference.outputs)[outcome.which]
+        finding = self.reproducer.Finding(
+            self._recorded(job, world), kind, outcome.gradient, outcome.which, case.reference.cotangents, right
+        )
+        befores = [None, *(self._recorded(call, world) for call in reversed(earlier))]
+        programs = (self.reproducer.program(finding, before) for before in befores)
+        written = list(dict.fromkeys(program for program in programs if program is not None))
+        self.audit.findings.append(AuditFinding(outcome.kind, text[:400], world, error, written))
+
+    def _recorded(self, job: _Job, world: int) -> Any:
+        filled = job.case.filled
+        shards = [job.shards(index, world) for index in range(len(job.places))]
+        return self.reproducer.RecordedCall(job.call, filled.arrays, shards, job.places, filled.requires_grad)
+
+
+def _halves(world: int) -> bool:
+    """Whether dividing by ``world`` is exact: the target may turn a replica into parts of a pending sum."""
+    return world.bit_count() == 1
+
+
+def _rounded(array: Any, sign: float) -> Any:
+    """Return floating numbers moved by what rounding of a pending sum's parts may do, half of them up and half down."""
+    if array.dtype.kind != "f" or not array.size:
+        return array
+    largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+    alternating = np.where(np.arange(array.size).reshape(array.shape) % 2, sign, -sign)
+    moved: Any = (array + alternating * largest * np.finfo(array.dtype).eps).astype(array.dtype)
+    return moved
+
+
+def _distance(actual: Any, expected: Any) -> float:
+    """Return the largest difference relative to the largest magnitude, of finite numbers."""
+    if actual is None or expected is None or actual.shape != expected.shape or expected.dtype.kind not in "fc":
+        return 0.0
+    finite = np.isfinite(actual) & np.isfinite(expected)
+    scale = float(np.abs(expected[finite]).max(initial=0.0))
+    return float(np.abs(actual - expected)[finite].max(initial=0.0)) / scale if scale else 0.0
+
+
+def _failure(error: RankFailedError, ranks: Sequence[_Outcome | None]) -> _Outcome:
+    """Return what became of a check in which the ranks did not do the same: the error of a rank that left it alone."""
+    for rank, outcome in enumerate(ranks):
+        if outcome is not None and outcome.error:
+            text = f"rank {rank} alone raises {outcome.text}; the others wait for it"
+            return replace(outcome, kind="crash", text=text)
+    cause = error.__cause__ or error
+    return _Outcome("crash", f"{type(cause).__name__}: {cause}")
+
+
+def _badness(outcome: _Outcome) -> int:
+    return OUTCOMES.index(outcome.kind)
+
+
+def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
+    """Yield all placements of all operands; a random sample where there are too many."""
+    options: list[list[Placement]] = []
+    for array in arrays:
+        kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
+        if array.dtype.kind in "fc" and can_be_partial(array, "sum"):
+            kinds.append(Partial("sum"))
+        options.append(kinds)
+    tuples = list(itertools.islice(itertools.product(*options), 20000))
+    if len(tuples) > _MOST:
+        order = np.random.default_rng(seed).permutation(len(tuples))[:_MOST]
+        tuples = [tuples[int(index)] for index in sorted(order)]
+    return iter(tuples)
+
+
+# -- on a rank ---------------------------------------------------------------------------------------------------------
+
+
+def _check_rank(peer_class: Any, jobs: Sequence[_Job], outcomes: list[list[_Outcome | None]], start: int) -> None:
+    """Check the jobs from ``start`` on as one rank, in step with the others."""
+    transport = active_transport()
+    assert transport is not None
+    ranks = tuple(range(transport.world_size))
+    peer = peer_class(transport.world_size)
+    for number in range(start, len(jobs)):
+        outcomes[number][transport.rank] = _RankCheck(peer, jobs[number], transport.rank, len(ranks)).outcome()
+        transport.barrier(ranks)
+
+
+class _RankCheck:
+    """One job on one rank."""
+
+    def __init__(self, peer: Any, job: _Job, rank: int, world: int) -> None:
+        self.peer, self.job, self.rank, self.world = peer, job, rank, world
+        self.backward = False
+
+    def outcome(self) -> _Outcome:
+        """Run the call and its gradients, and compare."""
+        try:
+            return self._compare()
+        except RankAbortedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
+            text = f"{type(error).__name__}: {error}"
+            refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
+            kind = "rejects" if refused and any(word in text for word in _REFUSALS) else "crash"
+            home = type(error).__module__
+            name = type(error).__qualname__ if home == "builtins" else f"{home}.{type(error).__qualname__}"
+            return _Outcome(kind, text, "" if name == _MISMATCH else name, self.backward)
+
+    def _compare(self) -> _Outcome:
+        filled, reference = self.job.case.filled, self.job.case.reference
+        leaves = [
+            self.peer.wrap(
+                self.job.shards(index, self.world)[self.rank], place, filled.arrays[index].shape,
+                differentiated=filled.requires_grad[index],
+            )
+            for index, place in enumerate(self.job.places)
+        ]  # fmt: skip
+        outs = self.job.call(leaves)
+        for index, (out, expected) in enumerate(zip(outs, reference.outputs, strict=True)):
+            if not self.peer.is_wrapped(out):
+                return _Outcome("plain", "a result is a plain tensor", which=index)
+            problem = "" if self.job.case.sample.uninitialized else self._difference(out, expected)
+            if problem:
+                return _Outcome("wrong", f"output {index} {list(out.placements)} {problem}", which=index)
+        return self._gradients(leaves, outs)
+
+    def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any]) -> _Outcome:
+        reference = self.job.case.reference
+        if not any(out.requires_grad for out in outs):
+            return _Outcome("ok")
+        self.backward = True
+        seeds = [
+            None if seed is None else self.peer.wrap(np.array(seed), Replicate(), seed.shape)
+            for seed in reference.cotangents
+        ]
+        self.peer.backward(outs, seeds)
+        compared = False
+        for index, (leaf, expected) in enumerate(zip(leaves, reference.grads, strict=True)):
+            if not leaf.requires_grad or expected is None:
+                continue
+            compared = True
+            if leaf.grad is None:
+                problem = "is none" if expected.any() else ""
+            elif not self.peer.is_wrapped(leaf.grad):
+                return _Outcome("plain", f"gradient of operand {index} is a plain tensor", "", True, index)
+            else:
+                problem = self._difference(leaf.grad, expected)
+            if problem:
+                return _Outcome("wrong", f"gradient of operand {index} {problem}", "", True, index)
+        return _Outcome("ok", backward=compared)
+
+    def _difference(self, actual: Any, expected: Any) -> str:
+        reference = self.job.case.reference
+        exact = reference.exact and _halves(self.world)
+        eps = reference.eps * self.job.growth
+        return difference(self.peer.whole(actual), expected, exact=exact, eps=eps) or ""
