@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.verdict import Verdict
 
 __all__ = ["ProgramReport"]
@@ -25,6 +26,7 @@ class ProgramReport:
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
         cause: the failure in one line.
+        kind: of :data:`~hyper_parallel.verify.program.causes.CAUSES`, where the failure shows it: ``unequal-calls``.
         seconds: the whole took.
     """
 
@@ -38,6 +40,7 @@ class ProgramReport:
     verdict: Verdict | None = None
     failure: str = ""
     cause: str = ""
+    kind: str = ""
     seconds: float = 0.0
 
     @property
@@ -49,12 +52,14 @@ class ProgramReport:
         """Return the report as text."""
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
-        run = f"{self.name} on {self.platform}: one rank against {self.world_size} {self.launch} ranks{axes}"
+        run = f"{self.name} on {self.platform}: one rank against {self.world_size} ranks ({self.launch}){axes}"
         lines = [f"{run}, {self.steps} optimizer steps, seed {self.seed}, {self.seconds:.1f} s"]
         if self.verdict is not None:
             lines.append(self.verdict.text())
         if self.failure:
-            lines += [f"FAILED on {self.world_size} ranks: {self.cause}", self.failure]
+            lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
+            lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []
+            lines.append(self.failure)
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,5 +75,6 @@ class ProgramReport:
             "steps": self.steps,
             "seconds": self.seconds,
             "failure": self.failure,
+            "failure_cause": self.kind,
             "verdict": None if self.verdict is None else self.verdict.to_json(),
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import default_framework
 from hyper_parallel.verify.model import LAUNCHES, parse_mesh
@@ -95,6 +95,7 @@ def verify_program(
         run = run_world(program, world)
     except RankFailedError as error:
         report.failure, report.cause = str(error), error_summary(error.__cause__ or error)
+        report.kind = "unequal-calls" if isinstance(error.__cause__, CollectiveMismatchError) else ""
     else:
         check_recorded(program, run)
         check_names(run)

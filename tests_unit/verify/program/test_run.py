@@ -121,7 +121,7 @@ def test_functions_and_meshes(tmp_path):
     assert sizes == [(("dp", "tp"), (2, 1))] * 2
     assert report.steps == 1
     assert report.text().startswith(
-        "test_functions_and_meshes.<locals>.parallel on torch: one rank against 2 simulated ranks (dp=2, tp=1), "
+        "test_functions_and_meshes.<locals>.parallel on torch: one rank against 2 ranks (simulated) (dp=2, tp=1), "
         "1 optimizer steps, seed 0, "
     )
     (tmp_path / "own.py").write_text(SCRIPT.replace("int(sys.argv[1])", "2"))
@@ -145,6 +145,19 @@ def test_a_rank_that_fails_is_in_the_report():
     assert not report.ok
     assert "FAILED on 2 ranks: ArithmeticError: no such shard\nrank 1 of 2 failed" in report.text()
     assert report.to_json()["failure"].startswith("rank 1 of 2 failed")
+
+
+def test_unequal_calls_are_a_cause():
+    """Ranks that call different collectives are told apart from other failures."""
+
+    def program():
+        if dist.get_rank() == 1:
+            dist.barrier()
+        train()
+
+    report = verify_program(program, 3, platform="torch")
+    assert (report.ok, report.kind) == (False, "unequal-calls")
+    assert "  cause: unequal-calls: ranks call different collectives\n" in report.text()
 
 
 def test_the_same_command_gives_the_same_report():

@@ -1,0 +1,85 @@
+"""A program in this process's threads neither ends nor forks it, and leaves its signals alone."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.guards import guarded
+
+
+def in_a_thread(program):
+    """Run ``program`` as a rank runs it, guarded; return what it returns or how it exits."""
+    results = []
+
+    def body():
+        try:
+            results.append(program())
+        except SystemExit as ended:
+            results.append(("exit", ended.code))
+
+    with guarded("train.py"):
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+    return results[0]
+
+
+def test_exits_end_the_thread():
+    """``os._exit`` is the thread's end, and this process goes on; afterwards it is Python's own."""
+    plain = os._exit
+    assert in_a_thread(lambda: os._exit(5)) == ("exit", 5)
+    assert os._exit is plain
+
+
+def test_handlers_are_not_installed():
+    """Only the main thread may install one: a rank's is left out, and it is told the present one."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert in_a_thread(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)) == before
+    with guarded("train.py"):
+        assert signal.signal(signal.SIGTERM, before) == before
+
+
+def test_children_that_work_for_themselves_are_left_alone():
+    """Processes of multiprocessing and subprocess run as ever."""
+
+    def program():
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+        child = multiprocessing.get_context("fork").Process(target=queue.put, args=(7,))
+        child.start()
+        value = queue.get()
+        child.join()
+        return value, child.exitcode, subprocess.run([sys.executable, "-c", "pass"], check=False).returncode
+
+    assert in_a_thread(program) == (7, 0, 0)
+
+
+def test_a_child_that_never_ends_is_ended():
+    """Nothing is left running."""
+    pids = []
+
+    def program():
+        pids.append(os.fork())
+        if not pids[0]:
+            signal.pause()
+
+    in_a_thread(program)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_a_child_that_goes_on_is_an_error():
+    """It is ended when it returns to the simulation."""
+    from hyper_parallel.transport import simulated_threads
+
+    def program():
+        if not os.fork():
+            simulated_threads._ThreadWorld.pause(None, 0)
+
+    with pytest.raises(InputError, match=r"^train.py forks at .*test_guards.py:\d+, and the child goes on with the "):
+        in_a_thread(program)
