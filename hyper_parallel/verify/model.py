@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import PlanError, RankFailedError
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
@@ -120,7 +122,8 @@ def verify_model(
     fault = parse_fault(inject)
     try:
         world = simulate if launch == "simulated" else launch_processes
-        ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault, seed), timeout=_TIMEOUT)
+        with _operator_threads(platform, launch):
+            ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault, seed), timeout=_TIMEOUT)
     except RankFailedError as error:
         _reraise_input_error(error)
         report.error, report.cause = str(error), error_summary(error.__cause__ or error)
@@ -163,6 +166,13 @@ def _run(  # simulated ranks share their arguments: each gets a fault of its own
     seed: int,
 ) -> RankResult:
     return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault), seed)
+
+
+def _operator_threads(platform: str, launch: str) -> contextlib.AbstractContextManager[Any]:
+    """Run operators of PyTorch ranks that are threads of this process in one thread, as those of processes do."""
+    if platform != "torch" or launch != "simulated":
+        return contextlib.nullcontext()
+    return platform_named(platform).single_threaded()
 
 
 def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:

@@ -47,6 +47,22 @@ def test_the_same_seed_gives_the_same_numbers(models):
     assert (first.losses, first.parallel_losses) == (second.losses, second.parallel_losses)
 
 
+def test_operators_run_in_one_thread(models):
+    """Operators of simulated ranks run in one thread, since sums in several depend on their number; it is restored."""
+    import torch
+
+    drawn, threads, before = models.Drawn(0), [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    build = drawn.build
+    drawn.build = lambda: (threads.append(torch.get_num_threads()), build())[1]
+    try:
+        assert drawn.report().ok
+        assert set(threads) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("options", [[], ["--inject"], ["--float32"]])
 def test_many_models(models, options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,6 +196,10 @@ class TrainingFacet(ModulesFacet):
             model: whose dropout layers are meant, where functions cannot be intercepted.
             place: returns mesh, placements and global shape of a plain tensor; called before each draw.
         """
+
+    def single_threaded(self) -> AbstractContextManager[Any]:
+        """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""
+        return nullcontext()
 
     @abc.abstractmethod
     def generator_state(self) -> bytes | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -112,6 +112,16 @@ class TorchTraining(TrainingFacet):
         """A mode over all functions."""
         del model
         return IndexedDraws(place)
+
+    @contextmanager
+    def single_threaded(self) -> Iterator[None]:
+        """``set_num_threads``; threads that start inside follow."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def generator_state(self) -> bytes | None:
         """Of the default generator."""
