@@ -56,6 +56,8 @@ class ProgramReport:
         lines = [f"{run}, {self.steps} optimizer steps, seed {self.seed}, {self.seconds:.1f} s"]
         if self.verdict is not None:
             lines.append(self.verdict.text())
+            count = len(self.verdict.unplaced)
+            lines += [f"NOT VERIFIED: {count} values have no known place; declare them (--declare)"] if count else []
         if self.failure:
             lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,12 @@ def _axes(mesh: str | Mapping[str, int] | None, world_size: int | None) -> tuple
 
 
 def _check(size: int, steps: int | None, launch: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        msg = (
+            "verify program starts its ranks itself, and torchrun has started this process as one of several: run it "
+            f"once, without torchrun, with --world-size {os.environ.get('WORLD_SIZE', size)} --launch processes"
+        )
+        raise InputError(msg)
     if size < 2:
         msg = f"--world-size is {size}: the program on one rank is the reference; compare it with at least 2 ranks"
         raise InputError(msg)

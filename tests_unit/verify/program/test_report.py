@@ -1,0 +1,19 @@
+"""The report counts as verified only if every value had a place and was compared."""
+
+from hyper_parallel.verify.program.report import ProgramReport
+from hyper_parallel.verify.program.verdict import Verdict
+
+
+def test_values_without_a_place_are_not_verified():
+    """Everything that was compared is equal, but something was not compared: not ok, and the text says so."""
+    report = ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2, checked=4))
+    assert report.ok
+    report.verdict.unplaced.append("output of experts")
+    assert not report.ok
+    assert report.text().endswith("NOT VERIFIED: 1 values have no known place; declare them (--declare)")
+
+
+def test_nothing_compared_is_not_verified():
+    """Neither a verdict without values nor none at all is a success."""
+    assert not ProgramReport("train.py", "torch", "simulated", 2, 0).ok
+    assert not ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2)).ok
