@@ -138,7 +138,7 @@ def test_an_open_reason_fails_a_run_with_closed_reasons(run):
 
 
 def test_a_mistyped_device_is_an_error(run):
-    """An unknown device fails its test instead of always skipping it."""
+    """An unknown device is a usage error instead of a test that is always skipped."""
     result = run(cases='import pytest\n@pytest.mark.device("npx")\ndef test_x(): pass')
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*known are cpu, npu, cuda*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *::test_x: mark device('npx'): known are cpu, npu, cuda"])
