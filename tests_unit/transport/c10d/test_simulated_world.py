@@ -160,6 +160,23 @@ def test_the_worlds_group_of_an_import_works_on_every_rank():
         dist.get_rank(kept[0])
 
 
+def test_a_group_describes_itself():
+    """Name, description, devices and text of a group; a name can be taken once."""
+
+    def body():
+        group = dist.new_group([0, 1], group_desc="pair")
+        assert (group.group_name, group.group_desc, group.name()) == ("1", "pair", "simulated")
+        assert torch.device("cpu") in group._device_types
+        assert group._get_backend(torch.device("cpu")) is group
+        group.set_timeout(None)
+        with pytest.raises(ValueError, match="the group name '1' is taken; choose another"):
+            dist.distributed_c10d._new_process_group_helper(2, 0, [0, 1], "gloo", None, "1")
+        return repr(group), repr(dist.group.WORLD)
+
+    first = ("SimulatedProcessGroup('1', rank 0 of ranks [0, 1])", "WorldGroup('0', rank 0 of ranks [0, 1])")
+    assert simulate(body, 2, "torch")[0] == first
+
+
 def test_a_real_world_is_left_alone(tmp_path):
     """A process with a real world of its own simulates, and uses its world again afterwards."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
