@@ -216,13 +216,26 @@ class ActivationPlacements:
                 continue
             shapes = [np.shape(self.ranks[other][key].value) for other in group]
             sizes = [shape[dim] if dim < len(shape) else -1 for shape in shapes]
-            if sum(sizes) != total:
+            if sum(sizes) != total or not self._same_elsewhere(key, dim, group):
                 continue
             starts = np.cumsum([0, *sizes])
             lines = {other: np.arange(starts[n], starts[n] + sizes[n]) for n, other in enumerate(group)}
             if not trusted or self._agree(key, dim, lines):
                 return lines[rank]
         return None
+
+    def _same_elsewhere(self, key: Key, dim: int, group: Sequence[int]) -> bool:
+        """Return whether ranks of a group have the same rows in the other dims, as far as rows are known."""
+        total = np.shape(self.bounds.reference[key].value)
+        for other, size in enumerate(total):
+            lines = set()
+            for rank in group:
+                local = np.shape(self.ranks[rank][key].value)
+                votes = self.rows[rank].get((other, local[other], size)) if len(local) == len(total) else None
+                lines.add(votes.most_common(1)[0][0] if votes else ())
+            if other != dim and len(lines) > 1:
+                return False
+        return True
 
     def _agree(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
         """Return whether parts of the group were recognised, all of them in the given rows of ``dim``."""

@@ -168,8 +168,8 @@ class _Search:
         positions = order[np.minimum(first, flat.size - 1)].reshape(self.part.shape)
         if self.part.ndim == self.whole.ndim > 0 and sure.any():
             rows = [self._vote(dim, sure, positions) for dim in range(self.part.ndim)]
-            if all(row is not None for row in rows):
-                yield box_positions(tuple(rows), self.whole.shape), True
+            if all(row is not None for row in rows):  # a few telling values among many alike may be chance
+                yield box_positions(tuple(rows), self.whole.shape), self.allowed is None or bool(sure.mean() >= 0.5)
         if sure.all() and np.unique(positions).size == positions.size:
             yield positions, True
 

@@ -52,6 +52,14 @@ def test_constant_values_fit_several_places():
     assert find_part(np.array([True, False]), np.array([[True, False], [False, False]])) is not None
 
 
+def test_values_that_are_alike_place_nothing_surely():
+    """Saturated values that fit in many places within a bound are placed, but not surely."""
+    whole = np.sign(RNG.standard_normal((4, 8)))
+    whole[2, 5] = 0.997
+    match = find_part(whole[2:3, 4:8] * (1 - 1e-7), whole, np.full(whole.shape, 1e-5))
+    assert match is None or not match.unique
+
+
 def test_a_float32_part_of_a_float64_whole_is_found():
     """Values are compared in the dtype of the part; NaN equals NaN."""
     whole = WHOLE.copy()
