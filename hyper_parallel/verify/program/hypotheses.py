@@ -12,7 +12,7 @@ from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.losses import explain_loss
 from hyper_parallel.verify.program.matching import find_part
-from hyper_parallel.verify.program.norms import explain_norm
+from hyper_parallel.verify.program.norms import explain_clipping, explain_norm
 from hyper_parallel.verify.program.part_statistics import (
     kept_value,
     local_statistics,
@@ -56,7 +56,17 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind in {"weight", "buffer", "state"}:
         tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
     else:
-        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _dropped, local_statistics, _other_part]
+        tests += [
+            _missing,
+            _clipped,
+            weighted_by_rows,
+            _scaled,
+            _stale,
+            _repeated_bias,
+            _dropped,
+            local_statistics,
+            _other_part,
+        ]
         tests += [other_inputs]
     for test in (*tests, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
@@ -116,6 +126,10 @@ def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _ev
 
 def _norm(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
     return explain_norm(runs, key)
+
+
+def _clipped(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if key[0] != "gradient" or evidence is None else explain_clipping(runs, key, evidence.ranks)
 
 
 def _loss(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
@@ -217,13 +231,14 @@ def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> s
 
 
 def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """An output that has a parameter of its module added several times."""
+    """An output that has a parameter of its module, or of one around it, added several times."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     step = key[2] - 1
     module = runs.bounds.reference[key].module
     for (kind, name, when, _), record in runs.bounds.reference.items():
-        if kind != "weight" or when != step or record.module != module or np.ndim(record.value) != 1:
+        near = record.module == module or module.startswith(f"{record.module}.")
+        if kind != "weight" or when != step or not near or np.ndim(record.value) != 1:
             continue
         for axis, groups in runs.axes.sets():
             size = max(map(len, groups))

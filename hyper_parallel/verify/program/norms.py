@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.runs import PairedRuns
 
-__all__ = ["explain_norm"]
+__all__ = ["explain_clipping", "explain_norm"]
 
 _TOLERANCE = 1e-4
 """How well norms of other parts must fit, in units of the error that they explain."""
@@ -20,11 +20,7 @@ _TOLERANCE = 1e-4
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
     """Return why a norm differs: which parts of which ranks' gradients make it, from the reference's gradients."""
-    gradients = {
-        name: np.asarray(record.value)
-        for (kind, name, step, _), record in runs.bounds.reference.items()
-        if kind == "gradient" and step == key[2]
-    }
+    gradients = _gradients(runs, key[2])
     norm = float(runs.bounds.reference[key].value)
     ranks = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
     if not gradients or not ranks or norm <= 0:
@@ -40,6 +36,36 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
                 shown = ", ".join(f"{value:.9g}" for value in dict.fromkeys(ranks.values()))
                 return Cause(kind, "", f"{text} is {shown} ({words}); the single device has {norm:.9g}")
     return None
+
+
+def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause | None:
+    """Return why each rank has its own multiple of a gradient: it was clipped by the norm of what the rank holds.
+
+    A program that clips by itself records no norm; the factors show it.
+    """
+    factors = {rank: runs.factor(key, rank) for rank in ranks}
+    known = {rank: factor for rank, factor in factors.items() if factor}
+    gradients = _gradients(runs, key[2])
+    if len(known) < max(2, len(factors)) or len({f"{factor:.6g}" for factor in known.values()}) == 1:
+        return None
+    for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
+        whole = _norm(list(gradients.values()), power)
+        local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in known}
+        if all(abs(factor * local[rank] - whole) <= _TOLERANCE * whole for rank, factor in known.items()):
+            shown = ", ".join(f"{factor:.9g}" for factor in known.values())
+            why = f"the {words} of all, over that of a rank's part"
+            text = f"the ranks' gradients are the reference's times {shown}: {why}"
+            return Cause("norm-local", "", text)
+    return None
+
+
+def _gradients(runs: PairedRuns, step: int) -> dict[str, Any]:
+    """Return the reference's gradients of a step by name."""
+    return {
+        name: np.asarray(record.value)
+        for (kind, name, when, _), record in runs.bounds.reference.items()
+        if kind == "gradient" and when == step
+    }
 
 
 def _clips(runs: PairedRuns, gradients: Mapping[str, Any], key: Key, factor: float) -> bool:

@@ -270,6 +270,46 @@ def test_a_stages_output_of_the_model_is_not_the_models():
     assert compare_runs(reference, [reference], whole).first.ranks == (0,)
 
 
+def test_gradients_that_each_rank_clips_by_its_own_norm():
+    """A program that clips by itself records no norm; a factor per rank that is its share of the norm shows it."""
+    rng = np.random.default_rng(0)
+    weight, gradient = rng.standard_normal((2, 7))
+    own = [weight[:4], weight[4:]]
+    parts = [gradient[:4], gradient[4:]]
+    norms = [np.linalg.norm(part) / np.linalg.norm(gradient) for part in parts]
+
+    def run(weights, gradients):
+        kinds = (("weight", -1, weights), ("gradient", 0, gradients))
+        records = [
+            [Record(kind, "up.weight", "up", step, 0, values[rank]) for kind, step, values in kinds]
+            for rank in range(len(weights))
+        ]
+        return Run([RankRecords(rank, own_records) for rank, own_records in enumerate(records)])
+
+    reference = run([weight], [gradient])
+    clipped = run(own, [part / norm for part, norm in zip(parts, norms, strict=True)])
+    verdict = compare_runs(reference, [reference], clipped)
+    assert verdict.first.cause.kind == "norm-local"
+    assert "the 2-norm of all, over that of a rank's part" in verdict.first.cause.evidence
+    other = run(own, [part * (rank + 2.5) for rank, part in enumerate(parts)])
+    assert compare_runs(reference, [reference], other).first.cause.kind == "scaled-by-count"
+
+
+def test_a_bias_of_the_module_around_is_added_by_every_rank():
+    """The output of a sum inside a linear shows the linear's own bias added on each rank."""
+    rng = np.random.default_rng(0)
+    bias, output = rng.standard_normal(3), rng.standard_normal((4, 3))
+    before = Record("weight", "down.bias", "down", -1, 0, bias)
+
+    def run(world, value):
+        records = [before, Record("output", "down.sum", "down.sum", 0, 0, value)]
+        return Run([RankRecords(rank, records) for rank in range(world)])
+
+    reference = run(1, output + bias)
+    cause = compare_runs(reference, [reference], run(3, output + 3 * bias), mesh={"tp": 3}).first.cause
+    assert (cause.kind, cause.axis) == ("repeated-reduction", "tp")
+
+
 def test_unclear_placements_need_a_line(runs):
     """A parameter of equal values is placed by its module, or must be declared."""
     whole = [Record("weight", "norm.weight", "norm", step, 0, np.ones(6)) for step in (-1, 0)]
