@@ -48,7 +48,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
         tests += [_loss, other_targets]
     elif kind == "gradient":
-        tests += [_missing, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
+        tests += [_missing, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
     elif kind == "rate":
         tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
@@ -56,17 +56,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind in {"weight", "buffer", "state"}:
         tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
     else:
-        tests += [
-            _missing,
-            _clipped,
-            weighted_by_rows,
-            _scaled,
-            _stale,
-            _repeated_bias,
-            _dropped,
-            local_statistics,
-            _other_part,
-        ]
+        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _dropped, local_statistics, _other_part]
         tests += [other_inputs]
     for test in (*tests, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
@@ -129,7 +119,7 @@ def _norm(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | No
 
 
 def _clipped(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    return None if key[0] != "gradient" or evidence is None else explain_clipping(runs, key, evidence.ranks)
+    return None if evidence is None else explain_clipping(runs, key, evidence.ranks)
 
 
 def _loss(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
