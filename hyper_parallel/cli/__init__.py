@@ -15,6 +15,7 @@ from hyper_parallel.cli import (
     doctor,
     explain,
     self_test,
+    verify_bugs,
     verify_contract,
     verify_model,
     verify_mutants,
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     verify_redistribute.add_parser(kinds)
     verify_mutants.add_parser(kinds)
     verify_contract.add_parser(kinds)
+    verify_bugs.add_parser(kinds)
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)

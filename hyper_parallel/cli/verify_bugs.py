@@ -1,0 +1,82 @@
+"""``hyper-parallel verify bugs``: run the corpus of documented bugs through the harness."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.verify.report_files import write_text
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.bugs.results import CorpusReport
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Run documented bugs of distributed training through the harness. Each is a small program of plain PyTorch or MindSpore
+with a switch; both forms train on a single device and on simulated ranks and are compared, as `verify program` does
+with a user's script. A broken form must be found to differ, a fixed one to be equal. The first wrong value and the
+cause that the harness names are compared with the documented ones.
+
+Exit status: 0 if all bugs were caught and all fixed forms pass, and, of the whole corpus, nine of ten tensors and eight
+of ten causes are right; 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    subparser = kinds.add_parser(
+        "bugs",
+        help="documented bugs, broken and fixed: what the harness catches",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparser.add_argument("--only", action="append", metavar="NAME", help="only this bug; repeatable")
+    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    subparser.add_argument("--html", metavar="FILE", help="also write a page: every bug with its verdict and evidence")
+    subparser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the chosen bugs; return 0 if the report is good."""
+    from hyper_parallel.verify.bugs.corpus import run_bug
+    from hyper_parallel.verify.bugs.registry import bugs_named
+    from hyper_parallel.verify.bugs.results import CorpusReport
+
+    bugs = bugs_named(platforms(arguments.platform), arguments.only)
+    for option, path in (("--report", arguments.report), ("--html", arguments.html)):
+        can_be_written(option, path)
+    report, progress = CorpusReport(whole=not arguments.only), Progress(len(bugs))
+    try:
+        for bug in bugs:
+            progress.start(f"{bug.name} on {bug.framework}")
+            report.results.append(run_bug(bug))
+            progress.finish()
+            if not arguments.json:
+                print(report.results[-1].text(), flush=True)
+    except KeyboardInterrupt:
+        progress.clear()
+        report.note = f"partial report: {len(report.results)} of {len(bugs)} bugs finished"
+        _write(arguments, report)
+        raise KeyboardInterrupt(report.text()) from None
+    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
+    _write(arguments, report)
+    return 0 if report.ok else 1
+
+
+def _write(arguments: argparse.Namespace, report: CorpusReport) -> None:
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.bugs_page import bugs_page
+
+        write_text(arguments.html, bugs_page(report), "--html")
+    if arguments.report is not None:
+        lines = [*(result.text() for result in report.results), report.text()]
+        as_json = Path(arguments.report).suffix == ".json"
+        text = json.dumps(report.json(), indent=2) if as_json else "\n".join(lines)
+        write_text(arguments.report, text + "\n", "--report")
