@@ -251,7 +251,7 @@ class _TrainCompare:
                 self.comparison.compare("output", module, name, step, value, array, allowed)
 
     def _compare_numbers(
-        self, kind: str, step: int, actual: list[float], expected: list[float], allowed: Mapping[Key, float]
+        self, kind: str, step: int, actual: list[Any], expected: list[Any], allowed: Mapping[Key, float]
     ) -> None:
         """Compare norms, factors or learning rates."""
         if len(actual) != len(expected):

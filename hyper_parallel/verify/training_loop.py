@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope
 from hyper_parallel.platform.contract.training import TrainingOptimizer
@@ -73,8 +75,8 @@ class ModelTraining:
 
     Attributes:
         gradients: that the optimizer saw in the last step, by path; None where there is none.
-        norms: of the gradients, of every clipping in the last step.
-        factors: by which they were scaled.
+        norms: of the gradients, of every clipping in the last step, as NumPy scalars.
+        factors: by which they were scaled, likewise.
         scheduler: what the case's ``scheduler`` returned.
         before_update: changes the gradients that the optimizer sees.
     """
@@ -82,8 +84,8 @@ class ModelTraining:
     def __init__(self, platform: Platform, case: ModelCase, model: Any, check_loss: Callable[[Any], None]) -> None:
         self.platform, self.case, self.model, self._check_loss = platform, case, model, check_loss
         self.gradients: dict[str, Any] = {}
-        self.norms: list[float] = []
-        self.factors: list[float] = []
+        self.norms: list[Any] = []
+        self.factors: list[Any] = []
         self.scheduler: Any = None
         self.before_update: Callable[[dict[str, Any]], None] | None = None
         self._optimizer: TrainingOptimizer | None = None
@@ -131,8 +133,9 @@ class ModelTraining:
     def clip(self, max_norm: float, gradients: Mapping[Any, Any]) -> Any:
         """Clip the gradients, and record norm and factor."""
         norm = self.platform.clip_gradients(self.model, gradients, max_norm)
-        self.norms.append(float(norm))
-        self.factors.append(min(1.0, max_norm / (float(norm) + 1e-6)))
+        size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds its error
+        self.norms.append(size)
+        self.factors.append(np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype))
         return norm
 
     def _default_step(self, batches: Sequence[tuple[Any, ...]]) -> Any:

@@ -241,8 +241,8 @@ class ReferenceStep:
 
     outputs: list[tuple[str, str, Any]]
     loss: Any
-    norms: list[float]
-    factors: list[float]
+    norms: list[Any]
+    factors: list[Any]
     gradients: dict[str, Any]
     state: dict[str, Any]
     weights: dict[str, Any]
