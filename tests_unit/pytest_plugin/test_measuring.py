@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hyper_parallel
+from hyper_parallel.pytest_plugin.measuring import RankContexts
+from hyper_parallel.transport import measurement
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pytest_cov") is None, reason="[no-tool] pytest-cov is not installed"
@@ -184,3 +187,14 @@ def test_ended(rank):
     assert "2 failed, 1 passed" in text, text
     data, name = data_of(project)
     assert set(data.lines(name)) == LINES | {13}
+
+
+@pytest.mark.parametrize("phase, word", [("setup", "setup"), ("call", "run"), ("teardown", "teardown")])
+def test_ranks_learn_the_name_of_the_test(phase, word):
+    """While a test is set up, runs and is torn down, its name is the context of ranks, spelled as pytest-cov does."""
+    hook = getattr(RankContexts(), f"pytest_runtest_{phase}")(SimpleNamespace(nodeid="test_x.py::test_y"))
+    next(hook)
+    assert measurement._TEST_CONTEXT.get() == f"test_x.py::test_y|{word}"
+    with pytest.raises(StopIteration):
+        hook.send(None)
+    assert measurement._TEST_CONTEXT.get() is None

@@ -1,9 +1,11 @@
 """Coverage of rank processes."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from hyper_parallel.transport import measurement
 from hyper_parallel.transport.measurement import Measurement, current_measurement, in_test_context, measured
 
 coverage = pytest.importorskip("coverage")
@@ -83,3 +85,61 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     data = coverage.CoverageData(str(tmp_path / first[0]))
     data.read()
     assert set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2]) == {"test_one|run", "test_two|run"}
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    """Let every test begin in a process that has started no measurement."""
+    monkeypatch.setattr(measurement, "_STARTED", [])
+
+
+class FakeCoverage:
+    """Coverage without a tracer: what is called on it."""
+
+    running: list = []  # noqa: RUF012 - what `current` knows, like coverage's own
+
+    def __init__(self, **_options):
+        self.config = SimpleNamespace(disable_warnings=[], sigterm=False)
+        self.calls = []
+
+    @classmethod
+    def current(cls):
+        """Return the one that runs."""
+        return cls.running[-1] if cls.running else None
+
+    def start(self):
+        """Run."""
+        self.running.append(self)
+
+    def stop(self):
+        """Run no longer."""
+        self.running.remove(self)
+
+    def save(self):
+        """Note the call."""
+        self.calls.append("save")
+
+    def switch_context(self, name):
+        """Note the context."""
+        self.calls.append(name)
+
+
+def test_a_measured_process_is_measured_once(monkeypatch, tmp_path):
+    """A process starts one measurement, and another one for other settings; a failed task's data is written, too."""
+    monkeypatch.setitem(sys.modules, "coverage", SimpleNamespace(Coverage=FakeCoverage))
+    monkeypatch.setattr(FakeCoverage, "running", [])
+    with in_test_context("test_x.py::test_y|run"):
+        first = Measurement({"branch": True}, str(tmp_path), "test_x.py::test_y|run")
+    with pytest.raises(ValueError, match="task"), measured(first):
+        raise ValueError("task")
+    (started,) = FakeCoverage.running
+    assert started.calls == ["test_x.py::test_y|run", "save"]
+    assert (started.config.branch, started.config.sigterm) == (True, True)
+    with measured(Measurement({"branch": True}, str(tmp_path))):
+        assert FakeCoverage.running == [started]
+    with measured(Measurement({"branch": False}, str(tmp_path), None, until_sigterm=False)):
+        (other,) = FakeCoverage.running
+    assert started.calls[2:] == ["save", "save"]
+    assert other is not started
+    assert other.calls == ["save"]
+    assert not other.config.sigterm
