@@ -14,6 +14,7 @@ from hyper_parallel.verify.program.hypotheses import find_cause
 from hyper_parallel.verify.program.order import execution_order
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.samples import foreign_samples
 from hyper_parallel.verify.program.scalars import compare_scalars
 from hyper_parallel.verify.program.verdict import Difference, Verdict
 
@@ -71,6 +72,7 @@ class _Comparison:
         self._replicas()
         self._losses_of_right_gradients()
         self._other_rows()
+        self._other_samples()
         ordered = execution_order(self.runs, self.wrong)
         differences = [self.wrong[key] for key in ordered]
         causes = [find_cause(self.runs, key, self.wrong) for key in ordered[:_EXPLAINED]]
@@ -254,6 +256,19 @@ class _Comparison:
                 placement = self.runs.placement(key, ranks[0])
                 rows = "other rows" if placement is None else placement.words
                 self._lacks(key, sorted(set(ranks)), f"rank {ranks[0]} has {rows}, unlike of the values before")
+
+    def _other_samples(self) -> None:
+        """Where something differs, report the first output before it whose parts come from other samples."""
+        start = execution_order(self.runs, self.wrong)[0] if self.wrong else None
+        before = list(self.runs.bounds.reference)
+        if start not in self.runs.bounds.reference:
+            return
+        for key in before[: before.index(start)]:
+            if key[0] == "output" and key[2] == start[2]:
+                foreign = foreign_samples(self.runs, key)
+                if foreign:
+                    self._lacks(key, list(foreign), "is computed from samples that the single device does not have")
+                    return
 
     # -- replicas, names, placements -----------------------------------------------------------------------------------
 

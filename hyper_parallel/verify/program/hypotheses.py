@@ -25,6 +25,7 @@ from hyper_parallel.verify.program.placement import describe
 from hyper_parallel.verify.program.randomness import explain_dropped, explain_masks
 from hyper_parallel.verify.program.reductions import missing_reduction, scaled, spread
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.samples import foreign_samples
 from hyper_parallel.verify.program.verdict import Difference
 
 __all__ = ["find_cause"]
@@ -106,7 +107,11 @@ def _missing_value(
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A value that is right in itself, but has other rows than the values before."""
+    """A value of other samples, or one that is right in itself, but has other rows than the values before."""
+    foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
+    if foreign and set(foreign) == set(wrong[key].ranks):
+        rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
+        return Cause("data", "", f"rows of the model's inputs that the single device does not have: {rows}")
     if key[0] not in {"output", "value", "mask"} or key not in runs.activations.other_rows():
         return None
     if any((found := runs.distance(key, rank)) is None or found.ratio > 1 for rank in wrong[key].ranks):
