@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 MESH = {"dp": 3}
-DIFFERS = ("gradient", None)
+DIFFERS = ("gradient", "*")
 CAUSE = "average-for-sum"
 SAMPLES, WIDTH = 8, 6
 

@@ -14,7 +14,7 @@ from mindspore.experimental import optim
 from mindspore.mint import distributed
 
 MESH = {"replicate": 3, "shard": 1}
-DIFFERS = ("gradient", None)
+DIFFERS = ("gradient", "*")
 CAUSE = "missing-reduction"
 SAMPLES, WIDTH, HIDDEN = 6, 5, 7
 
