@@ -30,6 +30,8 @@ It must train the same way on one rank: read its rank and world size from torch.
 its part of one global batch. What bounds the difference is measured: the run on one rank is repeated with tiny
 perturbations.
 
+Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
+
 Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
@@ -66,6 +68,7 @@ def add_parser(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Verify the program; return 0 if it is equal."""
     from hyper_parallel.verify.program.run import verify_program
+    from hyper_parallel.verify.program.torchrun import is_first_rank
 
     can_be_written("--report", arguments.report)
     progress = Progress(_RUNS)
@@ -87,8 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
             memory=int(arguments.memory * (1 << 30)),
             progress=progress.next,
         )
+    except ValueError:
+        if not is_first_rank():  # which says what is wrong
+            return 2
+        raise
     finally:
         progress.clear()
+    if not is_first_rank():
+        return 0 if report.ok else 1
     print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
     _write(arguments.report, report)
     return 0 if report.ok else 1

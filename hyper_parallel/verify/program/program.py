@@ -94,6 +94,7 @@ def run_program(
     mesh: tuple[tuple[str, int], ...],
     limits: RecordLimits,
     perturbation: Perturbation | None,
+    rank: int | None = None,
 ) -> RankRecords:
     """Run the program on this rank and return what it leaves behind.
 
@@ -102,12 +103,13 @@ def run_program(
         mesh: names and sizes of the axes, for a function that takes a mesh.
         limits: what is recorded; the program is stopped after ``limits.steps``.
         perturbation: of a reference, or None.
+        rank: of this process; that of the current transport by default.
 
     Raises:
         ProgramExitError: it exits with another status than 0.
     """
     platform = get_platform()
-    log = RecordLog(platform.transport().rank, limits, perturbation)
+    log = RecordLog(platform.transport().rank if rank is None else rank, limits, perturbation)
     with platform.inherited_world(), platform.recording(log):
         try:
             _start(program, mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hyper_parallel.verify.program.perturbations import displaced_gradients, mov
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.report import ProgramReport
+from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
@@ -55,13 +57,14 @@ def verify_program(
     Args:
         parallel: ``train.py``, run as torchrun would; ``train.py:function``; or a function that takes nothing or a
             mesh. It must train the same way on one rank.
-        world_size: number of ranks; the size of ``mesh`` by default.
+        world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
         single: another script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: axes for messages, and for functions that take a mesh.
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
         platform: ``torch`` or ``mindspore``; None takes the default framework.
         seed: of the perturbations.
-        launch: ``simulated`` or ``processes``; the reference is always simulated.
+        launch: ``simulated`` or ``processes``; the reference is always simulated. Under torchrun its processes are
+            the ranks, and every one of them gets the report.
         declared: what recorded values are, where it cannot be inferred, by pattern of their names:
             ``{"layers.*.wq.weight": "shard(0) over tp"}``.
         args: arguments of the script.
@@ -78,9 +81,9 @@ def verify_program(
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
     """
-    started, tell = time.perf_counter(), progress or _nothing
-    axes = _axes(mesh, world_size)
+    axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
+    launch = "torchrun" if started_by_torchrun() else launch
     _check(size, steps, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
@@ -90,24 +93,53 @@ def verify_program(
     limits = RecordLimits(steps, tuple(only), memory // size)
     world = World(size, platform, launch, axes, limits, timeout)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
-    reference, repeats = _reference(alone, world, seed, tell)
-    tell(f"{size} ranks ({launch})")
-    try:
-        run = run_world(program, world)
-    except RankFailedError as error:
-        report.failure, report.cause = str(error), error_summary(error.__cause__ or error)
-        report.kind = "unequal-calls" if isinstance(error.__cause__, CollectiveMismatchError) else ""
-    else:
-        check_recorded(program, run)
+    verification = _Verification(program, alone, world, report, declared, progress or _nothing)
+    if launch == "torchrun":
+        return verify_under_torchrun(program, world, lambda run: verification.compare(lambda: run))
+    return verification.compare(lambda: run_world(program, world))
+
+
+@dataclass
+class _Verification:
+    """One call of :func:`verify_program`; its attributes are that function's arguments, and the report to fill."""
+
+    program: Program
+    alone: Program
+    world: World
+    report: ProgramReport
+    declared: Mapping[str, str] | None
+    progress: Progress
+
+    def compare(self, run_ranks: Callable[[], Run]) -> ProgramReport:
+        """Run the reference, then the ranks, and compare them."""
+        started, report = time.perf_counter(), self.report
+        reference, repeats = _reference(self.alone, self.world, report.seed, self.progress)
+        self.progress(f"{self.world.size} ranks ({self.world.launch})")
+        try:
+            run = run_ranks()
+        except RankFailedError as error:
+            report.failure, report.cause = str(error), error_summary(error.__cause__ or error)
+            report.kind = "unequal-calls" if isinstance(error.__cause__, CollectiveMismatchError) else ""
+        else:
+            self._compare_runs(reference, repeats, run)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def _compare_runs(self, reference: Run, repeats: list[Run], run: Run) -> None:
+        check_recorded(self.program, run)
         check_names(run)
+        report = self.report
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
-        tell("comparison")
-        report.verdict = compare_runs(reference, repeats, run, mesh=report.mesh or None, declared=declared)
-        problem = None if report.verdict.equal else other_batch(reference, run, program.name)
+        self.progress("comparison")
+        report.verdict = compare_runs(reference, repeats, run, mesh=report.mesh or None, declared=self.declared)
+        problem = None if report.verdict.equal else other_batch(reference, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
-    report.seconds = time.perf_counter() - started
-    return report
+
+
+def _torchrun_size(world_size: int | None) -> int | None:
+    """Return the number of ranks: what is asked for, or the number of processes that torchrun has started."""
+    return int(os.environ["WORLD_SIZE"]) if world_size is None and started_by_torchrun() else world_size
 
 
 def _nothing(part: str) -> None:
@@ -122,19 +154,13 @@ def _axes(mesh: str | Mapping[str, int] | None, world_size: int | None) -> tuple
 
 
 def _check(size: int, steps: int | None, launch: str) -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        msg = (
-            "verify program starts its ranks itself, and torchrun has started this process as one of several: run it "
-            f"once, without torchrun, with --world-size {os.environ.get('WORLD_SIZE', size)} --launch processes"
-        )
-        raise InputError(msg)
     if size < 2:
         msg = f"--world-size is {size}: the program on one rank is the reference; compare it with at least 2 ranks"
         raise InputError(msg)
     if steps is not None and steps < 1:
         msg = f"--steps is {steps}; at least one step must be compared"
         raise InputError(msg)
-    if launch not in LAUNCHES:
+    if launch not in (*LAUNCHES, "torchrun"):
         msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
         raise InputError(msg)
 

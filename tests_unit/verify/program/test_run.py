@@ -179,16 +179,6 @@ def test_a_file_that_is_missing_or_no_python(tmp_path):
     )
 
 
-def test_a_verification_under_torchrun(monkeypatch):
-    """Every rank of torchrun would verify by itself; ``--launch processes`` is how real ranks are verified."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert refusal(train) == (
-        "verify program starts its ranks itself, and torchrun has started this process as one of several: run it once, "
-        "without torchrun, with --world-size 4 --launch processes"
-    )
-
-
 def test_numbers_that_make_no_sense():
     """One rank is the reference itself; no steps compare nothing."""
     assert refusal(train, 1) == (

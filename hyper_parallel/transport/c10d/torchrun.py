@@ -1,0 +1,78 @@
+"""Exchange among the processes that torchrun has started, over its own store and without a process group."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hyper_parallel.errors import HyperParallelError
+
+__all__ = ["TorchrunProcesses", "torchrun_world"]
+
+_CHUNK = 4 << 20  # the store refuses values of 8 MiB and more
+
+
+def torchrun_world() -> tuple[int, int] | None:
+    """Return rank and world size of a process that torchrun has started; None in any other process."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class TorchrunProcesses:
+    """The processes of one torchrun call, this one among them.
+
+    Args:
+        seconds: limit for each wait.
+
+    Attributes:
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Connect to the store of torchrun's agent.
+
+        Raises:
+            HyperParallelError: torchrun keeps no store that outlives the program's process group.
+        """
+        self.rank, self.world_size = torchrun_world() or (0, 1)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            msg = "torchrun keeps no store of its own here; start it with --standalone, or with --rdzv-backend c10d"
+            raise HyperParallelError(msg)
+        store = TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+        )  # fmt: skip
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store: Any = PrefixStore(  # which takes and returns bytes, whatever its types say
+            f"hyper_parallel/{os.environ['TORCHELASTIC_RUN_ID']}/{restart}", store
+        )
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of every process, in rank order, on rank 0, which waits for all; an empty list elsewhere."""
+        self._send(f"rank {self.rank}", data)
+        return [] if self.rank else [self._receive(f"rank {rank}") for rank in range(self.world_size)]
+
+    def broadcast(self, data: bytes = b"") -> bytes:
+        """Return the data of rank 0 on every process; rank 0 waits until all have read it."""
+        if self.rank:
+            data = self._receive("result")
+            self._store.set(f"read by {self.rank}", b"1")
+            return data
+        self._send("result", data)
+        self._store.wait([f"read by {rank}" for rank in range(1, self.world_size)])
+        return data
+
+    def _send(self, name: str, data: bytes) -> None:
+        count = -(-len(data) // _CHUNK)
+        for number in range(count):
+            self._store.set(f"{name} {number}", data[number * _CHUNK : (number + 1) * _CHUNK])
+        self._store.set(f"{name} count", str(count).encode())
+
+    def _receive(self, name: str) -> bytes:
+        count = int(self._store.get(f"{name} count"))
+        return b"".join(self._store.get(f"{name} {number}") for number in range(count))

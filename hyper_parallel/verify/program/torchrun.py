@@ -1,0 +1,74 @@
+"""Verification by the processes that torchrun has started: each runs the program, rank 0 compares.
+
+The program's ranks are torchrun's own, on their devices and with the program's own backend. Rank 0 then runs the
+reference, and every process gets the report, so that all end with the same status.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.program import run_program, started_by_python
+from hyper_parallel.verify.program.records import Run
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.program.program import Program
+    from hyper_parallel.verify.program.report import ProgramReport
+    from hyper_parallel.verify.program.worlds import World
+
+__all__ = ["is_first_rank", "started_by_torchrun", "verify_under_torchrun"]
+
+
+def started_by_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Whether this process reports: rank 0 of torchrun, or a process that torchrun has not started."""
+    return not started_by_torchrun() or os.environ.get("RANK") == "0"
+
+
+def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run], ProgramReport]) -> ProgramReport:
+    """Run the program as this rank, and return the report that rank 0 makes of all ranks' records.
+
+    Args:
+        program: what to run.
+        world: of torchrun's size.
+        compare: runs the reference, and compares it with the ranks; called on rank 0 only.
+
+    Raises:
+        InputError: (a ValueError) what ``compare`` raises, on every rank; or the world has another size.
+        HyperParallelError: torchrun keeps no store.
+    """
+    from hyper_parallel.transport.c10d.torchrun import TorchrunProcesses  # PyTorch's launcher
+
+    processes = TorchrunProcesses(world.timeout)
+    if world.size != processes.world_size:
+        msg = f"--world-size is {world.size}, and torchrun has started {processes.world_size} processes; leave it out"
+        raise InputError(msg)
+    with started_by_python(program, "stderr"), forget_own_modules():
+        own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
+    gathered = processes.gather(pickle.dumps(own))
+    if processes.rank:
+        return _returned(pickle.loads(processes.broadcast()))  # noqa: S301 - written by rank 0 of this program
+    settings = {"world size": str(world.size), "launch": world.launch}
+    result: ProgramReport | InputError
+    try:
+        result = compare(Run([pickle.loads(data) for data in gathered], settings))  # noqa: S301 - as above
+    except InputError as error:
+        result = error
+    processes.broadcast(pickle.dumps(result))
+    return _returned(result)
+
+
+def _returned(result: Any) -> ProgramReport:
+    if isinstance(result, InputError):
+        raise result
+    report: ProgramReport = result
+    return report
