@@ -27,7 +27,8 @@ nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|hyper_parallel)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
-    ("py:class", "Cause|Dispatcher|OpCall|ParameterLayout|TensorCheck|Ranks|Transport"),
+    ("py:class", "AbstractContextManager|Cause|Dispatcher|OpCall|ParameterLayout|RecordLog|TensorCheck"),
+    ("py:class", "Ranks|Training|Transport"),
 ]
 html_theme = "alabaster"
 html_theme_options = {"fixed_sidebar": True, "page_width": "1100px"}

@@ -26,7 +26,7 @@ class ProgramReport:
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
         cause: the failure in one line.
-        kind: of :data:`~hyper_parallel.verify.program.causes.CAUSES`, where the failure shows it: ``unequal-calls``.
+        kind: of ``verify/program/causes.py``, where the failure shows it: ``unequal-calls``.
         seconds: the whole took.
     """
 

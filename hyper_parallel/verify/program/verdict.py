@@ -20,7 +20,7 @@ class Difference:
     """A value that differs from the reference's.
 
     Attributes:
-        kind: of :data:`~hyper_parallel.verify.program.records.KINDS`.
+        kind: of ``KINDS`` in ``verify/program/records.py``.
         name: of the value, as the reference calls it.
         module: path of its module.
         ranks: where it differs.
@@ -71,7 +71,7 @@ class Verdict:
         replicas: values that should be equal on some ranks and are not, whatever the reference says.
         replica_checks: how many values were compared between ranks that hold the same part.
         notes: how losses were combined, names that were mapped, and the like.
-        blind: what the case could not have shown; filled by :mod:`hyper_parallel.verify.program.case`.
+        blind: what the case could not have shown; filled by ``verify/program/case.py``.
         largest: largest error relative to what was allowed; 1 and more differs.
         settings: what was run and how, in words.
     """
