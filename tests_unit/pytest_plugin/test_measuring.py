@@ -71,8 +71,12 @@ def project(pytester):
 
 def run(folder, platform, *options):
     """Run the project's tests in a process that is not measured, and return what it printed."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "HP_RANK_LEDGER")
+    }
     names = {
-        **dict.fromkeys(("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "HP_RANK_LEDGER"), ""),
         "COVERAGE_FILE": str(folder / ".coverage"),
         "PYTHONPATH": os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *sys.path]),
         "HP_TEST_PLATFORMS": platform,
@@ -81,7 +85,7 @@ def run(folder, platform, *options):
     done = subprocess.run(
         [*command, "--cov=mypkg", *options],
         cwd=folder,
-        env={**os.environ, **names},
+        env={**inherited, **names},
         text=True,
         capture_output=True,
         timeout=240,

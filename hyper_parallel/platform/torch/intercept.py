@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["GRAPH_FUNCTIONS", "Interception", "function", "interception", "operator", "start"]
+__all__ = ["GRAPH_FUNCTIONS", "RECORDED", "Interception", "function", "interception", "operator", "start"]
+
+RECORDED = "_hyper_parallel_recorded"
+"""Attribute of a function that stands for one of PyTorch's while a program is recorded: PyTorch's own."""
 
 _disabled = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented in PyTorch's extending guide
 
@@ -77,6 +80,8 @@ def function(  # noqa: PLR0911 - one return per kind of call
         return _into(tables.dispatcher.dtensor_type, name, kwargs["out"], function(func, types, args, rest))
     if entry is not None:
         return tables.dispatcher.dispatch(entry, args, kwargs)
+    if hasattr(func, RECORDED):
+        return function(getattr(func, RECORDED), types, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None and not skipped(func):
         return user.run(tables.dispatcher, func, args, kwargs)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from hyper_parallel.platform.contract.recording import RecordLog, use_log
+from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.recorder import Recorder
 from hyper_parallel.transport.base import active_transport
 
@@ -124,7 +125,9 @@ class _Installation:
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         plain = getattr(owner, name)
         self._plain.append((owner, name, plain))
-        setattr(owner, name, functools.wraps(plain)(make(plain)))
+        replacement = functools.wraps(plain)(make(plain))
+        setattr(replacement, RECORDED, plain)
+        setattr(owner, name, replacement)
 
 
 _INSTALLATION = _Installation()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel, ForwardingTransport, HostOps, Ranks, Shape, Transport
 from hyper_parallel.transport.checks.fingerprint import (
     CollectiveFingerprint,
@@ -40,6 +41,7 @@ class GuardedTransport(ForwardingTransport):
         self._endpoint = endpoint
         self._tickets = 0
         self._posted: dict[tuple[int, int, int, Channel], deque[MessageFingerprint]] = {}
+        self._mismatches: dict[int, CollectiveMismatchError] = {}
 
     @property
     def endpoint(self) -> Endpoint:
@@ -154,10 +156,20 @@ class GuardedTransport(ForwardingTransport):
         return Work("recv", finish, work.output)
 
     def _receive(self, posted: MessageFingerprint) -> None:
-        """Match the receives of one mailbox, in the order in which they were posted, up to this one."""
+        """Match the receives of one mailbox, in the order in which they were posted, up to this one.
+
+        A mismatch is kept for the receive that it concerns.
+        """
         queue = self._posted[posted.key]
         while any(waiting is posted for waiting in queue):
-            self._endpoint.receive(queue.popleft())
+            first = queue.popleft()
+            try:
+                self._endpoint.receive(first)
+            except CollectiveMismatchError as error:
+                self._mismatches[id(first)] = error
+        mismatch = self._mismatches.pop(id(posted), None)
+        if mismatch is not None:
+            raise mismatch
 
 
 def _contribution(fingerprint: CollectiveFingerprint) -> Contribution:

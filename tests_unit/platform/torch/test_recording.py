@@ -336,3 +336,24 @@ def test_this_librarys_dtensors_say_their_part():
     array, region = simulate(body, 3, "torch")[1]
     assert array.tolist() == [3.0, 4.0, 5.0]
     assert region == Region((7,), (3,))
+
+
+def test_this_librarys_tensors_are_recorded():
+    """Functions that stand for PyTorch's during a recording are dispatched on DTensors of this library as those are."""
+    from hyper_parallel import init_device_mesh as init_mesh
+    from hyper_parallel.core.dtensor.module import distribute_tensor as distribute
+    from hyper_parallel.core.dtensor.placements import Shard as Sharded
+
+    def on_rank():
+        mesh = init_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        log = RecordLog(0, RecordLimits(), None)
+        with recording(log):
+            x = distribute(torch.arange(1.0, 8.0), mesh, [Sharded(0)]).requires_grad_()
+            whole = nn.functional.dropout(x, 0.5, training=False).full_tensor().tolist()
+            output = nn.functional.dropout(x, 0.5)
+            torch.autograd.backward([output.sum()])
+        return whole, x.grad.full_tensor().tolist()
+
+    for whole, gradient in simulate(on_rank, 3, "torch"):
+        assert whole == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+        assert set(gradient) <= {0.0, 2.0}
