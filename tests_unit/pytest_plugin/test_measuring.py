@@ -74,7 +74,7 @@ def run(folder, platform, *options):
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "HP_RANK_LEDGER")
+        if not name.startswith("COVERAGE_") and name != "HP_RANK_LEDGER"
     }
     names = {
         "COVERAGE_FILE": str(folder / ".coverage"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -254,6 +255,7 @@ def test_functions_equal_numpy(size):
 
 def test_real_processes_equal_numpy():
     """Real processes that share no coordinator serve the same functions, over gloo."""
+    require_transport("mindspore")
     for into, sent, new in launch(every_function, 3, "mindspore", timeout=120):
         assert into == IN_PLACE
         assert sent == ["recv", "irecv", "batch_isend_irecv", "objects"]
@@ -262,6 +264,7 @@ def test_real_processes_equal_numpy():
 
 def test_warm_real_processes_equal_numpy():
     """Warm real processes, which all run at once, serve them on their coordinator, in every run anew."""
+    require_transport("mindspore")
     from hyper_parallel.transport.launched_processes import run_launched
     from hyper_parallel.transport.serialization import pack
 
