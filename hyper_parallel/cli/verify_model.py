@@ -61,6 +61,10 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
     faults = ", ".join(_faults())
     subparser.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
+    subparser.add_argument(
+        "--harden", action="store_true",
+        help="change what hides errors: equal axis sizes, rows that divide evenly, one step, constant parameters",
+    )  # fmt: skip
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
@@ -118,7 +122,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed,
+                    seed=arguments.seed, harden=arguments.harden,
                 ),
             )  # fmt: skip
 
@@ -146,7 +150,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed,
+                        seed=arguments.seed, harden=arguments.harden,
                     ),
                 )  # fmt: skip
 

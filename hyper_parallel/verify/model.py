@@ -14,6 +14,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.model_harden import Attempt, attempts, run_spots
 from hyper_parallel.verify.model_report import ModelReport, traffic
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import error_summary, user_function
@@ -75,6 +76,7 @@ def verify_model(
     inject: str | None = None,
     name: str | None = None,
     seed: int = 0,
+    harden: bool = False,
 ) -> ModelReport:
     """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
 
@@ -92,6 +94,8 @@ def verify_model(
         name: of the run in the report; SPEC by default.
         seed: of the frameworks' generators, of DTensors' random numbers and of the perturbations; the same seed gives
             the same numbers.
+        harden: change what hides errors: axes of equal sizes, rows that divide evenly, one step, constant parameters.
+            A change under which ranks fail is taken back, and listed. Without it, what hides errors is listed only.
 
     Returns:
         every comparison, the first divergence, losses, and the collectives of each module. A rank that raises or dies
@@ -106,29 +110,36 @@ def verify_model(
     if launch not in LAUNCHES:
         msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
         raise InputError(msg)
-    mesh = " x ".join(f"{axis}={size}" for axis, size in zip(mesh_names, mesh_shape, strict=True))
-    report = ModelReport(name or str(spec), platform, launch, mesh, steps)
-    report.axes = dict(zip(mesh_names, mesh_shape, strict=True))
+    axes = dict(zip(mesh_names, mesh_shape, strict=True))
+    tries, number = attempts(axes, steps) if harden else ([Attempt(tuple(mesh_shape))], steps)
+    report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()
-    arguments = (
-        user_function(spec, "SPEC"),
-        user_function(plan, "PLAN"),
-        (tuple(mesh_shape), tuple(mesh_names)),
-        steps,
-    )
+    functions = (user_function(spec, "SPEC"), user_function(plan, "PLAN"))
     fault = parse_fault(inject)
-    try:
-        world = simulate if launch == "simulated" else launch_processes
-        with _operator_threads(platform, launch):
-            ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault, seed), timeout=_TIMEOUT)
-    except RankFailedError as error:
-        _reraise_input_error(error)
-        report.error, report.cause = str(error), error_summary(error.__cause__ or error)
-    else:
-        _fill(report, ranks)
+    world = simulate if launch == "simulated" else launch_processes
+    failed: list[str] = []
+    for attempt in tries:
+        report.axes = dict(zip(mesh_names, attempt.shape, strict=True))
+        report.mesh = " x ".join(f"{axis}={size}" for axis, size in report.axes.items())
+        arguments = (*functions, attempt, tuple(mesh_names), number, fault, seed)
+        try:
+            with _operator_threads(platform, launch):
+                ranks = world(_run, math.prod(attempt.shape), platform, arguments, timeout=_TIMEOUT)
+        except RankFailedError as error:
+            summary = error_summary(error.__cause__ or error)
+            if attempt is not tries[-1]:
+                failed.append(f"{attempt.blind} the run ended: {summary}")
+                continue
+            _reraise_input_error(error)
+            report.error, report.cause = str(error), summary
+        else:
+            _fill(report, ranks)
+            report.hardened = [*attempt.changes, *ranks[0].hardened]
+            report.blind = [*map(str, run_spots(report.axes, number)), *ranks[0].blind, *failed]
+        break
     report.seconds = time.perf_counter() - started
     return report
 
@@ -141,6 +152,7 @@ def verify_scenario(
     steps: int = 3,
     inject: str | None = None,
     seed: int = 0,
+    harden: bool = False,
 ) -> ModelReport:
     """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
@@ -154,18 +166,20 @@ def verify_scenario(
         inject=inject,
         name=scenario.name,
         seed=seed,
+        harden=harden,
     )
 
 
 def _run(  # simulated ranks share their arguments: each gets a fault of its own, which counts its hits
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
-    mesh: tuple[tuple[int, ...], tuple[str, ...]],
+    attempt: Attempt,
+    names: tuple[str, ...],
     steps: int,
     fault: Fault | None,
     seed: int,
 ) -> RankResult:
-    return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault), seed)
+    return run_rank(make_case, make_plan, attempt, names, steps, copy.copy(fault), seed)
 
 
 def _operator_threads(platform: str, launch: str) -> contextlib.AbstractContextManager[Any]:

@@ -89,6 +89,8 @@ class ModelReport:
         parallel_losses: the parallel run's loss per step.
         parameter_layouts: layouts of the parallel model's parameters.
         settings: optimizer, plan and the like, in words.
+        hardened: what was changed about the case so that it shows errors, in words.
+        blind: what the case cannot show, in words.
     """
 
     name: str
@@ -108,6 +110,8 @@ class ModelReport:
     parallel_losses: list[float] = field(default_factory=list)
     parameter_layouts: list[ParameterLayout] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    hardened: list[str] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -195,6 +199,8 @@ class ModelReport:
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
         lines.extend(f"  not compared: {line}" for line in self.skipped)
+        lines.extend(f"  hardened: {line}" for line in self.hardened)
+        lines.extend(f"  this case cannot show: {line}" for line in self.blind)
         wrong = [check for check in self.checks if not check.ok]
         if wrong:
             modules = list(dict.fromkeys(check.module for check in wrong))
@@ -223,6 +229,8 @@ class ModelReport:
             "parallel_losses": [_finite(loss) for loss in self.parallel_losses],
             "settings": self.settings,
             "not_compared": self.skipped,
+            "hardened": self.hardened,
+            "cannot_show": self.blind,
             "collectives": [asdict(row) for row in self.traffic],
             "seconds": round(self.seconds, 3),
             "error": self.error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.compare import Comparison, TensorCheck
 from hyper_parallel.verify.model_case import InputError, ModelCase, as_case, as_plan
+from hyper_parallel.verify.model_harden import Attempt, CaseLook
 from hyper_parallel.verify.observers import gather_output, global_array
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
 from hyper_parallel.verify.perturbation import describe
@@ -46,6 +47,8 @@ class RankResult:
         parallel_losses: of the parallel run, per step.
         parameter_layouts: layouts of the parallel model's parameters.
         settings: what was trained and how, in words.
+        hardened: what was changed about the case, in words.
+        blind: what the case cannot show, in words.
     """
 
     checks: list[TensorCheck]
@@ -56,12 +59,14 @@ class RankResult:
     parallel_losses: list[float] = field(default_factory=list)
     parameter_layouts: list[ParameterLayout] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    hardened: list[str] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)
 
 
 def run_rank(
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
-    mesh_shape: tuple[int, ...],
+    attempt: Attempt,
     mesh_names: tuple[str, ...],
     steps: int,
     fault: Fault | None,
@@ -72,8 +77,8 @@ def run_rank(
     Args:
         make_case: SPEC.
         make_plan: PLAN; called with the mesh.
-        mesh_shape: sizes of the axes.
-        mesh_names: their names.
+        attempt: sizes of the axes, and what may be changed about the case.
+        mesh_names: names of the axes.
         steps: at least one.
         fault: injected into the parallel run, if any.
         seed: of all random numbers that the harness and the frameworks draw.
@@ -84,13 +89,16 @@ def run_rank(
     platform = current_platform()
     platform.seed(seed)
     case = as_case(make_case())
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    reference = SingleDeviceRun(platform, case, seed)
+    mesh = init_device_mesh("cpu", attempt.shape, mesh_dim_names=mesh_names)
+    plan = as_plan(make_plan(mesh), mesh.names)
+    look = CaseLook(platform, attempt, dict(zip(mesh_names, attempt.shape, strict=True)), seed)
+    case = look.case(case, plan)
+    reference = SingleDeviceRun(platform, case, seed, look.weights)
     model = build_model(platform, case, seed)
     platform.load_arrays(model, reference.state)
     random.manual_seed(seed)
-    plan = as_plan(make_plan(mesh), mesh.names)
-    return _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
+    result = _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
+    return replace(result, hardened=look.changes, blind=look.blind)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.faults import Fault
 
-__all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "build_model"]
+__all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "build_model", "why_untrainable"]
 
 _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
@@ -220,6 +220,15 @@ class _ReferenceRun(_Run):
             raise InputError(_NO_GRADIENT)
 
 
+def why_untrainable(platform: Platform, case: ModelCase, seed: int) -> str:
+    """Return the first line of the error of a single-device training step, or nothing if there is none."""
+    try:
+        _ReferenceRun(platform, case, seed).reference_step(0)
+    except InputError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 @dataclass(frozen=True)
 class ReferenceStep:
     """The values of one step of the single-device run, as NumPy arrays.
@@ -277,10 +286,20 @@ class SingleDeviceRun:
         state: initial parameters and buffers by path, the same on every rank.
     """
 
-    def __init__(self, platform: Platform, case: ModelCase, seed: int) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        case: ModelCase,
+        seed: int,
+        initial: Callable[[dict[str, Any], list[str]], dict[str, Any]] | None = None,
+    ) -> None:
         self._transport = platform.transport()
         self._run = _ReferenceRun(platform, case, seed) if self._transport.rank == 0 else None
         self.state: dict[str, Any] = self._from_rank_0(lambda run: {**run.weights(), **run.buffers()})
+        if initial is not None:  # called with the state and the paths of trained parameters; returns another state
+            self.state = initial(self.state, self._from_rank_0(lambda run: list(platform.trainable(run.model))))
+            if self._run is not None:
+                self._run.start_from(self.state)
         mine = [None, *perturbations(seed)][self._transport.rank :: self._transport.world_size]
         self._repetitions = [_ReferenceRun(platform, case, seed, perturbation) for perturbation in mine]
         for run in self._repetitions:

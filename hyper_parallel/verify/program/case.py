@@ -14,7 +14,7 @@ import numpy as np
 
 from hyper_parallel.verify.program.runs import PairedRuns
 
-__all__ = ["BLIND", "BlindSpot", "blind_spots"]
+__all__ = ["BLIND", "BlindSpot", "blind_spots", "symmetry"]
 
 BLIND = {
     "equal-data": "a missing or doubled average over the axis",
@@ -167,16 +167,25 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
 def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
     """Inputs of the reference that stay the same when rows are exchanged."""
     for name, array in _inputs(runs.reference_notes).items():
-        if array.size < 2 or array.ndim < 1:
-            continue
-        for dim in range(array.ndim):
-            if array.shape[dim] > 1 and np.array_equal(array, np.flip(array, dim)):
-                facts = f"{name} is the same when dim {dim} is read backwards"
-                yield BlindSpot("symmetric-inputs", name, facts, "draw inputs at random")
-                break
-        else:
-            if array.ndim == 2 and array.shape[0] == array.shape[1] > 1 and np.array_equal(array, array.T):
-                yield BlindSpot("symmetric-inputs", name, f"{name} equals its transpose", "draw inputs at random")
+        spot = symmetry(name, array)
+        if spot is not None:
+            yield spot
+
+
+def symmetry(name: str, array: Any) -> BlindSpot | None:
+    """Return the blind spot of an input that stays the same when rows are exchanged; None of any other.
+
+    Args:
+        name: of the input.
+        array: its global value, of any shape and dtype.
+    """
+    for dim in range(array.ndim):
+        if array.shape[dim] > 1 and np.array_equal(array, np.flip(array, dim)):
+            facts = f"{name} is the same when dim {dim} is read backwards"
+            return BlindSpot("symmetric-inputs", name, facts, "draw inputs at random")
+    if array.ndim == 2 and array.shape[0] == array.shape[1] > 1 and np.array_equal(array, array.T):
+        return BlindSpot("symmetric-inputs", name, f"{name} equals its transpose", "draw inputs at random")
+    return None
 
 
 def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:

@@ -1,0 +1,199 @@
+"""Looks at the case of a model verification before it is trained: what it cannot show, and a case that can.
+
+Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are listed, or with
+``--harden`` repaired where the user's functions allow it; every change and everything left is said in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.verify.program.case import BLIND, BlindSpot, symmetry
+from hyper_parallel.verify.program.harden import Repairs, repairs, spread_constant, unequal_sizes
+from hyper_parallel.verify.training_runs import why_untrainable
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
+
+__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "run_spots"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run that is tried, and what is said where its ranks fail and the next one is tried.
+
+    Attributes:
+        shape: sizes of the mesh.
+        rows: whether batches may lose rows.
+        weights: whether constant parameters are spread.
+        changes: of mesh and steps, in words.
+        blind: what cannot be shown if it fails.
+    """
+
+    shape: tuple[int, ...]
+    rows: bool = False
+    weights: bool = False
+    changes: tuple[str, ...] = ()
+    blind: str = ""
+
+
+def run_spots(axes: Mapping[str, int], steps: int) -> list[BlindSpot]:
+    """Return what a mesh and a number of steps cannot show.
+
+    Args:
+        axes: sizes by name.
+        steps: of the optimizer.
+    """
+    spots = []
+    sizes = [size for size in axes.values() if size > 1]
+    for size in dict.fromkeys(size for size in sizes if sizes.count(size) > 1):
+        names = [axis for axis, other in axes.items() if other == size]
+        facts = f"axes {' and '.join(names)} {'both' if len(names) == 2 else 'all'} have size {size}"
+        spots.append(BlindSpot("equal-sizes", names[0], facts, "use a mesh with different sizes, such as 2x3"))
+    if steps == 1:
+        spots.append(BlindSpot("one-step", "", "1 optimizer steps were compared", "make at least two"))
+    return spots
+
+
+def attempts(axes: Mapping[str, int], steps: int) -> tuple[list[Attempt], int]:
+    """Return the hardened runs to try, the most changed one first, and the number of their steps.
+
+    Args:
+        axes: sizes by name, as the user gave them.
+        steps: as the user gave them.
+    """
+    shape = tuple(axes.values())
+    spots = run_spots(axes, steps)
+    repaired: Repairs = repairs(spots, axes, rows=1, steps=steps)
+    longer = tuple(repairs([spot for spot in spots if spot.kind == "one-step"], axes, rows=1, steps=steps).words)
+    tries = [
+        Attempt(shape, rows=True, weights=True, changes=longer, blind=f"{BLIND['even-dims']}: with fewer rows"),
+        Attempt(shape, weights=True, changes=longer),
+    ]
+    unequal = tuple(unequal_sizes(axes).values())
+    if unequal != shape:
+        mesh = " x ".join(f"{axis}={size}" for axis, size in repaired.mesh.items())
+        blind = f"{BLIND['equal-sizes']}: with the mesh {mesh}"
+        tries.insert(0, Attempt(unequal, rows=True, weights=True, changes=tuple(repaired.words), blind=blind))
+    return tries, repaired.steps
+
+
+def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
+    """Return the greatest number of rows, below ``rows``, that no axis divides and that leaves no rank without a row.
+
+    Args:
+        rows: of the batch.
+        sizes: of the axes over which it is split.
+
+    Returns:
+        ``rows`` itself if they are uneven already, or no fewer rows are.
+    """
+    proper = [size for size in sizes if size > 1]
+    candidates = range(rows, max(proper, default=1) - 1, -1)
+    return next((count for count in candidates if all(count % size for size in proper)), rows)
+
+
+@dataclass
+class CaseLook:
+    """Looks at one rank's case; every rank comes to the same result.
+
+    Attributes:
+        platform: framework.
+        attempt: what may be changed.
+        axes: sizes of the mesh by name.
+        seed: of the random values.
+        changes: that were made, in words.
+        blind: what the case cannot show, in words.
+    """
+
+    platform: Platform
+    attempt: Attempt
+    axes: Mapping[str, int]
+    seed: int
+    changes: list[str] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)
+
+    def case(self, case: ModelCase, plan: ParallelPlan) -> ModelCase:
+        """Return the case, its batches uneven if they may be; list what its inputs cannot show.
+
+        Args:
+            case: SPEC's.
+            plan: says over which axes batches are split.
+        """
+        inputs = case.model_inputs(tuple(case.batches[0]))
+        spots = [symmetry(f"input {index + 1}", self._array(item)) for index, item in enumerate(inputs)]
+        self.blind += [str(spot) for spot in spots if spot is not None]
+        sizes = self._splitting(plan)
+        rows = [self._rows(batch) for batch in case.batches]
+        even = {axis: size for axis, size in sizes.items() if any(count % size == 0 for count in rows)}
+        if not even:
+            return case
+        hardened = replace(case, batches=[self._shorter(batch, list(sizes.values())) for batch in case.batches])
+        before, after = _listed(rows), _listed([self._rows(batch) for batch in hardened.batches])
+        facts = f"the batch has {before} rows, which {' and '.join(f'{a}={size}' for a, size in even.items())} divides"
+        why = "take another number of rows"
+        if self.attempt.rows and before != after:
+            why = self._why_untrainable(hardened)
+            if not why:
+                self.changes.append(f"the batch has {after} rows instead of {before}")
+                return hardened
+            why = f"with {after} rows the single-device model fails: {why}"
+        self.blind.append(str(BlindSpot("even-dims", "", facts, why)))
+        return case
+
+    def weights(self, state: dict[str, Any], trainable: Sequence[str]) -> dict[str, Any]:
+        """Return the initial state, its constant parameters spread if they may be, or listed.
+
+        Args:
+            state: arrays by path.
+            trainable: paths of the parameters that receive gradients.
+        """
+        spread = {path: spread_constant(state[path], self.seed, path) for path in trainable}
+        constant = [path for path in trainable if spread[path] is not state[path]]
+        if self.attempt.weights:
+            self.changes += [f"{path} is spread around its constant value {state[path].flat[0]:g}" for path in constant]
+            return {**state, **{path: spread[path] for path in constant}}
+        for path in constant:
+            facts = f"{path} is {state[path].flat[0]:g} everywhere in the first forward"
+            self.blind.append(str(BlindSpot("constant-parameters", path, facts, "initialise it at random")))
+        return state
+
+    def _splitting(self, plan: ParallelPlan) -> dict[str, int]:
+        """Return the axes over which rows are split: as the plan says, or any where a function does it."""
+        proper = {axis: size for axis, size in self.axes.items() if size > 1}
+        if plan.batch is None:
+            return proper if callable(plan.styles) else {}
+        return {axis: size for axis, size in proper.items() if plan.batch.get(axis) == Shard(0)}
+
+    def _why_untrainable(self, case: ModelCase) -> str:
+        """Return why the first rank cannot train the case on one device; empty if it can."""
+        transport = self.platform.transport()
+        why = why_untrainable(self.platform, case, self.seed) if transport.rank == 0 else ""
+        answers: list[str] = transport.all_gather_object(why, tuple(range(transport.world_size)))
+        return answers[0]
+
+    def _array(self, item: Any) -> Any:
+        return self.platform.tensor_to_numpy(item) if self.platform.is_tensor(item) else np.asarray(item)
+
+    def _rows(self, batch: tuple[Any, ...]) -> int:
+        return next((int(shape[0]) for shape in (self._array(item).shape for item in batch) if shape), 1)
+
+    def _shorter(self, batch: tuple[Any, ...], sizes: Sequence[int]) -> tuple[Any, ...]:
+        rows = self._rows(batch)
+        count = fewer_rows(rows, sizes)
+        shapes = [self._array(item).shape for item in batch]
+        tensor = self.platform.is_tensor
+        return tuple(
+            (item if tensor(item) else np.asarray(item))[:count] if shape and shape[0] == rows else item
+            for item, shape in zip(batch, shapes, strict=True)
+        )
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, dict.fromkeys(counts)))
