@@ -159,9 +159,10 @@ class CaseLook:
         if self.attempt.weights:
             self.changes += [f"{path} is spread around its constant value {state[path].flat[0]:g}" for path in constant]
             return {**state, **{path: spread[path] for path in constant}}
-        for path in constant:
-            facts = f"{path} is {state[path].flat[0]:g} everywhere in the first forward"
-            self.blind.append(str(BlindSpot("constant-parameters", path, facts, "initialise it at random")))
+        if constant:
+            values = ", ".join(f"{path} is {state[path].flat[0]:g}" for path in constant)
+            facts = f"{values} everywhere in the first forward"
+            self.blind.append(str(BlindSpot("constant-parameters", constant[0], facts, "initialise it at random")))
         return state
 
     def _splitting(self, plan: ParallelPlan) -> dict[str, int]:
