@@ -91,6 +91,9 @@ class Recorder:
             taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
             if taken is not None:
                 self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken[0]))
+                if value.dim() > 1:
+                    contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
+                    self.log.notes["contiguous inputs"] = contiguous
 
     def _record_output(self, module: nn.Module, path: str, output: Any) -> None:
         name = (path or "(model)") + (" (no_grad)" if self._evaluates else "")

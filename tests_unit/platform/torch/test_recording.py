@@ -141,6 +141,19 @@ def test_wrappers_have_no_names():
     assert plain == wrapped == own
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_inputs_that_are_contiguous_are_noted(transposed):
+    """A rank notes whether every matrix that a model was called with is contiguous; vectors say nothing."""
+
+    def program():
+        model = nn.Linear(5, 3)
+        inputs = [torch.ones(5), torch.ones(4, 5), torch.ones(5, 4).T if transposed else torch.ones(4, 5)]
+        loss = sum(model(x).sum() for x in inputs)
+        loss.backward()
+
+    assert recorded(program).notes["contiguous inputs"] is not transposed
+
+
 def test_models_and_optimizers_are_told_apart():
     """The second model goes by its class, its optimizer by its number; each step belongs to its own optimizer."""
 
