@@ -60,3 +60,14 @@ def test_without_it_ranks_share_their_modules(project):
         return id(module)
 
     assert len(set(simulate(body, 2, "torch"))) == 1
+
+
+def test_a_module_that_nobody_has_is_nobodys(project):
+    """A search for what does not exist ends, and the other finders are asked once."""
+    from hyper_parallel.transport.c10d import TorchOps
+    from hyper_parallel.transport.own_modules import OwnModules
+
+    with OwnModules(TorchOps()) as modules:
+        assert modules.find_spec("no_such_module") is None
+        modules._searching.active = True
+        assert modules.find_spec("json") is None

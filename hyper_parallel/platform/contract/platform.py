@@ -126,29 +126,17 @@ class Platform(
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 
+    @abc.abstractmethod
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """Return a context that records the framework's program that runs inside it into ``log``.
-
-        Raises:
-            UnsupportedOnBackend: the framework has no recorder.
-        """
-        del log
-        msg = f"recording: {self.platform_type} programs cannot be recorded yet; verify model compares its models"
-        raise UnsupportedOnBackend(msg)
+        """Return a context that records the framework's program that runs inside it into ``log``."""
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """Return a context in which a program that initialises its world gets the one that the process has joined."""
         return nullcontext()
 
+    @abc.abstractmethod
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """Return the mesh that a function of a program is called with.
-
-        Raises:
-            UnsupportedOnBackend: the framework has no recorder, and so no programs.
-        """
-        del sizes, names
-        msg = f"program_mesh: {self.platform_type} programs cannot be recorded yet; verify model compares its models"
-        raise UnsupportedOnBackend(msg)
+        """Return the mesh that a function of a program is called with."""
 
     @abc.abstractmethod
     def operator_entry(self, op: Any) -> Any:

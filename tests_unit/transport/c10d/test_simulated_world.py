@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives
+from torch.distributed import _functional_collectives, distributed_c10d
 
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import MeshError, RankFailedError
 from hyper_parallel.transport.c10d.host import TorchOps
 from hyper_parallel.transport.c10d.installation import INSTALLATION
 from hyper_parallel.transport.c10d.rank_groups import RankGroups, enter_rank
@@ -270,3 +270,30 @@ def test_a_rank_that_outlives_its_run_leaves_the_process_alone(tmp_path):
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def test_a_group_has_a_name_and_a_description():
+    """Groups answer PyTorch's C++ code as they answer Python; outside of their ranks they refuse."""
+    groups = []
+
+    def body():
+        group = dist.new_group([0, 1], group_desc="pair")
+        groups.append(dist.group.WORLD)
+        return group.group_desc, group.getGroupDesc(), group.getGroupName() == group.group_name
+
+    assert simulate(body, 2, "torch") == [("pair", "pair", True)] * 2
+    with pytest.raises(MeshError) as caught:
+        _ = groups[0].transport
+    assert str(caught.value) == (
+        "the world's group of a simulation is used outside of its ranks, or by a thread that is none of them"
+    )
+
+
+def test_a_group_with_a_tag_is_made_once():
+    """PyTorch looks a tagged group up before it makes another; a name can be given once."""
+
+    def body():
+        tagged = [distributed_c10d._new_group_with_tag([0, 1], pg_tag="tp") for _ in range(2)]
+        return tagged[0] is tagged[1], dist.get_world_size(tagged[1])
+
+    assert simulate(body, 2, "torch") == [(True, 2)] * 2

@@ -226,3 +226,21 @@ def test_experts_are_no_stages():
 
     first = first_of(called(names, 1), [called(("gate", "experts.0"), 2), called(("gate", "experts.1"), 1)])
     assert (first.kind, first.name, first.ranks) == ("output", "", (0,))
+
+
+def test_without_evidence_there_is_no_cause():
+    """A difference that was not measured, or is no matrix, has no cause among statistics of a part."""
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from hyper_parallel.verify.program import part_statistics
+
+    for name in ("local_statistics", "weighted_by_rows"):
+        assert getattr(part_statistics, name)(None, None, {}, None) is None
+        assert getattr(part_statistics, name)(None, None, {}, SimpleNamespace(ranks=())) is None
+    row = SimpleNamespace(ranks=(0,), actual={0: np.ones(3)})
+    assert part_statistics.local_statistics(None, None, {}, row) is None
+    assert part_statistics.other_inputs(None, ("output", "", 0, 0), {}, None) is None
+    bounds = SimpleNamespace(reference={})
+    assert part_statistics.kept_value(SimpleNamespace(bounds=bounds), ("weight", "w", 1, 0), {}, row) is None
