@@ -91,6 +91,35 @@ def test_a_change_that_no_gradient_shows_is_found(changed, name):
 
 
 @pytest.mark.platforms("torch")
+def test_a_step_that_clips_once_more_is_found():
+    """Norms are compared in order; one that only the parallel run has is a difference by itself."""
+
+    def twice(training):
+        training.loss().backward()
+        training.clip(10.0)
+        training.clip(10.0)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    def once(training):
+        training.loss().backward()
+        training.clip(10.0)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    report = verify_model(
+        lambda: ModelCase(model, batches(), mean_square, step=once),
+        lambda _: ParallelPlan({"up": ColwiseParallel(), "down": RowwiseParallel()}, step=twice),
+        (3,),
+        ("tp",),
+        platform="torch",
+        steps=1,
+    )
+    assert not report.ok
+    assert report.first.why == "the parallel run has 2, the single-device run 1"
+
+
+@pytest.mark.platforms("torch")
 def test_half_precision_is_refused():
     """bfloat16 parameters are refused, because their bound would hide errors; the message names the cure."""
     with pytest.raises(InputError) as caught:

@@ -124,3 +124,22 @@ def test_a_world_is_needed():
     assert simulate(body, 2, platform="torch")[0] == (
         "to_torch: PyTorch's DTensor needs an initialised world; call torch.distributed.init_process_group() first"
     )
+
+
+def test_placements_of_each_library_in_the_others_words():
+    """Strided shards convert both ways; what the other library lacks is refused by name."""
+    from torch.distributed.tensor import Partial as TheirPartial
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    from hyper_parallel.core.dtensor.placements import Partial, StridedShard
+    from hyper_parallel.errors import UnsupportedOperatorError
+    from hyper_parallel.platform.torch import interop
+
+    assert interop._theirs(StridedShard(1, 2)) == _StridedShard(1, split_factor=2)
+    assert interop._ours(_StridedShard(1, split_factor=3)) == StridedShard(1, 3)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        interop._ours(TheirPartial("norm"))
+    assert str(caught.value).endswith("has no counterpart here; redistribute the tensor to Shard or Replicate first")
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        interop._theirs(Partial("all"))
+    assert str(caught.value) == "to_torch: PyTorch's DTensor has no Partial(all); use x = x.reduce_partial() first"
