@@ -94,22 +94,21 @@ def test_a_change_that_no_gradient_shows_is_found(changed, name):
 def test_a_step_that_clips_once_more_is_found():
     """Norms are compared in order; one that only the parallel run has is a difference by itself."""
 
-    def twice(training):
-        training.loss().backward()
-        training.clip(10.0)
-        training.clip(10.0)
-        training.optimizer.step()
-        training.optimizer.zero_grad()
+    def clipping(times):
+        def step(training):
+            loss = training.loss()
+            loss.backward()
+            for _ in range(times):
+                training.clip(10.0)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            return loss
 
-    def once(training):
-        training.loss().backward()
-        training.clip(10.0)
-        training.optimizer.step()
-        training.optimizer.zero_grad()
+        return step
 
     report = verify_model(
-        lambda: ModelCase(model, batches(), mean_square, step=once),
-        lambda _: ParallelPlan({"up": ColwiseParallel(), "down": RowwiseParallel()}, step=twice),
+        lambda: ModelCase(model, batches(), mean_square, step=clipping(1)),
+        lambda _: ParallelPlan({"up": ColwiseParallel(), "down": RowwiseParallel()}, step=clipping(2)),
         (3,),
         ("tp",),
         platform="torch",
