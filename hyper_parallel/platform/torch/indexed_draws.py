@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.torch.intercept import RECORDED
 
 __all__ = ["IndexedDraws"]
 
@@ -50,6 +51,7 @@ class IndexedDraws(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call."""
         kwargs = kwargs or {}
+        func = getattr(func, RECORDED, func)
         if func in (Tensor.backward, torch.autograd.backward):
             return self._backward(func, types, args, kwargs)
         if func not in _SAMPLERS and not (func in _DROPOUTS and _is_active(func, args, kwargs)):
