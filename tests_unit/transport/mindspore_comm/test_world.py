@@ -150,3 +150,15 @@ def test_a_thread_that_is_no_rank():
     assert str(caught.value) == (
         "a collective was called in a thread that is no rank; call collectives in the thread that runs the rank"
     )
+
+
+def test_nothing_is_written_into_an_empty_tensor():
+    """An empty result has no memory to write to."""
+    import numpy as np
+    from mindspore import Tensor
+
+    from hyper_parallel.transport.mindspore_comm.host import write
+
+    empty = Tensor(np.zeros((0, 3), np.float32))
+    write(empty, np.zeros((0, 3), np.float32), "all_gather")
+    assert empty.shape == (0, 3)

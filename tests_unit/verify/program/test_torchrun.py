@@ -73,3 +73,21 @@ def test_a_store_that_ends_with_the_program_is_refused(monkeypatch):
     assert str(caught.value) == (
         "torchrun keeps no store of its own here; start it with --standalone, or with --rdzv-backend c10d"
     )
+
+
+def test_the_size_of_the_world_is_checked_before_the_program_runs(monkeypatch):
+    """A process that torchrun has started refuses a world of another size; its store is there."""
+    from torch.distributed import TCPStore
+
+    from hyper_parallel.verify.model_case import InputError
+    from hyper_parallel.verify.program.program import Program
+    from hyper_parallel.verify.program.torchrun import verify_under_torchrun
+    from hyper_parallel.verify.program.worlds import World
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as caught:
+        verify_under_torchrun(Program("train.py"), World(3, "torch", "torchrun"), lambda run: run)
+    assert str(caught.value) == "--world-size is 3, and torchrun has started 2 processes; leave it out"
