@@ -1,7 +1,8 @@
 """``torch.distributed``'s own collectives, checked before they start, because users call them directly.
 
 The functions are replaced in their module. Functional collectives are operators that Python, backward passes and
-compiled graphs call, and only the dispatcher sees them all, so their kernels for each device are wrapped there.
+compiled graphs call, and only the dispatcher sees them all, so a kernel that runs before those of the devices checks
+them there.
 
 A fingerprint leaves out what may differ between members. PyTorch counts elements in all-to-all and lets members shape
 their chunks as they like, so chunks are numbers of elements.
@@ -35,8 +36,9 @@ _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # noqa: 
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
 """Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
-_LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # wraps while it lives
-_KEYS = ("CPU", "CUDA", "PrivateUse1")
+_LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # checks while it lives
+_KEY = torch._C.DispatchKey.BackendSelect  # noqa: SLF001 - in every call, after autograd, before all devices
+_META = torch._C.DispatchKey.Meta  # noqa: SLF001 - no public spelling
 
 
 class Agree(Protocol):
@@ -56,8 +58,7 @@ def guard_functions(agree: Agree) -> None:
         setattr(distributed_c10d, name, guarded)
         setattr(dist, name, guarded)
     for name, fingerprint in _OPERATORS.items():
-        for key in _KEYS:
-            _LIBRARY.impl(name, _guarded_operator(name, key, fingerprint, agree), key, with_keyset=True)
+        _LIBRARY.impl(name, _guarded_operator(name, fingerprint, agree), _KEY.name, with_keyset=True)
 
 
 def _guarded_function(name: str, plain: Callable[..., Any], agree: Agree) -> Any:
@@ -76,18 +77,19 @@ def _guarded_function(name: str, plain: Callable[..., Any], agree: Agree) -> Any
     return call
 
 
-def _guarded_operator(name: str, key: str, fingerprint: _Fingerprint, agree: Agree) -> Callable[..., Any]:
-    kernel: Any = torch.library.get_kernel(f"{_NAMESPACE}::{name}", key)
-    schema = getattr(getattr(torch.ops, _NAMESPACE), name).default._schema  # noqa: SLF001 - no public spelling
-    names = [argument.name for argument in schema.arguments]
+def _guarded_operator(name: str, fingerprint: _Fingerprint, agree: Agree) -> Callable[..., Any]:
+    operator = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 - no public spelling
 
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        group = arguments.pop("group_name")
-        if isinstance(group, str):
-            group = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]  # noqa: SLF001
-        agree(fingerprint({**arguments, "group": group}), wait=False)
-        return kernel.call_boxed(keys, *args, **kwargs)
+        if not keys.has(_META):  # a tensor without data takes part in no collective
+            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+            group = arguments.pop("group_name")
+            if isinstance(group, str):
+                group = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]  # noqa: SLF001
+            agree(fingerprint({**arguments, "group": group}), wait=False)
+        # redispatch releases the interpreter lock, which gloo's threads take to free tensors: call_boxed deadlocked
+        return operator.redispatch(keys.remove(_KEY), *args, **kwargs)
 
     return call
 
