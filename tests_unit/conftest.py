@@ -7,7 +7,14 @@ import sys
 import threading
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else runs on the machine. The everyday check tries the same examples every
+# time; a night tries new ones, and prints how to repeat what it finds: --hypothesis-profile=night.
+hypothesis.settings.register_profile("everyday", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("night", deadline=None, derandomize=False, print_blob=True, max_examples=1000)
+hypothesis.settings.load_profile("everyday")
 
 _UNSEEN = pytest.StashKey[bool]()
 

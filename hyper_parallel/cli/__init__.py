@@ -65,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; what follows ``--`` are the arguments of the user's script, unparsed."""
+    """Parse a command line; what follows ``--`` are arguments of the user's script or of pytest, unparsed."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     script = tuple(words[end + 1 :])
     top = parser()
     arguments = top.parse_args(words[:end])
     if script and not hasattr(arguments, "arguments"):
-        top.error(f"only verify program takes arguments after --, got {shlex.join(script)}")
+        top.error(f"only verify program and coverage gate take arguments after --, got {shlex.join(script)}")
     arguments.arguments = script
     return arguments
 

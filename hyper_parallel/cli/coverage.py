@@ -37,6 +37,8 @@ def add_parser(commands: Any) -> None:
     ).add_argument("env")
     gate = _add_subcommand(subcommands, "gate", _gate, "combine one environment, write its reports, check every gate")
     gate.add_argument("env")
+    gate.set_defaults(arguments=())
+    gate.epilog = "After `--`: pytest's arguments, if only a part of the tests ran; then no floor is held."
     combine = _add_subcommand(
         subcommands, "combine", _combine, "one report over environments, checked against the floors of every file"
     )
@@ -83,7 +85,7 @@ def _gate(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.coverage.gate_result import gate
 
     store, settings = _open(arguments)
-    return _finish(arguments, store, settings, gate(store, settings, arguments.env))
+    return _finish(arguments, store, settings, gate(store, settings, arguments.env, arguments.arguments))
 
 
 def _combine(arguments: argparse.Namespace) -> int:
@@ -91,8 +93,10 @@ def _combine(arguments: argparse.Namespace) -> int:
 
     store, settings = _open(arguments)
     environments = arguments.env or settings.combined or store.environments()
-    report = store.combine(environments)
-    return _finish(arguments, store, settings, gate_combined(store, settings, environments, report))
+    failed = store.without_data(environments)
+    measured = [name for name in environments if name not in failed] or environments
+    report = store.combine(measured)
+    return _finish(arguments, store, settings, gate_combined(store, settings, measured, report, failed))
 
 
 def _finish(arguments: argparse.Namespace, store: Any, settings: Any, result: Any) -> int:

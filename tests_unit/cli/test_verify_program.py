@@ -75,4 +75,6 @@ def test_other_commands_take_no_arguments_after_dashes(capsys):
     """They would be lost."""
     with pytest.raises(SystemExit):
         main(["doctor", "--", "now"])
-    assert capsys.readouterr().err.endswith("error: only verify program takes arguments after --, got now\n")
+    assert capsys.readouterr().err.endswith(
+        "error: only verify program and coverage gate take arguments after --, got now\n"
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hyper_parallel.verify.coverage.baseline import read_baseline
@@ -62,25 +63,36 @@ class GateResult:
         return "\n".join(lines)
 
 
-def gate(store: Store, settings: Settings, environment: str) -> GateResult:
+def gate(store: Store, settings: Settings, environment: str, selection: Sequence[str] = ()) -> GateResult:
     """Combine and publish one environment, and check every gate.
 
     Args:
         store: where data lies.
         settings: the floors.
         environment: name of the tox environment.
+        selection: arguments that chose a part of its tests; floors, ratchet and number of ranks are of all tests.
     """
     result = GateResult(environment)
     own = settings.environment(environment)
-    _check_ranks(result, store, own)
+    _check_ranks(result, store, replace(own, ranks=0) if selection else own)
     report = store.publish(environment, own.omit)
     result.total = percent(report["totals"])
-    _check_floors_and_ratchet(result, store, settings, own, report)
+    if selection:
+        arguments = shlex.join(selection)
+        result.unchecked.append(f"floors and ratchet: they are of all tests, and this run had `{arguments}`")
+    else:
+        _check_floors_and_ratchet(result, store, settings, own, report)
     _save(result, store)
     return result
 
 
-def gate_combined(store: Store, settings: Settings, environments: Sequence[str], report: dict[str, Any]) -> GateResult:
+def gate_combined(
+    store: Store,
+    settings: Settings,
+    environments: Sequence[str],
+    report: dict[str, Any],
+    failed: Sequence[str] = (),
+) -> GateResult:
     """Check the gates of the combined report: shared code, floors and ratchet.
 
     Args:
@@ -88,8 +100,10 @@ def gate_combined(store: Store, settings: Settings, environments: Sequence[str],
         settings: the floors.
         environments: those that the report combines; floors need all that the settings name.
         report: the combined one.
+        failed: environments that were to be combined and have no data.
     """
     result = GateResult("combined", percent(report["totals"]))
+    result.failures += [f"no data of {name}: its tests did not end; run `tox -e {name}`" for name in failed]
     missing = [name for name in settings.combined if name not in environments]
     if missing:
         result.unchecked.append(f"floors and ratchet: they need the data of {', '.join(missing)} as well")

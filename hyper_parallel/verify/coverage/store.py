@@ -107,8 +107,12 @@ class Store:
         return self._write(environment, data / ".coverage", omit)
 
     def combine(self, environments: Sequence[str]) -> dict[str, Any]:
-        """Combine environments into one report that shows per line which environments ran it."""
-        missing = [name for name in environments if not (self.data(name) / ".coverage").exists()]
+        """Combine environments into one report that shows per line which environments ran it.
+
+        Raises:
+            ValueError: one of them has no combined data, or there are none.
+        """
+        missing = self.without_data(environments)
         if missing or not environments:
             msg = f"there is no combined data of {', '.join(missing) or 'any environment'}; run `tox -e <env>` first"
             raise ValueError(msg)
@@ -120,6 +124,10 @@ class Store:
         sources = [str(self.data(name) / ".coverage") for name in environments]
         self.coverage("combine", "--keep", "--quiet", f"--data-file={target}", *sources)
         return self._write("combined", target, ())
+
+    def without_data(self, environments: Sequence[str]) -> list[str]:
+        """Return those of ``environments`` whose data was not combined, because their tests or their gate never ran."""
+        return [name for name in environments if not (self.data(name) / ".coverage").exists()]
 
     def environments(self) -> list[str]:
         """Return the environments that have reports."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import hypothesis
 import pytest
-
-# How long an example takes depends on what else runs on the machine.
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def command(project, capsys):
     """Run the command in the project: exit status, stdout and stderr."""
 
     def start(*arguments):
-        status = main(["coverage", *arguments, "--root", str(project)])
+        status = main(["coverage", arguments[0], "--root", str(project), *arguments[1:]])
         return status, *capsys.readouterr()
 
     return start
@@ -95,6 +95,19 @@ def test_a_run_is_gated_and_published(project, command):
     folder = project / "coverage_reports" / "torch"
     assert {path.name for path in folder.iterdir()} == {"coverage.json", "coverage.xml", "gate.json", "html"}
     assert json.loads((folder / "gate.json").read_text())["ok"] is True
+
+
+def test_no_floor_is_held_against_a_part_of_the_tests(project, command):
+    """With pytest's own arguments the gate reports what it measured, and says that floors are of all tests."""
+    (project / "pyproject.toml").write_text(PYPROJECT.replace("total = 60", "total = 99\nranks = 5"))
+    command("erase", "torch")
+    measure(project, "torch", "f(1)")
+    status, out, err = command("gate", "torch", "--", "tests_unit/a.py", "-k", "x or y")
+    assert (status, err) == (0, "")
+    arguments = "tests_unit/a.py -k 'x or y'"
+    assert f"  not checked: floors and ratchet: they are of all tests, and this run had `{arguments}`\n" in out
+    assert "held: data of 1 started ranks" in out
+    assert "held: floors" not in out
 
 
 def test_an_environment_without_floors_must_have_measured(project, command):
@@ -256,6 +269,14 @@ def test_every_file_has_its_floor_in_the_combined_report(project, command):
     assert f"FAILED: lib/shared.py: 66.67 % is below the floor of 90 %; {missing}\n" in err
     status, out, _ = command("combine", "torch")
     assert "not checked: floors and ratchet: they need the data of mindspore as well\n" in out
+
+    command("erase", "mindspore")
+    status, _, err = command("combine")
+    assert status == 1
+    assert "FAILED: no data of mindspore: its tests did not end; run `tox -e mindspore`\n" in err
+    assert "coverage of combined: 66.67 % of lines and branches\n" in err
+    measure(project, "mindspore", "f(1)")
+    command("gate", "mindspore")
 
     baseline = project / "ci" / "coverage_baseline.json"
     baseline.parent.mkdir()
