@@ -26,6 +26,7 @@ __all__ = ["Recorder"]
 
 _LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[2]))
 _BEFORE = -1  # the step of weights before training
+_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
 
 
 class Recorder:
@@ -42,6 +43,7 @@ class Recorder:
         self._names = ModelNames()
         self._open: list[str] = []
         self._evaluates = False
+        self._infers = False
         self._inputs = 0
         self._in_backward = False
         self._initial: dict[str, int] = {}
@@ -56,8 +58,14 @@ class Recorder:
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module and record its output."""
-        if _recomputes():
+        if self._infers or _recomputes():
             return plain(module, *args, **kwargs)
+        if not self._open and _infers_shapes():
+            self._infers = True
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                self._infers = False
         if not self._open:
             args, kwargs = self._enter_model(module, args, kwargs)
         path = self._names.path_of(module, self._open[-1] if self._open else "")
@@ -113,7 +121,7 @@ class Recorder:
     def record_mask(self, output: Any) -> None:
         """Record which elements a dropout kept."""
         path = self._open[-1] if self._open else ""
-        if _recomputes() or not self.log.records_outputs(path or "(model)"):
+        if self._infers or _recomputes() or not self.log.records_outputs(path or "(model)"):
             return
         taken = read_tensor(output)
         if taken is not None:
@@ -338,6 +346,18 @@ def _overwrite(tensor: Any, change: Callable[[Any], Any]) -> None:
     if taken is not None:
         with torch.no_grad():
             local_of(tensor).copy_(torch.from_numpy(change(taken[0])))
+
+
+def _infers_shapes() -> bool:
+    """Return whether a pipeline's stage calls its module on empty tensors, to learn the shapes of what it returns."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        if frame.f_code.co_name in _SHAPE_INFERENCE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _recomputes() -> bool:

@@ -225,8 +225,9 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
         if kind == "gradient" and np.size(record.value):
             largest[name] = max(largest.get(name, 0.0), float(np.abs(record.value).max()))
     weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
+    frozen = runs.reference_notes.get("frozen parameters", ())
     for name in weights:
-        if largest and not largest.get(name, 0.0):
+        if name not in frozen and largest and not largest.get(name, 0.0):
             what = "zero in every step" if name in largest else "never there"
             facts = f"the gradient of {name} is {what}"
             yield BlindSpot("zero-gradients", name, facts, "make the loss depend on it, or freeze it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from hyper_parallel.verify.program.verdict import Difference, Verdict
 
 __all__ = ["compare_runs"]
 
+_TRAINING = ("gradient", "norm", "rate", "state", "weight")
 _EXPLAINED = 3
 """For how many differences, from the first, causes are looked for."""
 
@@ -59,6 +60,7 @@ class _Comparison:
         self.verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
         self.wrong: dict[Key, Difference] = {}
         self.ratios: dict[Key, float] = {}
+        self.staged: set[tuple[Key, int]] = set()
 
     def run(self) -> None:
         """Compare everything, put the differences into the order of execution, and find causes."""
@@ -99,8 +101,31 @@ class _Comparison:
                 self.verdict.checked += int(np.size(self.runs.value(key, rank)))
                 self.ratios[key] = max(self.ratios.get(key, 0.0), distance.ratio)
         wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
+        if key[0] == "gradient" and wrong:
+            wrong = self._seen_by_optimizers(key, wrong)
         if wrong:
             self._differs(key, wrong)
+
+    def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
+        """Return the wrong gradients without those that no optimizer of their rank reads and whose weight is right.
+
+        Optimizers that are sharded by hand own some of the parameters, or flat copies of them, on each rank: what is
+        left in ``grad`` of the others is not used.
+        """
+        weight = ("weight", key[1], key[2], 0)
+        unread = [
+            rank for rank in wrong
+            if key[1] in self.runs.noted(rank, "parameters that no optimizer has")
+            and weight in self.runs.ranks[rank] and weight in self.runs.bounds.reference
+            and (after := self.runs.distance(weight, rank)) is not None and after.ratio <= 1
+        ]  # fmt: skip
+        if unread:
+            where = f"on ranks {', '.join(map(str, unread))}"
+            line = f"gradient of {key[1]} {where}: no optimizer there has the parameter, and its weight is right"
+            self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+            if len(unread) == len(wrong):
+                del self.ratios[key]
+        return {rank: distance for rank, distance in wrong.items() if rank not in unread}
 
     def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
         """Return ranks whose output of a module is not its last: they have some of its layers, and another rank has it.
@@ -117,7 +142,7 @@ class _Comparison:
         stages = [
             rank
             for rank, distance in distances.items()
-            if distance is not None and distance.ratio > 1
+            if (distance is None or distance.ratio > 1)
             and any(not self._has(rank, name) for name in weights)
             and not any(self._share(rank, other, weights) for other in right)
         ]  # fmt: skip
@@ -127,6 +152,7 @@ class _Comparison:
                 f"output of {key[1] or '(model)'} on ranks {ranks}: they have only some of its parameters, as stages do"
             )
             self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+        self.staged.update((key, rank) for rank in stages)
         return stages
 
     def _share(self, rank: int, other: int, weights: set[str]) -> bool:
@@ -159,13 +185,14 @@ class _Comparison:
 
     def _missing(self) -> None:
         """Find gradients that ranks do not have, and list other values that no rank has."""
-        last = {rank: max((key[2] for key in index), default=-1) for rank, index in enumerate(self.runs.ranks)}
-        end = max(key[2] for key in self.runs.bounds.reference)
+        kinds = {key[0] for key in self.runs.bounds.reference}
+        trained = kinds.intersection(_TRAINING) or kinds  # what a rank alone evaluates afterwards is no step
+        last = {rank: _last_step(index, trained) for rank, index in enumerate(self.runs.ranks)}
+        end = _last_step(self.runs.bounds.reference, trained)
         for rank, step in last.items():
             if step < end:
-                self.verdict.incomplete.append(
-                    f"rank {rank} stops after step {step + 1}, the reference makes {end + 1}"
-                )
+                does = f"stops after step {step + 1}" if step >= 0 else "makes no optimizer step"
+                self.verdict.incomplete.append(f"rank {rank} {does}, the reference makes {end + 1}")
         absent: dict[tuple[str, str], None] = {}
         for key, record in self.runs.bounds.reference.items():
             holders = self.runs.holders(key)
@@ -301,7 +328,21 @@ class _Comparison:
             self.verdict.unplaced.append(line)
             self.verdict.incomplete.append(f"the placement of {name} cannot be told")
         for (kind, name), why in self.runs.activations.unplaced.items():
+            if all((key, rank) in self.staged for key, rank in self._without_place(kind, name)):
+                continue
             axis = next(iter(self.runs.axes.groups))
             self.verdict.unplaced.append(
                 f'{kind} of {name}: {why}; declare {{"{kind} {name}": "shard(0) over {axis}"}}'
             )
+
+    def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:
+        """Yield the values of a name whose placement cannot be told, with the rank."""
+        for key in self.runs.bounds.reference:
+            if key[:2] == (kind, name):
+                unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)
+                yield from ((key, rank) for rank in unplaced)
+
+
+def _last_step(keys: Iterable[Key], kinds: Collection[str]) -> int:
+    """Return the last step with values of these kinds; -1 if there is none."""
+    return max((key[2] for key in keys if key[0] in kinds), default=-1)

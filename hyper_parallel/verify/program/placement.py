@@ -14,7 +14,16 @@ from hyper_parallel.verify.program.declared import Declaration
 from hyper_parallel.verify.program.matching import box_positions, find_part, rows_of
 from hyper_parallel.verify.program.records import Record, Region
 
-__all__ = ["ParameterPlacements", "Placement", "declared_placement", "describe", "region_placement", "whole"]
+__all__ = [
+    "ParameterPlacements",
+    "Placement",
+    "declared_placement",
+    "describe",
+    "region_placement",
+    "renamed",
+    "renamed_path",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -255,11 +264,12 @@ class ParameterPlacements:
 
 def renamed(record: Record, modules: Mapping[str, str]) -> Record:
     """Return the record under the reference's names; ``modules`` maps the rank's paths to the reference's."""
-    name, module = _renamed_path(record.name, modules), _renamed_path(record.module, modules)
+    name, module = renamed_path(record.name, modules), renamed_path(record.module, modules)
     return record if (name, module) == (record.name, record.module) else replace(record, name=name, module=module)
 
 
-def _renamed_path(path: str, modules: Mapping[str, str]) -> str:
+def renamed_path(path: str, modules: Mapping[str, str]) -> str:
+    """Return what the reference calls a path; ``modules`` maps the rank's paths to the reference's."""
     prefix = path
     while prefix:
         if prefix in modules:

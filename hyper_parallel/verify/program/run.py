@@ -199,8 +199,10 @@ def check_recorded(program: Program, run: Run) -> None:
     """Check that a run left something to compare.
 
     Raises:
-        InputError: nothing was recorded, or no optimizer step happened and ``record()`` took no values.
+        InputError: a rank recorded nothing; or ``record()`` took no values, and no rank made an optimizer step, or the
+            reference's optimizers saw no gradient.
     """
+    steps = any(rank.notes.get("optimizer steps") for rank in run.ranks)
     for rank in run.ranks:
         where = f"{program.name} on rank {rank.rank} of {run.world_size}"
         if not rank.records:
@@ -210,10 +212,16 @@ def check_recorded(program: Program, run: Run) -> None:
             )
             raise InputError(msg)
         kinds = {record.kind for record in rank.records}
-        if not rank.notes.get("optimizer steps") and "value" not in kinds:
+        if not steps and "value" not in kinds:
             msg = (
                 f"{where}: no optimizer step happened, so no gradient and no update would be compared; let it train "
                 'for at least one step, or record values by hyper_parallel.verify.record("name", value)'
+            )
+            raise InputError(msg)
+        if run.world_size == 1 and kinds.isdisjoint({"gradient", "value"}):
+            msg = (
+                f"{where}: its optimizers saw no gradient of any parameter, so nothing is trained that could be "
+                "compared; call backward before the optimizer's step, and let gradients be synchronized before it"
             )
             raise InputError(msg)
 

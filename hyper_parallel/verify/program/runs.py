@@ -19,6 +19,7 @@ from hyper_parallel.verify.program.placement import (
     declared_placement,
     region_placement,
     renamed,
+    renamed_path,
     whole,
 )
 from hyper_parallel.verify.program.records import Record, Run
@@ -86,6 +87,11 @@ class PairedRuns:
     def holders(self, key: Key) -> list[int]:
         """Return the ranks that have a value."""
         return [rank for rank, index in enumerate(self.ranks) if key in index]
+
+    def noted(self, rank: int, subject: str) -> set[str]:
+        """Return the names that a rank's recorder noted under ``subject``, as the reference calls them."""
+        names = self.parallel.ranks[rank].notes.get(subject, ())
+        return {renamed_path(name, self.names[rank]) for name in names}
 
     def value(self, key: Key, rank: int) -> Any:
         """Return a rank's array."""

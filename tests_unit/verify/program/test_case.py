@@ -136,3 +136,6 @@ def test_other_symmetries_dropout_and_missing_gradients():
         "dropout keeps every element",
         "the gradient of unused is never there",
     ]
+    reference.ranks[0].notes["frozen parameters"] = ["unused"]
+    spots = blind_spots(PairedRuns(reference, [reference], parallel, case.mesh, None))
+    assert len(spots) == 2

@@ -195,7 +195,7 @@ def test_nothing_compared_is_no_success(runs):
     verdict = compare_runs(reference, repeats, Run([RankRecords(0), RankRecords(1)]))
     assert not verdict.equal
     assert verdict.headline() == "NOT VERIFIED: nothing was compared"
-    assert "rank 0 stops after step 0, the reference makes 3" in verdict.incomplete
+    assert "rank 0 makes no optimizer step, the reference makes 3" in verdict.incomplete
     assert "no rank has a parameter called up.weight" in verdict.incomplete
 
 

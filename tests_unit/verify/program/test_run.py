@@ -205,6 +205,133 @@ def test_nothing_recorded_and_no_step():
     )
     assert verify_program(lambda: record("x", 1.5), 2, platform="torch").ok
 
+    def no_backward():
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2))
+        optimizer.step()
+
+    assert refusal(no_backward) == (
+        "test_nothing_recorded_and_no_step.<locals>.no_backward on rank 0 of 1: its optimizers saw no gradient of any "
+        "parameter, so nothing is trained that could be compared; call backward before the optimizer's step, and let "
+        "gradients be synchronized before it"
+    )
+
+
+def test_a_rank_that_makes_no_step_is_no_bad_input():
+    """One rank alone trains: the others are what is wrong."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(6, 5).tensor_split(world)[rank]).square().sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        if rank == 0:
+            optimizer.step()
+
+    report = verify_program(program, 3, platform="torch")
+    assert not report.ok
+    assert report.verdict.incomplete == [
+        f"rank {rank} makes no optimizer step, the reference makes 1" for rank in (1, 2)
+    ]
+
+
+def test_a_rank_that_alone_evaluates_after_training():
+    """What one rank does after the last step is no step that the others lack."""
+
+    def program():
+        rank = dist.get_rank()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rows = torch.randn(7, 5)
+        model(rows.tensor_split(dist.get_world_size())[rank]).square().sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        if rank == 0:
+            with torch.no_grad():
+                model(rows)
+
+    report = verify_program(program, 2, platform="torch")
+    assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_optimizers_sharded_by_hand(flat):
+    """What is left in ``grad`` of parameters that no optimizer of the rank has is not used, and listed."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        owned = list(model.parameters())[rank::world]
+        if flat:
+            pieces = torch.cat([value.detach().flatten() for value in model.parameters()]).tensor_split(world)
+            owned = [nn.Parameter(pieces[rank].clone())]
+        optimizer = torch.optim.SGD(owned, lr=0.1, momentum=0.9)
+        for _ in range(2):
+            model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+            if flat:
+                whole = torch.cat([value.grad.flatten() for value in model.parameters()])
+                dist.all_reduce(whole)
+                owned[0].grad = whole.tensor_split(world)[rank]
+            else:
+                for number, value in enumerate(model.parameters()):
+                    dist.reduce(value.grad, number % world)
+            optimizer.step()
+            share(model, owned, flat)
+            model.zero_grad()
+
+    def share(model, owned, flat):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        if flat:
+            size = sum(value.numel() for value in model.parameters())
+            whole = torch.zeros(size)
+            whole.tensor_split(world)[rank].copy_(owned[0].detach())
+            dist.all_reduce(whole)
+            nn.utils.vector_to_parameters(whole, model.parameters())
+        else:
+            for number, value in enumerate(model.parameters()):
+                dist.broadcast(value.data, number % world)
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    ranks = "0, 1, 2" if flat else "1, 2"
+    line = f"gradient of 0.weight on ranks {ranks}: no optimizer there has the parameter, and its weight is right"
+    assert line in report.verdict.skipped
+
+
+def test_stages_that_learn_their_shapes():
+    """PyTorch's pipeline stages call their module on empty tensors first, which is no forward of the program."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5))
+        inputs, targets = torch.randn(8, 5), torch.randn(8, 5)
+        if world > 1:
+            part = nn.Sequential()
+            part.add_module(str(rank), model[rank])
+            model = part
+            stage = PipelineStage(model, rank, world, torch.device("cpu"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if world == 1:
+            for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+                (nn.functional.mse_loss(model(x), y) / 4).backward()
+        else:
+            schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+            schedule.step(*([inputs] if rank == 0 else []), **({} if rank == 0 else {"target": targets}))
+        optimizer.step()
+
+    report = verify_program(program, 2, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["gradient"] == 4
+
 
 def test_a_reference_that_is_not_deterministic():
     """It is run twice, and the first value that differs is named."""
