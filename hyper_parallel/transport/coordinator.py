@@ -16,6 +16,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.checks.compare import listed, message_mismatch
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.deadlock import Waiting, deadlock_text, stuck_ranks
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, Wait
 from hyper_parallel.transport.pending_collective import PendingCollective
 
@@ -39,7 +40,7 @@ class Coordinator:
         self._holds_back = True
         self._ready = set(range(world_size))
         self._ended: dict[int, str] = {}
-        self._waiting: dict[int, tuple[PendingCollective, Contribution] | MessageFingerprint | Wait] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._resumptions: dict[int, Resumption] = {}
         self._counts: dict[tuple[int, Ranks, str], int] = {}
         self._collectives: dict[tuple[Ranks, str, int], PendingCollective] = {}
@@ -137,9 +138,14 @@ class Coordinator:
         if self.aborted:
             self._release(rank, Resumption(error=RankAbortedError()))
         elif problem is not None:
+            wait.dismiss()
             self._release(rank, self._error(problem))
         else:
             self._waiting[rank] = wait
+
+    def answer(self, rank: int, resumption: Resumption) -> None:
+        """``rank`` asked for something that is known already."""
+        self._release(rank, Resumption(error=RankAbortedError()) if self.aborted else resumption)
 
     def unblock(self, rank: int, resumption: Resumption) -> None:
         """What ``rank`` waits for in :meth:`block` has come."""
@@ -182,18 +188,19 @@ class Coordinator:
         if not self._ready:
             if not self._waiting:
                 return None
-            self._deadlock()
+            self._deadlock(sorted(self._waiting))
         later = [rank for rank in self._ready if rank > after]
         return min(later or self._ready)
 
     def resumptions(self, waiting: set[int]) -> dict[int, Resumption]:
         """For drivers whose ranks run at the same time: those of the ``waiting`` ranks that go on now.
 
-        If every rank waits, all of them get the error of a deadlock. The error of ranks that call different things is
-        held back while a member still runs that may join them: it shows which ranks are odd.
+        Ranks that wait for each other get the error of a deadlock, whatever the others do. The error of ranks that call
+        different things is held back while a member still runs that may join them: it shows which ranks are odd.
         """
-        if not self._ready and self._waiting:
-            self._deadlock()
+        stuck = stuck_ranks(self._waiting, self._ready, self.world_size) if self._waiting else []
+        if stuck:
+            self._deadlock(stuck)
         here = [rank for rank in sorted(waiting) if rank in self._resumptions and not self._is_held(rank)]
         return {rank: self._resumptions.pop(rank) for rank in here}
 
@@ -357,6 +364,7 @@ class Coordinator:
             elif not isinstance(wait, tuple):
                 problem = wait.hopeless(self._ended)
                 if problem is not None:
+                    wait.dismiss()
                     self.unblock(rank, self._error(problem))
             elif gone in wait[0].ranks and gone not in wait[0].joined:
                 self._fail_collective(wait[0], self._absent(wait[0], [gone]))
@@ -380,12 +388,14 @@ class Coordinator:
         problem = message_mismatch(message, posted)
         self._release(posted.destination, Resumption(payload) if problem is None else self._error(problem))
 
-    def _deadlock(self) -> None:
-        lines = [f"  rank {rank} {self.describe(rank)}" for rank in range(self.world_size)]
-        problem = "deadlock, no rank can go on:\n" + "\n".join(lines)
-        for rank in list(self._waiting):
+    def _deadlock(self, stuck: list[int]) -> None:
+        activities = {rank: self.describe(rank) for rank in range(self.world_size)}
+        problem = deadlock_text(stuck, self._waiting, activities)
+        for rank in stuck:
             wait = self._waiting.pop(rank)
             if isinstance(wait, tuple):
                 wait[0].failed = problem
                 self._in_flight.pop((rank, wait[1].ticket or 0), None)
+            elif not isinstance(wait, MessageFingerprint):
+                wait.dismiss()
             self._release(rank, self._error(problem))

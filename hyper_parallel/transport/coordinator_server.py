@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.requests import Requests
 
 __all__ = ["CoordinatorServer", "connect"]
 
@@ -28,6 +28,7 @@ class CoordinatorServer:
 
     def __init__(self, path: Path, world_size: int, how_ended: Callable[[int], str]) -> None:
         self.coordinator = Coordinator(world_size)
+        self._requests = Requests(self.coordinator)
         self._how_ended = how_ended
         self._ranks: dict[Connection, int] = {}
         self._waiting: set[int] = set()
@@ -57,6 +58,10 @@ class CoordinatorServer:
             rank for rank in range(self.coordinator.world_size) if rank not in self._waiting and rank not in self._ended
         ]
 
+    def lost(self) -> str | None:
+        """See :meth:`Requests.lost`."""
+        return self._requests.lost()
+
     def close(self) -> None:
         """Take what the ranks, which have ended, had sent before; then close all connections."""
         while self.serve(0):
@@ -80,7 +85,8 @@ class CoordinatorServer:
         except (EOFError, OSError):
             self._close(line, rank)
         else:
-            self._handle(rank, kind, content)
+            if self._requests.carry_out(rank, kind, content):
+                self._waiting.add(rank)
 
     def _close(self, line: Connection, rank: int) -> None:
         del self._ranks[line]
@@ -92,22 +98,6 @@ class CoordinatorServer:
             self.coordinator.finish(rank)
         else:
             self.coordinator.fail(rank, how)
-
-    def _handle(self, rank: int, kind: str, content: Any) -> None:
-        if kind == "send":
-            if not self.coordinator.aborted:
-                self.coordinator.send(*content)
-            return
-        if kind == "start":
-            self.coordinator.start(rank, content)
-            return
-        self._waiting.add(rank)
-        if kind == "join":
-            self.coordinator.join(rank, content)
-        elif kind == "await":
-            self.coordinator.await_ticket(rank, content)
-        else:
-            self.coordinator.receive(content)
 
 
 def connect(path: Path, rank: int) -> Connection:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 
-__all__ = ["Contribution", "Endpoint", "RankAbortedError", "Resumption", "Wait", "unwinding"]
+__all__ = ["Contribution", "Endpoint", "PostingEndpoint", "RankAbortedError", "Resumption", "Wait", "unwinding"]
 
 
 class RankAbortedError(BaseException):
@@ -67,6 +67,29 @@ class Endpoint(Protocol):
         """Wait for a message; its payload."""
 
 
+class PostingEndpoint(Endpoint, Protocol):
+    """An endpoint on which messages are posted by both sides, which then wait for each other."""
+
+    def post(
+        self, ticket: int, message: MessageFingerprint, payload: Any, *, sending: bool, raises: bool = True
+    ) -> None:
+        """Post one side of a message under a number of this rank's choice, and go on.
+
+        Args:
+            ticket: the number.
+            message: its fingerprint.
+            payload: of the sender.
+            sending: whether it is the sender's side.
+            raises: whether this side is told if the two do not fit; if not, only the other one is.
+        """
+
+    def settle(self, ticket: int) -> tuple[int, Any]:
+        """Wait for the other side of a message; its source, and the payload of the sender. Once per ticket."""
+
+    def is_settled(self, ticket: int) -> bool:
+        """Whether :meth:`settle` would return, or raise, at once."""
+
+
 class Wait(Protocol):
     """What a rank waits for beside collectives and mailboxes: a message on a board, a key of a store."""
 
@@ -75,3 +98,15 @@ class Wait(Protocol):
 
     def hopeless(self, ended: Mapping[int, str]) -> str | None:
         """The text of the error if the ranks that have ended leave nobody to wait for; else None."""
+
+    def answering(self, world_size: int) -> Sequence[int]:
+        """The ranks of which any may end this wait."""
+
+    def causes(self) -> list[str]:
+        """What is known about why it waits in vain: ``ranks 0 and 1 disagree about the tag of a message``."""
+
+    def unanswered(self) -> list[str]:
+        """A line of the error for everything that others have started and nobody has answered."""
+
+    def dismiss(self) -> None:
+        """Its rank got an error and waits no longer."""

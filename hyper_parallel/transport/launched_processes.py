@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
@@ -30,6 +29,7 @@ from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
 from hyper_parallel.transport.rank_process import RankReport, RankTask
+from hyper_parallel.transport.requests import Requests, called
 from hyper_parallel.transport.serialization import unpack
 
 __all__ = ["LaunchedRun", "close_launched_teams", "run_launched", "warm_up"]
@@ -125,6 +125,7 @@ class _LaunchedWorld:
 
     def __init__(self, team: _Team, deadline: float) -> None:
         self.coordinator = Coordinator(len(team.workers))
+        self._requests = Requests(self.coordinator)
         self.reports: dict[int, RankReport] = {}
         self.failures: dict[int, BaseException] = {}
         self.traces: dict[int, str] = {}
@@ -188,32 +189,16 @@ class _LaunchedWorld:
         if kind == "done":
             self._report(rank, content)
             return
-        if kind == "send":
-            message, payload = content
-            self._note(rank, message)
-            if not self.coordinator.aborted:
-                self.coordinator.send(message, payload)
-            return
-        if kind in ("start", "join"):
-            self._note(rank, content.fingerprint)
-        elif kind == "receive":
-            self._note(rank, content)
-        if kind == "start":
-            self.coordinator.start(rank, content)
-            return
-        self._waiting.add(rank)
-        if kind == "join":
-            self.coordinator.join(rank, content)
-        elif kind == "await":
-            self.coordinator.await_ticket(rank, content)
-        else:
-            self.coordinator.receive(content)
+        call = called(kind, content)
+        if call is not None:
+            self._note(rank, call)
+        if self._requests.carry_out(rank, kind, content):
+            self._waiting.add(rank)
 
-    def _note(self, rank: int, called: CollectiveFingerprint | MessageFingerprint) -> None:
-        text = called.text(sending=called.source == rank) if isinstance(called, MessageFingerprint) else str(called)
-        self.history[rank].append(f"{text} at {called.site}")
+    def _note(self, rank: int, call: str) -> None:
+        self.history[rank].append(call)
         if self.coordinator.aborted:
-            self.ended_in[rank] = f"reached {self.history[rank][-1]} after the failure"
+            self.ended_in[rank] = f"reached {call} after the failure"
 
     def _report(self, rank: int, report: RankReport) -> None:
         self._running.discard(rank)
@@ -273,7 +258,7 @@ class _LaunchedWorld:
     def failure(self) -> WorldFailedError | None:
         """Why the run failed; an error that only reports a lost peer is listed after the peer's own."""
         if not self.failures:
-            lost = self.coordinator.undelivered()
+            lost = self._requests.lost()
             if lost is None:
                 return None
             failed = WorldFailedError(lost, {})

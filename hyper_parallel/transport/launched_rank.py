@@ -21,7 +21,7 @@ import numpy as np
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.guarded import GuardedTransport
-from hyper_parallel.transport.endpoint import Endpoint
+from hyper_parallel.transport.endpoint import PostingEndpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
@@ -38,6 +38,7 @@ __all__ = ["RankSetup", "guarded", "launched_main"]
 
 _FOLLOW_SECONDS = 1.0
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
+_TORCH_MESSAGES = "hyper_parallel.transport.checks.torch_messages"
 _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
 
 
@@ -96,7 +97,7 @@ def _serve_all(line: Connection, setup: RankSetup, stack: IO[str], output: int) 
 class _Rank:
     """One rank of the world that it joins; ``report`` is the error if it could not, or None."""
 
-    def __init__(self, setup: RankSetup, endpoint: Endpoint) -> None:
+    def __init__(self, setup: RankSetup, endpoint: PostingEndpoint) -> None:
         self.report: RankReport | None = None
         self._environment: set[str] = set()
         try:
@@ -119,7 +120,7 @@ class _Rank:
         return run_rank(task, self._transport)
 
 
-def _join(setup: RankSetup, endpoint: Endpoint) -> Transport:
+def _join(setup: RankSetup, endpoint: PostingEndpoint) -> Transport:
     """Join the real world; a coordinator in the parent compares every collective first."""
     if setup.framework != "torch" and setup.device != "cpu":
         msg = f"warm ranks of MindSpore run on cpu; on {setup.device} its ranks are started by msrun"
@@ -132,7 +133,7 @@ def _join(setup: RankSetup, endpoint: Endpoint) -> Transport:
     return guarded(real, setup.framework, endpoint)
 
 
-def guarded(real: Transport, framework: str, endpoint: Endpoint) -> Transport:
+def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Transport:
     """The transport of a real rank whose collectives a coordinator compares first.
 
     Those that the program calls on ``torch.distributed`` itself are compared as well, from now on in this process.
@@ -146,6 +147,7 @@ def guarded(real: Transport, framework: str, endpoint: Endpoint) -> Transport:
     checked = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if framework == "torch":
         importlib.import_module(_TORCH_CHECKS).guard_functions(checked.agree)
+        importlib.import_module(_TORCH_MESSAGES).guard_messages(checked)
         return checked
     bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(checked)
     return bridged

@@ -6,7 +6,7 @@ by source, tag and channel; one from any source takes the first from anybody. Mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ class Posted:
         payload: of the sender; of the receiver once it is matched.
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
+        seen: whether its rank has got the result.
+        raises: whether its rank is told of a mismatch; if not, only the other one is.
     """
 
     message: MessageFingerprint
@@ -38,6 +40,8 @@ class Posted:
     payload: Any = None
     error: str | None = None
     matched: bool = False
+    seen: bool = False
+    raises: bool = True
 
     @property
     def rank(self) -> int:
@@ -51,6 +55,33 @@ class Posted:
     def hopeless(self, ended: Mapping[int, str]) -> str | None:
         """See :class:`Wait`."""
         return self.board.absent(self, ended)
+
+    @property
+    def peer(self) -> int:
+        """Whom it was posted for; :data:`ANY_SOURCE` for a receive from anybody."""
+        return self.message.destination if self.sending else self.message.source
+
+    def answering(self, world_size: int) -> Sequence[int]:
+        """See :class:`Wait`."""
+        members = self.message.channel.ranks or range(world_size)
+        return [rank for rank in members if rank != self.rank] if self.peer == ANY_SOURCE else [self.peer]
+
+    def causes(self) -> list[str]:
+        """See :class:`Wait`."""
+        return self.board.disagreements(self)
+
+    def unanswered(self) -> list[str]:
+        """See :class:`Wait`."""
+        return self.board.unanswered()
+
+    def dismiss(self) -> None:
+        """See :class:`Wait`: it must not match a later message."""
+        self.board.withdraw(self)
+
+    def resumption(self) -> Resumption:
+        """The source and the sender's payload of a matched message, or the error of a mismatch."""
+        self.seen = True
+        return Resumption((self.message.source, self.payload), self.error and CollectiveMismatchError(self.error))
 
     def fits(self, other: Posted) -> bool:
         """Whether this send and the receive ``other`` are sides of one message."""
@@ -70,12 +101,13 @@ class MessageBoard:
         self._coordinator = coordinator
         self._sends: list[Posted] = []
         self._receives: list[Posted] = []
+        self._mismatches: list[tuple[Posted, Posted]] = []
 
-    def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool) -> Posted:
-        """Post one side of a message; the rank goes on."""
+    def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool, raises: bool = True) -> Posted:
+        """Post one side of a message; the rank goes on. See :class:`Posted` for the arguments."""
         if self._coordinator.aborted:
             raise RankAbortedError
-        posted = Posted(message, sending, self, payload)
+        posted = Posted(message, sending, self, payload, raises=raises)
         others = self._receives if sending else self._sends
         for other in others:
             send, receive = (posted, other) if sending else (other, posted)
@@ -92,6 +124,13 @@ class MessageBoard:
             return
         self._coordinator.block(posted.rank, posted)
 
+    def settle(self, posted: Posted) -> None:
+        """Like :meth:`wait`, for a rank that always waits for an answer: source and payload, or an error."""
+        if posted.matched:
+            self._coordinator.answer(posted.rank, posted.resumption())
+        else:
+            self._coordinator.block(posted.rank, posted)
+
     @staticmethod
     def take(posted: Posted) -> Any:
         """The payload of a matched message.
@@ -99,9 +138,37 @@ class MessageBoard:
         Raises:
             CollectiveMismatchError: the two sides do not fit.
         """
+        posted.seen = True
         if posted.error is not None:
             raise CollectiveMismatchError(posted.error)
         return posted.payload
+
+    def withdraw(self, posted: Posted) -> None:
+        """Forget one side of a message that was not matched."""
+        side = self._sends if posted.sending else self._receives
+        side[:] = [other for other in side if other is not posted]
+
+    def forgotten(self) -> str | None:
+        """The error of a message whose sides do not fit, and of which no side was waited for; or None."""
+        unseen = (pair for pair in self._mismatches if not any(posted.seen and posted.raises for posted in pair))
+        return next((receive.error for _, receive in unseen), None)
+
+    def disagreements(self, posted: Posted) -> list[str]:
+        """A line for each message that ``posted`` would fit if tag or group were the same."""
+        lines = []
+        for other in self._receives if posted.sending else self._sends:
+            send, receive = (posted, other) if posted.sending else (other, posted)
+            same_peers = send.peer == receive.rank and receive.peer in (send.rank, ANY_SOURCE)
+            if same_peers and not send.fits(receive):
+                what = "tag" if send.message.channel == receive.message.channel else "group"
+                lines.append(f"ranks {send.rank} and {receive.rank} disagree about the {what} of a message")
+        return lines
+
+    def unanswered(self) -> list[str]:
+        """A line for each message that nobody has answered, and for which its rank does not wait now."""
+        posted = [*self._sends, *self._receives]
+        loose = [other for other in posted if self._coordinator.waits_for(other.rank) is not other]
+        return [f"  rank {other.rank}, unanswered: {other.text()}" for other in loose]
 
     def undelivered(self) -> list[MessageFingerprint]:
         """Messages that were sent and never received."""
@@ -109,14 +176,7 @@ class MessageBoard:
 
     def absent(self, posted: Posted, ended: Mapping[int, str]) -> str | None:
         """Why nobody can answer ``posted`` any more; None if somebody can."""
-        message = posted.message
-        if posted.sending:
-            peers = [message.destination]
-        elif message.source == ANY_SOURCE:
-            peers = list(message.channel.ranks or range(self._coordinator.world_size))
-            peers.remove(message.destination)
-        else:
-            peers = [message.source]
+        peers = posted.answering(self._coordinator.world_size)
         if any(peer not in ended for peer in peers):
             return None
         ends = ", ".join(f"rank {peer} {ended[peer]}" for peer in peers)
@@ -126,16 +186,17 @@ class MessageBoard:
         return "\n".join([*lines, *(f"  rank {other.rank}, unanswered: {other.text()}" for other in others)])
 
     @staticmethod
-    def _is_near(other: Posted, posted: Posted, peers: list[int]) -> bool:
-        """Whether ``other`` is the opposite side of a message between the same ranks, of another tag or group."""
-        to = other.message.destination if other.sending else other.message.source
-        return other.sending != posted.sending and other.rank in peers and to in (posted.rank, ANY_SOURCE)
+    def _is_near(other: Posted, posted: Posted, peers: Sequence[int]) -> bool:
+        """Whether ``other`` is the opposite side of a message of the same rank, or between it and other ranks."""
+        return other.sending != posted.sending and (other.rank in peers or other.peer in (posted.rank, ANY_SOURCE))
 
     def _match(self, send: Posted, receive: Posted) -> None:
         receive.message = replace(receive.message, source=send.message.source)
         problem = message_mismatch(send.message, receive.message)
         receive.payload = send.payload
+        if problem is not None:
+            self._mismatches.append((send, receive))
         for posted in (send, receive):
-            posted.matched, posted.error = True, problem
+            posted.matched, posted.error = True, problem if posted.raises else None
             if self._coordinator.waits_for(posted.rank) is posted:
-                self._coordinator.unblock(posted.rank, Resumption())
+                self._coordinator.unblock(posted.rank, posted.resumption())

@@ -101,6 +101,21 @@ class PipeEndpoint:
         """See :class:`Endpoint`."""
         return self._ask(("receive", posted))
 
+    def post(
+        self, ticket: int, message: MessageFingerprint, payload: Any, *, sending: bool, raises: bool = True
+    ) -> None:
+        """See :class:`PostingEndpoint`."""
+        self._line.send(("post", (ticket, message, payload, sending, raises)))
+
+    def settle(self, ticket: int) -> tuple[int, Any]:
+        """See :class:`PostingEndpoint`."""
+        result: tuple[int, Any] = self._ask(("settle", ticket))
+        return result
+
+    def is_settled(self, ticket: int) -> bool:
+        """See :class:`PostingEndpoint`."""
+        return bool(self._ask(("probe", ticket)))
+
     def _ask(self, request: tuple[str, Any]) -> Any:
         self._line.send(request)
         resumption: Resumption = self._line.recv()

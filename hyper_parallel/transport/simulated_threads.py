@@ -232,7 +232,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     unreported = {**world.coordinator.forgotten(), **world.coordinator.unreported}
     if unreported:
         raise world_failed(world_size, unreported, world.coordinator.aborted_in)
-    lost = world.coordinator.undelivered(world.board.undelivered())
+    lost = world.board.forgotten() or world.coordinator.undelivered(world.board.undelivered())
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
     return world.results

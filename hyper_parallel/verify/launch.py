@@ -81,7 +81,7 @@ def launch(
             world.end()
             _kill_remaining(folder)
             server.close()
-        return _results(folder, server.coordinator, world.codes())
+        return _results(folder, server, world.codes())
 
 
 class _Torchrun:
@@ -215,8 +215,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _results(folder: Path, coordinator: Coordinator, codes: dict[int, int]) -> list[Any]:
+def _results(folder: Path, server: CoordinatorServer, codes: dict[int, int]) -> list[Any]:
     """Return the ranks' results, or raise for those that failed: deaths first, then exceptions in the order of time."""
+    coordinator = server.coordinator
     reports = {rank: _report(folder, rank) for rank in range(coordinator.world_size)}
     raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
     failures: dict[int, BaseException] = dict(coordinator.unreported)
@@ -227,7 +228,7 @@ def _results(folder: Path, coordinator: Coordinator, codes: dict[int, int]) -> l
         failures.setdefault(rank, unpack(raised[rank].packed))
     if not failures and None in reports.values():
         failures = {rank: _death(folder, rank, codes) for rank, report in reports.items() if report is None}
-    lost = coordinator.undelivered()
+    lost = server.lost()
     if lost is not None and all(map(lost_peer, failures.values())):  # its sender may have waited for the receiver
         raise WorldFailedError(lost, failures) from CollectiveMismatchError(lost)
     if failures:

@@ -163,18 +163,27 @@ def test_torch_distributeds_own_collectives_are_compared(tmp_path, mistake, mess
     assert f"{__file__}:" in str(error.__cause__)
 
 
-def test_lost_messages_are_reported():
+@pytest.mark.parametrize(
+    "waits, message",
+    [
+        (True, "rank 1 returned without receiving what rank 0 sends:\n  rank 0: send(f32[2], dst=1, tag=0) at "),
+        (False, "messages were lost:\n  rank 0: send(f32[2], dst=1, tag=0) was never received; sent at "),
+    ],
+)
+def test_lost_messages_are_reported(waits, message):
     """A message that nobody receives fails the world, whether its sender has returned or still waits."""
     with pytest.raises(RankFailedError) as caught:
-        launch(_lost_message, 2, "torch")
-    assert "rank 0: send(f32[2], dst=1, tag=0) was never received" in str(caught.value)
+        launch(_lost_message, 2, "torch", args=(waits,))
+    assert f"{message}{__file__}:" in str(caught.value)
 
 
-def _lost_message():
+def _lost_message(waits):
     import torch
 
     if active_transport().rank == 0:
-        active_transport().send(torch.ones(2), 1)
+        work = active_transport().start("send", torch.ones(2), 1)
+        if waits:
+            work.wait()
 
 
 def test_world_size_and_platform_must_exist():

@@ -36,6 +36,21 @@ class _Keys:
         del ended
         return None
 
+    def answering(self, world_size: int) -> Sequence[int]:
+        """See :class:`Wait`."""
+        return range(world_size)
+
+    def causes(self) -> list[str]:
+        """See :class:`Wait`."""
+        return []
+
+    def unanswered(self) -> list[str]:
+        """See :class:`Wait`."""
+        return []
+
+    def dismiss(self) -> None:
+        """See :class:`Wait`; a key that is set later does no harm."""
+
 
 class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constructor
     """The key-value store of one simulated world, shared by its ranks.

@@ -7,18 +7,16 @@ real collective only when all members have sent fingerprints that fit.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel, ForwardingTransport, HostOps, Ranks, Shape, Transport
 from hyper_parallel.transport.checks.fingerprint import (
     CollectiveFingerprint,
     MessageFingerprint,
     TransportFingerprints,
 )
-from hyper_parallel.transport.endpoint import Contribution, Endpoint
+from hyper_parallel.transport.endpoint import Contribution, Endpoint, PostingEndpoint
 from hyper_parallel.transport.work import Work
 
 __all__ = ["GuardedTransport"]
@@ -35,13 +33,11 @@ class GuardedTransport(ForwardingTransport):
         endpoint: talks to the coordinator.
     """
 
-    def __init__(self, inner: Transport, ops: HostOps, endpoint: Endpoint) -> None:
+    def __init__(self, inner: Transport, ops: HostOps, endpoint: PostingEndpoint) -> None:
         super().__init__(inner)
         self._fingerprints = TransportFingerprints(inner.rank, inner.world_size, ops)
         self._endpoint = endpoint
         self._tickets = 0
-        self._posted: dict[tuple[int, int, int, Channel], deque[MessageFingerprint]] = {}
-        self._mismatches: dict[int, CollectiveMismatchError] = {}
 
     @property
     def endpoint(self) -> Endpoint:
@@ -75,11 +71,8 @@ class GuardedTransport(ForwardingTransport):
 
     def start(self, operation: str, *args: Any) -> Work:
         """See :meth:`Transport.start`; a mismatch is raised by ``wait()``."""
-        if operation == "send":
-            self._announce(*args)
-            return self._inner.start(operation, *args)
-        if operation == "recv":
-            return self._post(*args)
+        if operation in ("send", "recv"):
+            return self._send(*args) if operation == "send" else self._recv(*args)
         fingerprints: dict[str, Callable[..., CollectiveFingerprint]] = {
             "all_reduce": self._fingerprints.all_reduce,
             "all_gather": self._fingerprints.all_gather,
@@ -101,12 +94,11 @@ class GuardedTransport(ForwardingTransport):
 
     def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`."""
-        self._announce(x, dst, tag, channel)
-        self._inner.send(x, dst, tag, channel)
+        self._send(x, dst, tag, channel).wait()
 
     def recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Any:
         """See :meth:`Transport.recv`."""
-        return self._post(like, src, tag, channel).wait()
+        return self._recv(like, src, tag, channel).wait()
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -140,36 +132,52 @@ class GuardedTransport(ForwardingTransport):
         self._endpoint.start(contribution)
         return self._tickets
 
-    def _announce(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
-        self._endpoint.send(self._fingerprints.send(x, dst, tag, channel), None)
+    # -- messages --------------------------------------------------------------------------------------------------
 
-    def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        posted = self._fingerprints.recv(like, src, tag, channel)
-        self._posted.setdefault(posted.key, deque()).append(posted)
-        work = self._inner.start("recv", like, src, tag, channel)
+    def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool, raises: bool = True) -> int:
+        """Post one side of a message, of this transport or another one in the same world; the number to settle it by.
+
+        Args:
+            message: its fingerprint.
+            payload: that the sender hands to the receiver by :meth:`settle`, where no engine carries it.
+            sending: whether it is the sender's side.
+            raises: whether this side is told if the two do not fit; if not, only the other one is.
+        """
+        self._tickets += 1
+        self._endpoint.post(self._tickets, message, payload, sending=sending, raises=raises)
+        return self._tickets
+
+    def settle(self, ticket: int) -> tuple[int, Any]:
+        """Wait until both sides of a message are posted, and compare them; its source and the sender's payload.
+
+        Raises:
+            CollectiveMismatchError: they do not fit, or nobody is left who could post the other one.
+        """
+        return self._endpoint.settle(ticket)
+
+    def is_settled(self, ticket: int) -> bool:
+        """Whether :meth:`settle` would return, or raise, at once."""
+        return self._endpoint.is_settled(ticket)
+
+    def _send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
+        posted = self.post(self._fingerprints.send(x, dst, tag, channel), sending=True, raises=False)
+        return self._settled(posted, self._inner.start("send", x, dst, tag, channel))
+
+    def _recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
+        posted = self.post(self._fingerprints.recv(like, src, tag, channel), sending=False)
+        return self._settled(posted, self._inner.start("recv", like, src, tag, channel))
+
+    def _settled(self, posted: int, work: Work) -> Work:
+        """The engine's work, behind the comparison: one that does not fit keeps its place in the engine.
+
+        A later receive of the same mailbox waits for it there and discards it.
+        """
 
         def finish() -> Any:
-            # A receive that does not fit keeps its place in the engine: a later receive waits for it and discards it.
-            self._receive(posted)
+            self.settle(posted)
             return work.wait()
 
-        return Work("recv", finish, work.output)
-
-    def _receive(self, posted: MessageFingerprint) -> None:
-        """Match the receives of one mailbox, in the order in which they were posted, up to this one.
-
-        A mismatch is kept for the receive that it concerns.
-        """
-        queue = self._posted[posted.key]
-        while any(waiting is posted for waiting in queue):
-            first = queue.popleft()
-            try:
-                self._endpoint.receive(first)
-            except CollectiveMismatchError as error:
-                self._mismatches[id(first)] = error
-        mismatch = self._mismatches.pop(id(posted), None)
-        if mismatch is not None:
-            raise mismatch
+        return Work(work.what, finish, work.output)
 
 
 def _contribution(fingerprint: CollectiveFingerprint) -> Contribution:

@@ -116,7 +116,7 @@ def test_different_tags_are_a_deadlock():
             dist.recv(torch.ones(2), 0, tag=2)
 
     assert cause(body) == (
-        "deadlock, no rank can go on:\n"
+        "deadlock, no rank can go on; ranks 0 and 1 disagree about the tag of a message:\n"
         "  rank 0 waited in send(f32[2], dst=1, tag=1) at line 2\n"
         "  rank 1 waited in recv(f32[2], src=0, tag=2) at line 4"
     )

@@ -1,0 +1,82 @@
+"""Carries out what a real rank asks of its coordinator, whichever line the request came over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.endpoint import Resumption
+from hyper_parallel.transport.message_board import MessageBoard, Posted
+
+__all__ = ["Requests", "called"]
+
+
+class Requests:
+    """The requests of the ranks of one world.
+
+    Args:
+        coordinator: of the world.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._board = MessageBoard(coordinator)
+        self._posted: dict[tuple[int, int], Posted] = {}
+
+    def carry_out(self, rank: int, kind: str, content: Any) -> bool:
+        """Carry out one request; whether ``rank`` now waits for an answer.
+
+        Args:
+            rank: that asks.
+            kind: ``join``, ``start`` or ``await`` a collective, ``send`` or ``receive`` by mailbox, ``post`` one side
+                of a message, ``settle`` it, or ``probe`` whether it is settled.
+            content: a contribution, a ticket, a message, or a tuple of those.
+        """
+        if self._coordinator.aborted and kind in ("send", "post"):
+            return False
+        if kind == "send":
+            self._coordinator.send(*content)
+        elif kind == "start":
+            self._coordinator.start(rank, content)
+        elif kind == "post":
+            ticket, message, payload, sending, raises = content
+            self._posted[rank, ticket] = self._board.post(message, payload, sending=sending, raises=raises)
+        else:
+            self._ask(rank, kind, content)
+            return True
+        return False
+
+    def _ask(self, rank: int, kind: str, content: Any) -> None:
+        coordinator = self._coordinator
+        if kind == "join":
+            coordinator.join(rank, content)
+        elif kind == "await":
+            coordinator.await_ticket(rank, content)
+        elif kind == "receive":
+            coordinator.receive(content)
+        elif kind == "probe":
+            posted = self._posted.get((rank, content))
+            coordinator.answer(rank, Resumption(posted is not None and posted.matched))
+        elif coordinator.aborted:
+            coordinator.answer(rank, Resumption())
+        else:
+            self._board.settle(self._posted.pop((rank, content)))
+
+    def lost(self) -> str | None:
+        """The error text for messages that do not fit, or were never received, and that no rank waited for; or None."""
+        return self._board.forgotten() or self._coordinator.undelivered(self._board.undelivered())
+
+
+def called(kind: str, content: Any) -> str | None:
+    """The collective or message that a request calls, with its call site; None for other requests."""
+    if kind in ("join", "start"):
+        fingerprint: CollectiveFingerprint = content.fingerprint
+        return f"{fingerprint} at {fingerprint.site}"
+    messages = {"send": lambda: (content[0], True), "receive": lambda: (content, False)}
+    messages["post"] = lambda: (content[1], content[3])
+    if kind not in messages:
+        return None
+    message: MessageFingerprint
+    message, sending = messages[kind]()
+    return f"{message.text(sending=sending)} at {message.site}"
