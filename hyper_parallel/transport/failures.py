@@ -27,7 +27,7 @@ _OWN = (
     "transport/rank_process.py",
     "transport/launched_rank.py",
     "transport/checks/guarded.py",
-    "transport/checks/torch_messages.py",
+    "transport/c10d/checked_messages.py",
     "pytest_plugin/ranks.py",
     "verify/launch_worker.py",
     "verify/simulate.py",

@@ -38,7 +38,7 @@ __all__ = ["RankSetup", "guarded", "launched_main"]
 
 _FOLLOW_SECONDS = 1.0
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
-_TORCH_MESSAGES = "hyper_parallel.transport.checks.torch_messages"
+_TORCH_MESSAGES = "hyper_parallel.transport.c10d.checked_messages"
 _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
 
 

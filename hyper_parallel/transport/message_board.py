@@ -81,7 +81,8 @@ class Posted:
     def resumption(self) -> Resumption:
         """The source and the sender's payload of a matched message, or the error of a mismatch."""
         self.seen = True
-        return Resumption((self.message.source, self.payload), self.error and CollectiveMismatchError(self.error))
+        error = None if self.error is None else CollectiveMismatchError(self.error)
+        return Resumption((self.message.source, self.payload), error)
 
     def fits(self, other: Posted) -> bool:
         """Whether this send and the receive ``other`` are sides of one message."""

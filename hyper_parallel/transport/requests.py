@@ -73,10 +73,13 @@ def called(kind: str, content: Any) -> str | None:
     if kind in ("join", "start"):
         fingerprint: CollectiveFingerprint = content.fingerprint
         return f"{fingerprint} at {fingerprint.site}"
-    messages = {"send": lambda: (content[0], True), "receive": lambda: (content, False)}
-    messages["post"] = lambda: (content[1], content[3])
-    if kind not in messages:
-        return None
     message: MessageFingerprint
-    message, sending = messages[kind]()
+    if kind == "send":
+        message, sending = content[0], True
+    elif kind == "receive":
+        message, sending = content, False
+    elif kind == "post":
+        _, message, _, sending, _ = content
+    else:
+        return None
     return f"{message.text(sending=sending)} at {message.site}"

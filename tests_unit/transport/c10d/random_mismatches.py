@@ -1,6 +1,6 @@
 """Random mistakes in collectives and messages of real ranks, each of which must be reported with both calls.
 
-``python tests_unit/transport/checks/random_mismatches.py --count 5000`` makes mistakes 0 to 4999 on warm worlds of two
+``python tests_unit/transport/c10d/random_mismatches.py --count 5000`` makes mistakes 0 to 4999 on warm worlds of two
 to four ranks, and ends with the longest time until a rank was told.
 """
 
