@@ -44,7 +44,7 @@ def _scheme(dark: bool) -> str:
 
 def ask(folder: Path, page: str, script: str, *, width: int = 1280, dark: bool = False):
     """Return the result of a function body inside the loaded page, in a window of this width."""
-    probed = page.replace("</body>", _PROBE % script)
+    probed = str(page).replace("</body>", _PROBE % script)  # not of Markup, which would escape the probe
     # A window has a minimum width, a frame has none.
     (folder / "probe.html").write_text(_FRAME % (width, json.dumps(probed).replace("</", "<\\/")), encoding="utf-8")
     options = ("--window-size=1600,1000", "--virtual-time-budget=3000", "--dump-dom")

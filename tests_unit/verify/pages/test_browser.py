@@ -212,7 +212,8 @@ def test_search_and_choices_filter(browser, pages, tmp_path):
 
 def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
     """Without scripts, every row is shown, and no button or field is without effect."""
-    still = pages["operators"][: pages["operators"].rindex("<script>")] + "</body></html>"
+    text = str(pages["operators"])
+    still = text[: text.rindex("<script>")] + "</body></html>"
     script = """return { rows: document.querySelectorAll("tbody tr").length,
                          dead: document.querySelectorAll("button, input, select").length };"""
     assert browser.ask(tmp_path, still, script) == {"rows": 10, "dead": 0}
