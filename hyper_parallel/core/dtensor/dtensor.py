@@ -86,7 +86,8 @@ class DTensor:
             local: this rank's local tensor.
             device_mesh: the mesh, by default the current one.
             placements: placements or aliases; all Replicate by default.
-            run_check: compare shapes and dtypes of all ranks (communicates).
+            run_check: compare shapes, dtypes and requires_grad of all ranks, and give ranks that should hold equal
+                values those of the first of them, as PyTorch does (communicates).
             shape: global shape; without it, shards are assumed to be even.
             stride: ignored; accepted for PyTorch's signature.
 
@@ -116,6 +117,7 @@ class DTensor:
             layout = layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
         if run_check:
             _check_ranks(platform, local, layout)
+            local = _first_replica(platform, local, layout)
         if layout.local_shape != local_shape:
             msg = (
                 f"from_local: rank {layout.mesh.rank} holds {list(layout.local_shape)} of {layout.notation()}, "
@@ -367,15 +369,22 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
-    """Check that the local tensors of all ranks have one dtype and the local shapes of ``layout``."""
+    """Check that the local tensors of all ranks have one dtype, one need of gradients and ``layout``'s shapes."""
     mesh = layout.mesh
-    own = (tuple(local.shape), str(local.dtype))
+    own = (tuple(local.shape), str(local.dtype), platform.needs_grad(local))
     gathered = dict(zip(mesh.ranks, platform.transport().all_gather_object(own, mesh.ranks), strict=True))
-    facts = ", ".join(f"rank {rank}: {list(shape)} {dtype}" for rank, (shape, dtype) in gathered.items())
-    if len({dtype for _, dtype in gathered.values()}) > 1:
+    facts = ", ".join(f"rank {rank}: {list(shape)} {dtype}" for rank, (shape, dtype, _) in gathered.items())
+    if len({dtype for _, dtype, _ in gathered.values()}) > 1:
         msg = f"from_local: ranks hold different dtypes ({facts})"
         raise ShardMismatchError(msg)
-    for rank, (shape, _) in gathered.items():
+    needing = [rank for rank, (_, _, needs_grad) in gathered.items() if needs_grad]
+    if needing and len(needing) < len(gathered):
+        msg = (
+            f"from_local: local requires grad on ranks {needing} of {list(gathered)} only, so backward would wait for "
+            "the others; say local.requires_grad_() on every rank, or on none"
+        )
+        raise ShardMismatchError(msg)
+    for rank, (shape, _, _) in gathered.items():
         expected = layout.local_shape_at(mesh.coordinate_of(rank))
         if shape != expected:
             msg = (
@@ -384,3 +393,19 @@ def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
                 "shape"
             )
             raise ShardMismatchError(msg)
+
+
+def _first_replica(platform: Platform, local: Any, layout: Layout) -> Any:
+    """Return the values of the first of the ranks that should hold equal ones: ``local`` itself if all do."""
+    mesh = layout.mesh
+    used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials}
+    axes = tuple(axis for axis in range(mesh.ndim) if axis not in used and mesh.shape[axis] > 1)
+    if not axes:
+        return local
+    ranks, transport = mesh.ranks_along(axes), platform.transport()
+    own = platform.contiguous(platform.detach(local))
+    first = transport.broadcast(own, ranks[0], ranks)
+    agrees = platform.tensor_to_numpy(own).tobytes() == platform.tensor_to_numpy(first).tobytes()
+    if all(transport.all_gather_object(agrees, mesh.ranks)):
+        return local
+    return gathered_view(local, first, plan_transition(layout, layout), (), platform)

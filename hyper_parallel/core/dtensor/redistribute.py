@@ -156,7 +156,8 @@ def _run(local: Any, transition: Transition, context: _Context, phase: str = "")
         _notify(local, transition, context, phase or context.phase)
     for step in transition.steps:
         local = step.apply(local, context.platform)
-    return local
+    # On some ranks it is part of a buffer, and a function's result that is a view may not be written in place.
+    return context.platform.detach(local) if transition.steps else local
 
 
 def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:

@@ -267,6 +267,27 @@ class TorchDTensor(DTensor, Tensor):
             return self._local.detach()
         return self._alias(self._local.detach())
 
+    def detach_(self) -> Any:
+        """Take the tensor itself off the graph; its values stay.
+
+        Raises:
+            RuntimeError: PyTorch's own, for a view.
+        """
+        self._local.detach_()
+        self.drop_views()
+        self._grad_kept = None
+        clear_deferred(self._local)
+        return self
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Distances between elements in the whole tensor, were it stored in the order of dims of the local tensor."""
+        strides = global_strides(self._local, self._layout.shape)  # type: ignore[arg-type] # of a tensor it is known
+        return strides if dim is None else strides[dim]
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Whether :meth:`stride` is that of ``memory_format``; what each rank stores may have gaps for all that."""
+        return torch.empty_strided(self.shape, self.stride(), device="meta").is_contiguous(memory_format=memory_format)
+
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage, read-only where this one is."""
         alias = wrap(local, self._layout)
@@ -447,9 +468,9 @@ class MovedView(TorchDTensor):
 
 def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
     """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
-    followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
-    if copy._local is base.__dict__["_local"] or base._local.is_inference():
+    if copy._local is base.__dict__["_local"] or base._local.is_inference():  # which have no version counter
         return
+    followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
     copy.__class__ = MovedView
     vars(copy)["_followed"] = followed
 
@@ -478,6 +499,22 @@ _make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - PyTorch's construct
 _fast_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
 
 
+def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of ``shape`` whose dims lie in memory in the order of those of ``local``.
+
+    Where a dim is split, the dims around it are further apart in the whole tensor than in a local one. Of dims of equal
+    strides, the inner one has one local element or none; between two such dims a rank assumes the usual order.
+    """
+    strides = list(local.stride())
+    order = sorted(range(local.ndim), key=lambda dim: (strides[dim], local.shape[dim] > 1, -dim))
+    grown, shrunk = 1, 1
+    for dim in order:
+        strides[dim] = strides[dim] * grown // shrunk
+        if local.stride(dim):
+            grown, shrunk = grown * max(shape[dim], 1), shrunk * max(local.shape[dim], 1)
+    return tuple(strides)
+
+
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
 _OWN = frozenset({"_local", "_layout", "_views", "_origin", "_is_bypassed", "_grad_kept", "_data_taken"})
 
@@ -499,6 +536,10 @@ def install(platform: Any) -> None:
     TorchDTensor._dispatch = dispatcher.dispatch  # noqa: SLF001 - this module's own class
     platform.dispatcher = dispatcher
     register_optimizer_step_pre_hook(_refuse_pending)
+    for name, method in vars(TorchDTensor).copy().items():  # torch.Tensor.detach_(x) is x.detach_()
+        if callable(method) and not name.startswith("_"):
+            spellings = (getattr(home, name, None) for home in (torch, Tensor))
+            intercept.GRAPH_FUNCTIONS.update((func, method) for func in spellings if callable(func))
     for name in dir(Tensor):
         func = getattr(Tensor, name, None)
         entry = entries.get(func) if callable(func) else None

@@ -8,17 +8,19 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import mutates, user_op
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.core.shard.entry import OpEntry
+from hyper_parallel.core.shard.op_plan import replicated_layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.ops.python_api import unwrapped
 
@@ -102,7 +104,28 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     if python is not None:
         return python(*args, **kwargs)
     with _disabled():
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+    return _with_constants_replicated(result, (args, kwargs)) if isinstance(func, _C_FUNCTIONS) else result
+
+
+_C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType)
+
+
+def _with_constants_replicated(result: Any, arguments: Any) -> Any:
+    """Wrap plain tensors that a function in C++ made of sizes alone: they are equal on every rank."""
+    if not any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
+        return result
+    operands = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    layout = next((operand._layout for operand in operands if isinstance(operand, DTensor)), None)
+
+    def wrap(leaf: Any) -> Any:
+        if layout is None or not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor):
+            return leaf
+        if any(leaf is operand for operand in operands):
+            return leaf
+        return interception().dispatcher.platform.wrap(leaf, replicated_layout(layout.mesh, leaf.shape))
+
+    return tree_map(wrap, result)
 
 
 # With ``out=`` PyTorch returns None from these.

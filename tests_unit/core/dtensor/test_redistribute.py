@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
 from hyper_parallel.core.dtensor.transition import plan_transition
@@ -430,3 +433,24 @@ def test_integers_have_no_average(dense):
     assert on_ranks(dense, (2,), body)[0] == (
         "Partial(avg) of torch.int64: an average of integers is not an integer; cast to a floating dtype first"
     )
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (2, 5), (7, 2)])
+def test_results_may_be_written_in_place_on_every_rank(shape):
+    """A redistributed tensor may be written on the tape, also where a rank receives it in a part of a buffer."""
+    import torch
+
+    def on_rank():
+        mesh, gradients = init_device_mesh("cpu", (3,)), []
+        for source, target in itertools.permutations([Replicate(), Shard(0), Shard(1), Partial()], 2):
+            if isinstance(target, Partial):
+                continue
+            whole = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+            leaf = distribute_tensor(whole, mesh, [Replicate()]).requires_grad_()
+            y = (leaf * 1).redistribute(mesh, [source]).redistribute(mesh, [target])
+            y.mul_(2)
+            (y * y).sum().backward()
+            gradients.append(torch.equal(leaf.grad.full_tensor(), 8 * whole))
+        return gradients
+
+    assert simulate(on_rank, 3, platform="torch") == [[True] * 9] * 3

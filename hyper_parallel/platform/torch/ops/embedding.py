@@ -27,10 +27,17 @@ def _embedding(
     window: Window | None = None,
 ) -> Tensor:
     """``F.embedding``, or what the rows ``window`` of a larger table contribute to it."""
+    if not x.numel():
+        return _without_ids(x, weight)
     if window is None:
         return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     table, local, inside = within(weight, 0, x, window)
     return F.embedding(local, table, _local_padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
+
+
+def _without_ids(x: Tensor, weight: Tensor) -> Tensor:
+    """Nothing, on the graph of ``weight``; PyTorch cannot differentiate a look-up of no ids twice."""
+    return weight[:0].reshape(*x.shape, weight.shape[1])
 
 
 def _local_padding(padding_idx: int | None, window: Window) -> int | None:

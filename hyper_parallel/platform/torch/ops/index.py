@@ -21,7 +21,7 @@ from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kernel, local_op, spelling
 
-__all__ = ["Window", "dispatch", "gathered", "is_mask", "normal_index", "within"]
+__all__ = ["Window", "dispatch", "gathered", "is_mask", "normal_index", "with_zeros", "within"]
 
 spelling("gather", "gather", aten.gather.default)
 spelling("index_select", "index_select", aten.index_select.default)
@@ -47,10 +47,16 @@ def within(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, 
         raise IndexError(msg)
     inside = (index >= start) & (index < stop)
     if start == stop:
-        shape = list(x.shape)
-        shape[dim] = 1
-        x = torch.cat([x, x.new_zeros(shape)], dim)
+        x = with_zeros(x, dim)
     return x, torch.where(inside, index - start, 0), inside
+
+
+def with_zeros(x: Tensor, dim: int) -> Tensor:
+    """Return ``x`` with one row of zeros more along ``dim``.
+
+    Not by ``torch.cat``: it forgets an empty vector, so that a second backward would lack collectives on this rank.
+    """
+    return F.pad(x, [0, 0] * (x.ndim - 1 - dim % x.ndim) + [0, 1])
 
 
 @kernel("getitem", "index")

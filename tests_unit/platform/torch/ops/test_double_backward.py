@@ -1,0 +1,149 @@
+"""Second derivatives of every operator where a rank's shard is empty: ranks must build the same graph."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.core.shard.sample import samples_of
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.ops.dtensor_check import operator, seedable
+from hyper_parallel.verify.ops.values import Slot, fill, size_choices, substitute
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+WORLD = 3
+R = Replicate()
+
+
+def operators():
+    """Every canonical operator of PyTorch that has a rule."""
+    from hyper_parallel.platform.torch.ops import registry
+
+    names = {entry.rule.op for entry in (*registry.functions().values(), *registry.overloads().values())}
+    return sorted(name for name in names if isinstance(find_rule(name), Rule))
+
+
+def cases(op, choices):
+    """Samples with values of sizes that leave a rank without elements, and up to four tuples of placements."""
+    to_dtype = get_torch_platform().str_to_dtype
+    for sample in samples_of(op):
+        letters = list(size_choices(sample, 1)[0])
+        for sizes in choices:
+            sized = dict(zip(letters, itertools.cycle(sizes), strict=False))
+            filled = fill(sample, sized, "float64", 1, integral=False, to_dtype=to_dtype)
+            if filled is None or not any(filled.requires_grad) or sample.uninitialized:
+                continue
+            options = [
+                [Shard(dim) for dim in range(array.ndim) if array.shape[dim] in (1, 2, 4)] for array in filled.arrays
+            ]
+            tuples = list(itertools.product(*[[*places, R] for places in options]))[:-1]
+            yield sample, filled, tuples[:: max(1, len(tuples) // 4)][:4]
+
+
+def second_derivatives(op, sample, filled, places, mesh):
+    """The gradients of the squared gradients; leaves are redistributed, so that a lost gradient stops the others."""
+    import torch
+
+    leaves, operands = [], []
+    for array, place, needs_grad in zip(filled.arrays, places, filled.requires_grad, strict=True):
+        leaf = distribute_tensor(torch.tensor(array), mesh, [R])
+        if needs_grad:
+            leaves.append(leaf.requires_grad_())
+            leaf = leaf * 1.0
+        operands.append(leaf.redistribute(mesh, [place]))
+
+    def operand_of(leaf):
+        return operands[leaf.index] if isinstance(leaf, Slot) else leaf
+
+    random.manual_seed(3)
+    run = operator(get_torch_platform(), op, sample)
+    outs = seedable(run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of)))
+    outs = [torch.view_as_real(out) if out.dtype.is_complex else out for out in outs if out.requires_grad]
+    weights = [distribute_tensor(torch.full(tuple(out.shape), 0.7).to(out.dtype), mesh, [R]) for out in outs]
+    leaves.extend(weight.requires_grad_() for weight in weights)
+    total = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
+    first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True) if outs else ()
+    first = [torch.view_as_real(grad) if grad.dtype.is_complex else grad for grad in first if grad is not None]
+    squares = sum(grad.pow(2).sum() for grad in first if grad.requires_grad)
+    second = torch.autograd.grad(squares, leaves, allow_unused=True) if torch.is_tensor(squares) else ()
+    return [np.zeros(1) if grad is None else grad.full_tensor().detach().numpy() for grad in second]
+
+
+def derived_twice(op, choices):
+    """Differentiate the samples of ``op`` twice; the number of placements at which that could be done."""
+    counts = 0
+    for sample, filled, tuples in cases(op, choices):
+
+        def on_rank(sample=sample, filled=filled, tuples=tuples):
+            mesh, results = init_device_mesh("cpu", (WORLD,)), []
+            for places in tuples:
+                try:
+                    results.append(second_derivatives(op, sample, filled, places, mesh))
+                except CollectiveMismatchError:  # noqa: PERF203 - placements are tried one by one
+                    raise
+                except (RuntimeError, ValueError, TypeError) as error:  # refused by all ranks
+                    results.append(str(error))
+            return results
+
+        ranks = simulate(on_rank, WORLD, platform="torch", timeout=60)
+        for places, *results in zip(tuples, *ranks, strict=True):
+            assert len({isinstance(result, str) for result in results}) == 1, (op, places, results)
+            if isinstance(results[0], str):
+                continue
+            counts += 1
+            reference = next(result for result in ranks[0] if not isinstance(result, str))
+            for result in results:
+                for actual, expected in zip(result, reference, strict=True):
+                    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-8, err_msg=f"{op} {places}")
+    return counts
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_ranks_without_elements_take_part_in_second_derivatives(part):
+    """Every operator can be differentiated twice where shards are empty, with equal results for all placements."""
+    warnings.simplefilter("ignore")
+    assert sum(derived_twice(op, [(2, 4)]) for op in operators()[part::4]) > 0
+
+
+@pytest.mark.parametrize("op", ["gather", "index_select", "embedding", "lookup", "index", "take", "dot", "unfold"])
+def test_look_ups_in_vectors_can_be_differentiated_twice(op):
+    """Other sizes of the operators whose derivatives PyTorch computes differently where nothing is looked up."""
+    assert derived_twice(op, [(4, 1), (1, 4), (2, 1)]) > 0
+
+
+def test_a_chain_of_vector_operators_can_be_differentiated_twice():
+    """unfold, index_select, gather and dot of vectors on a mesh of two axes, where some ranks hold nothing."""
+    import torch
+
+    values, places = torch.tensor([1.5, -2.0, 0.5]), torch.tensor([2, 0])
+
+    def chain(x, index):
+        windows = x.unfold(0, 2, 1).sum(1)
+        picked = torch.dot(x.index_select(0, index), x.gather(0, index)) + (windows**3).sum() + (x[:2] ** 3).sum()
+        (first,) = torch.autograd.grad(picked**2, x, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), x)[0]
+
+    expected = chain(values.clone().requires_grad_(), places)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (2, 3))
+        results = []
+        for layout in itertools.product([R, Shard(0)], repeat=2):
+            x = distribute_tensor(values, mesh, layout).requires_grad_()
+            results.append(chain(x, distribute_tensor(places, mesh, [R, R])).full_tensor())
+        return results
+
+    for results in simulate(on_rank, 6, platform="torch", timeout=60):
+        for result in results:
+            torch.testing.assert_close(result, expected)
