@@ -113,17 +113,14 @@ _C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType)
 
 def _with_constants_replicated(result: Any, arguments: Any) -> Any:
     """Wrap plain tensors that a function in C++ made of sizes alone: they are equal on every rank."""
-    if not any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
-        return result
-    operands = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    layout = next((operand._layout for operand in operands if isinstance(operand, DTensor)), None)
+    platform = interception().dispatcher.platform
+    leaves = tree_leaves(arguments)
+    mesh = next((leaf._layout.mesh for leaf in leaves if isinstance(leaf, DTensor)), None)
 
     def wrap(leaf: Any) -> Any:
-        if layout is None or not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor):
+        if isinstance(leaf, DTensor) or not platform.is_tensor(leaf) or any(leaf is other for other in leaves):
             return leaf
-        if any(leaf is operand for operand in operands):
-            return leaf
-        return interception().dispatcher.platform.wrap(leaf, replicated_layout(layout.mesh, leaf.shape))
+        return leaf if mesh is None else platform.wrap(leaf, replicated_layout(mesh, leaf.shape))
 
     return tree_map(wrap, result)
 
