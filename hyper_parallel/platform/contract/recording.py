@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +30,11 @@ __all__ = [
     "active_log",
     "record",
     "use_log",
+    "user_site",
 ]
+
+_PACKAGE = Path(__file__).parents[2]
+_CORPUS = str(_PACKAGE / "verify" / "bugs")  # its programs stand for a user's
 
 
 class RecordingError(HyperParallelError, ValueError):
@@ -201,3 +207,19 @@ def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | No
 def _caller() -> str:
     frame = sys._getframe(2)  # noqa: SLF001 - the caller of record
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def user_site(framework: str) -> str:
+    """Return ``file:line`` of the innermost frame outside of a framework and this library; empty if there is none.
+
+    Args:
+        framework: the folder of its package.
+    """
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
+    libraries = (framework, str(_PACKAGE), threading.__file__, "<")
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_CORPUS) or not file.startswith(libraries):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

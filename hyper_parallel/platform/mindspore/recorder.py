@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from mindspore.mint import nn as mint_nn
 from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
-from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog
+from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.platform.mindspore.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.platform.mindspore.recorded_values import read_tensor, write_tensor
 from hyper_parallel.transport.mindspore import to_host
@@ -23,7 +22,7 @@ from hyper_parallel.transport.mindspore_comm.world import active_world
 
 __all__ = ["Recorder"]
 
-_LIBRARIES = (str(Path(str(mindspore.__file__)).parent), str(Path(__file__).parents[2]))
+_FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
@@ -120,7 +119,7 @@ class Recorder:
         loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
         taken = read_tensor(loss) if outermost else None
         if taken is not None and taken[0].size == 1:
-            self.log.add("loss", "loss", taken[0], region=taken[1], site=_user_site())
+            self.log.add("loss", "loss", taken[0], region=taken[1], site=user_site(_FRAMEWORK))
         return outputs
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -135,7 +134,7 @@ class Recorder:
         """Record the norm that this rank clips by, and the factor that clips."""
         squares = [np.sum(np.square(taken[0].astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
         total = np.sqrt(np.sum(squares))
-        site = _user_site()
+        site = user_site(_FRAMEWORK)
         self.log.add("norm", "gradient norm", np.array(total), site=site)
         self.log.add("norm", "clip factor", np.array(min(1.0, largest / total) if total else 1.0), site=site)
 
@@ -328,11 +327,3 @@ def _rates(optimizer: Any) -> list[float]:
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _user_site() -> str:
-    """Return ``file:line`` of the innermost frame outside of MindSpore and this library."""
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
-    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

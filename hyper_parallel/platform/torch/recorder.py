@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,14 +16,14 @@ from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
-from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog
+from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.platform.contract.records import Region
 from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
 
 __all__ = ["Recorder"]
 
-_LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[2]))
+_FRAMEWORK = str(Path(str(torch.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
 _SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
 
@@ -133,7 +132,7 @@ class Recorder:
         """Record the losses that enter a backward, and run it."""
         if self._in_backward or _recomputes():
             return plain(tensors, *args, **kwargs)
-        site = _user_site()
+        site = user_site(_FRAMEWORK)
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
             taken = read_tensor(tensor)
             if taken is not None and tensor.numel() == 1:
@@ -156,7 +155,7 @@ class Recorder:
             self._note("norms that were not reduced", "gradient norm")
             return
         array, region = taken
-        site = _user_site()
+        site = user_site(_FRAMEWORK)
         self.log.add("norm", "gradient norm", array, region=region, site=site)
         self.log.add("norm", "clip factor", np.minimum(1.0, largest / (array + 1e-6)), region=region, site=site)
 
@@ -381,11 +380,3 @@ def _address(tensor: Any) -> int:
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _user_site() -> str:
-    """Return ``file:line`` of the innermost frame outside of PyTorch and this library."""
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
-    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

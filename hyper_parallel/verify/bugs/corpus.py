@@ -42,7 +42,7 @@ def form_result(report: ProgramReport) -> FormResult:
         if _unequal_calls(report):
             return FormResult(False, kind=CALLS, cause="unequal-calls", evidence=report.cause)
         return FormResult(False, error=report.cause)
-    left_out = (*verdict.unplaced, *verdict.incomplete, *verdict.replicas)
+    left_out = (*verdict.unplaced, *verdict.incomplete)
     first = verdict.first
     if first is None:
         if not verdict.equal:

@@ -65,7 +65,12 @@ class Bug:
     def program(self, *, broken: bool) -> Callable[[], None]:
         """Return the training function of one form, which every rank calls without arguments."""
         train: Callable[[bool], None] = self.load().train
-        return lambda: train(broken)
+
+        def run() -> None:
+            train(broken)
+
+        run.__qualname__ = self.name  # what reports call the program
+        return run
 
     def reference(self, *, broken: bool) -> Callable[[], None]:
         """Return what the world of one runs beside a form: ``single`` if the file has it, else the same form."""

@@ -171,9 +171,7 @@ class ActivationPlacements:
                 self._placements[key, rank] = placement
             else:
                 shape, total = list(np.shape(records[rank].value)), list(np.shape(self.bounds.reference[key].value))
-                self.unplaced.setdefault(
-                    key[:2], f"{shape} on rank {rank} is no part of the reference's {total} that could be recognised"
-                )
+                self.unplaced.setdefault(key[:2], f"{shape} on rank {rank} matches no part of the reference's {total}")
 
     def _likely(self, key: Key, rank: int, shape: tuple[int, ...], *, trusted: bool = True) -> Placement | None:
         """Return the placement that the shape and the rows of other outputs suggest; None if they do not.

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 __all__ = ["CAUSES", "Cause"]
 
 CAUSES = {
-    "missing-reduction": "a reduction is missing: the ranks' values add up to the single device's",
+    "missing-reduction": "the ranks' values are parts or samples of the single device's and were not reduced",
     "repeated-reduction": "a reduction is done twice",
-    "wrong-axis": "a reduction runs over another axis of the mesh",
+    "wrong-axis": "a reduction runs over the wrong axis of the mesh",
     "average-for-sum": "an average where a sum belongs",
     "sum-for-average": "a sum where an average belongs",
-    "scaled-by-size": "scaled by the size of a world or group",
-    "scaled-by-count": "scaled by a ratio of local to global counts",
-    "components": "only some components are wrong",
-    "permuted": "slices are permuted, or those of another rank",
+    "scaled-by-size": "wrong by a factor that is the size of the world or a group",
+    "scaled-by-count": "divided by a local count where the global one belongs, or the other way around",
+    "components": "elements are wrong, and not all by the same factor",
+    "permuted": "right values in the wrong place: permuted slices, or those of another rank",
     "replicas-differ": "replicas differ from each other",
-    "random-shared": "ranks share random numbers that must differ",
+    "random-shared": "ranks draw the same random numbers where they must differ",
     "random-differs": "ranks draw different random numbers where they must be equal",
     "norm-counted-twice": "a norm counts a parameter several times",
     "norm-local": "a norm counts only one rank's part",
-    "stale": "a value of an earlier step",
+    "stale": "a value of an earlier step or call, or one that contains it",
     "not-updated": "a parameter was never updated",
-    "no-gradient": "a parameter has no gradient on a rank",
+    "no-gradient": "a parameter has no gradient on some ranks",
     "unequal-calls": "ranks call different collectives",
-    "data": "the inputs differ before any computation",
-    "unexplained": "none of the known causes fits the numbers",
+    "data": "the ranks train on other data than the single device",
+    "unexplained": "no known cause fits the numbers",
 }
 """Every class with its meaning."""
 

@@ -16,7 +16,8 @@ from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import foreign_samples
 from hyper_parallel.verify.program.scalars import compare_scalars
-from hyper_parallel.verify.program.verdict import Difference, Verdict
+from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
+from hyper_parallel.verify.program.wording import ranks_words, summary, value_words
 
 __all__ = ["compare_runs"]
 
@@ -147,10 +148,8 @@ class _Comparison:
             and not any(self._share(rank, other, weights) for other in right)
         ]  # fmt: skip
         if stages:
-            ranks = ", ".join(map(str, stages))
-            line = (
-                f"output of {key[1] or '(model)'} on ranks {ranks}: they have only some of its parameters, as stages do"
-            )
+            why = "they have only some of its parameters, as pipeline stages do"
+            line = f"{value_words('output', key[1])} on {ranks_words(stages)}: {why}"
             self.verdict.skipped += [] if line in self.verdict.skipped else [line]
         self.staged.update((key, rank) for rank in stages)
         return stages
@@ -173,7 +172,7 @@ class _Comparison:
         placement = self.runs.placement(key, rank)
         self.wrong[key] = Difference(
             kind, name, record.module, tuple(sorted(wrong)), step, call, worst.error, worst.bound,
-            worst.why if len(wrong) == 1 else f"rank {rank}: {worst.why}",
+            f"rank {rank} {worst.why}",
             "" if placement is None else placement.words, site=record.site,
         )  # fmt: skip
 
@@ -202,7 +201,8 @@ class _Comparison:
                 self._lacks(key, tuple(last), "no rank has it, the single device does")
             elif not holders:
                 absent.setdefault(key[:2])
-        self.verdict.skipped += [f"{kind} of {name}: no rank has it at some step" for kind, name in absent]
+        if absent:
+            self.verdict.skipped.append(f"{summary(list(absent))}: missing on all ranks in some step")
 
     def _missing_gradient(self, key: Key, ranks: Sequence[int]) -> None:
         """Report a gradient that ranks with the parameter lack, if the weight is wrong after the step or not known."""
@@ -231,10 +231,11 @@ class _Comparison:
         listed: dict[tuple[str, str], None] = {}
         for key, ranks in extra.items():
             if key[0] == "mask":
-                self._lacks(key, ranks, "drops elements, the single device drops none")
+                self._lacks(key, ranks, f"{ranks_words(ranks)} drop elements, the single device drops none")
             else:
                 listed.setdefault(key[:2])
-        self.verdict.skipped += [f"{kind} of {name}: the reference does not have it" for kind, name in listed]
+        if listed:
+            self.verdict.skipped.append(f"{summary(list(listed))}: missing in the reference")
 
     def _unheld(self) -> None:
         """Report parts of initial weights that no rank holds, and values before training that are no part of them."""
@@ -264,9 +265,8 @@ class _Comparison:
             return
         for key in [key for key in self.wrong if key[0] == "loss" and key[2] in right]:
             del self.wrong[key], self.ratios[key]
-            line = (
-                f"loss of {key[1]}: no mean or sum of the ranks' values is the reference's, but all gradients are equal"
-            )
+            why = "no mean or sum of the ranks' values is the reference's, but all gradients are equal"
+            line = f"{value_words('loss', key[1])}: {why}"
             if line not in self.verdict.skipped:
                 self.verdict.skipped.append(line)
 
@@ -282,7 +282,9 @@ class _Comparison:
             if key not in self.wrong and key[2] <= start[2] and before.index(key) < before.index(start):
                 placement = self.runs.placement(key, ranks[0])
                 rows = "other rows" if placement is None else placement.words
-                self._lacks(key, sorted(set(ranks)), f"rank {ranks[0]} has {rows}, unlike of the values before")
+                self._lacks(
+                    key, sorted(set(ranks)), f"rank {ranks[0]} has {rows}, other rows than of the values before"
+                )
 
     def _other_samples(self) -> None:
         """Where something differs, report the first output before it whose parts come from other samples."""
@@ -294,7 +296,9 @@ class _Comparison:
             if key[0] == "output" and key[2] == start[2]:
                 foreign = foreign_samples(self.runs, key)
                 if foreign:
-                    self._lacks(key, list(foreign), "is computed from samples that the single device does not have")
+                    self._lacks(
+                        key, list(foreign), "they are computed from samples that the single device does not have"
+                    )
                     return
 
     # -- replicas, names, placements -----------------------------------------------------------------------------------
@@ -311,20 +315,19 @@ class _Comparison:
                 if key in self.wrong:
                     first = self.runs.value(key, ranks[0])
                     unlike = [rank for rank in ranks[1:] if not np.array_equal(first, self.runs.value(key, rank))]
-                    if unlike and len(self.verdict.notes) < 20:
-                        self.verdict.notes.append(
-                            f"replicas: {key[0]} of {key[1]} in step {key[2] + 1} ({placement.words}) is not the same "
-                            f"on ranks {', '.join(map(str, [ranks[0], *unlike]))}"
-                        )
+                    if unlike:
+                        holders = (ranks[0], *unlike)
+                        self.verdict.replicas.append(UnequalReplicas(*key[:3], holders, placement.words))
 
     def _names(self) -> None:
         for rank, modules in enumerate(self.runs.names):
             for own, target in modules.items():
-                self.verdict.notes.append(f"names: {own} on rank {rank} is {target} of the reference")
+                self.verdict.notes.append(f"{own} on rank {rank} is compared with the reference's {target}")
 
     def _unplaced(self) -> None:
         for name, why in self.runs.parameters.unplaced.items():
-            line = f'{name}: {why}; declare {{"{name}": "shard(0) over {next(iter(self.runs.axes.groups))}"}}'
+            axis = next(iter(self.runs.axes.groups))
+            line = f'parameter {name}: {why}; declare it, e.g. {{"{name}": "shard(0) over {axis}"}}'
             self.verdict.unplaced.append(line)
             self.verdict.incomplete.append(f"the placement of {name} cannot be told")
         for (kind, name), why in self.runs.activations.unplaced.items():
@@ -332,7 +335,7 @@ class _Comparison:
                 continue
             axis = next(iter(self.runs.axes.groups))
             self.verdict.unplaced.append(
-                f'{kind} of {name}: {why}; declare {{"{kind} {name}": "shard(0) over {axis}"}}'
+                f'{value_words(kind, name)}: {why}; declare it, e.g. {{"{kind} {name}": "shard(0) over {axis}"}}'
             )
 
     def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:

@@ -38,18 +38,19 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
     """
     actual, expected, allowed = np.asarray(actual), np.asarray(expected), np.asarray(allowed)
     if actual.shape != expected.shape:
-        why = f"has shape {list(actual.shape)}, single device {list(expected.shape)}"
+        why = f"has shape {list(actual.shape)}, the single device {list(expected.shape)}"
         return Distance(np.inf, np.inf, 0.0, why)
     if not expected.size:
         return Distance(0.0, 0.0, 0.0, "")
     if expected.dtype.kind not in "fc" or actual.dtype.kind not in "fc":
         wrong = int(((actual != expected) & (allowed == 0)).sum())
-        why = f"{wrong} of {expected.size} values differ" if wrong else ""
+        why = f"differs in {wrong} of {expected.size} elements" if wrong else ""
         return Distance(np.inf if wrong else 0.0, np.inf if wrong else 0.0, 0.0, why)
     finite = np.isfinite(expected)
     if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
-        unlike = int((~np.isfinite(actual)).sum()), int((~finite).sum())
-        why = f"has {unlike[0]} values that are not finite, single device {unlike[1]}, or in other places"
+        own, other = int((~np.isfinite(actual)).sum()), int((~finite).sum())
+        why = f"has {own} element{' that is' if own == 1 else 's that are'} inf or nan, the single device {other}"
+        why += ", in other places or of another sign" if own == other else ""
         return Distance(np.inf, np.inf, 0.0, why)
     return _measured(np.where(finite, actual, 0), np.where(finite, expected, 0), allowed, floor)
 
@@ -71,6 +72,6 @@ def _measured(actual: Any, expected: Any, allowed: Any, floor: float) -> Distanc
         return Distance(ratio, error, bound, "")
     place = f" at {[int(position) for position in worst]}" if worst else ""
     count = int((ratios > 1.0).sum())
-    share = f"{count} of {ratios.size} elements, " if ratios.size > 1 else ""
-    values = f"{actual[worst]:.9g}{place}, single device {expected[worst]:.9g}"
-    return Distance(ratio, error, bound, f"{values} ({share}error {error:.1e}, allowed {bound:.1e})")
+    share = f"{count} of {ratios.size} elements differ, " if ratios.size > 1 else ""
+    values = f"has {actual[worst]:.9g}{place}, the single device {expected[worst]:.9g}"
+    return Distance(ratio, error, bound, f"{values} ({share}relative error {error:.1e}, allowed {bound:.1e})")

@@ -10,6 +10,12 @@ from hyper_parallel.verify.program.verdict import Verdict
 
 __all__ = ["ProgramReport"]
 
+_RANKS = {
+    "simulated": "{} simulated ranks",
+    "processes": "{} ranks in processes of their own",
+    "torchrun": "{} ranks of torchrun",
+}
+
 
 @dataclass
 class ProgramReport:
@@ -18,16 +24,16 @@ class ProgramReport:
     Attributes:
         name: of the program.
         platform: ``torch`` or ``mindspore``.
-        launch: ``simulated`` or ``processes``.
+        launch: ``simulated``, ``processes`` or ``torchrun``.
         world_size: number of ranks.
         seed: of the perturbations.
         mesh: sizes of the axes that were named.
         steps: optimizer steps that were compared.
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
-        cause: the failure in one line.
+        cause: of the failure: the error's type and message.
         kind: of ``verify/program/causes.py``, where the failure shows it: ``unequal-calls``.
-        seconds: the whole took.
+        seconds: how long the whole took.
     """
 
     name: str
@@ -52,12 +58,14 @@ class ProgramReport:
         """Return the report as text."""
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
-        run = f"{self.name} on {self.platform}: one rank against {self.world_size} ranks ({self.launch}){axes}"
-        lines = [f"{run}, {self.steps} optimizer steps, seed {self.seed}, {self.seconds:.1f} s"]
+        ranks = _RANKS[self.launch].format(self.world_size)
+        steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
+        run = f"{self.name} on {self.platform}: {ranks}{axes} against a single device"
+        lines = [f"{run}, {steps}, seed {self.seed}, {self.seconds:.1f} s"]
         if self.verdict is not None:
             lines.append(self.verdict.text())
-            count = len(self.verdict.unplaced)
-            lines += [f"NOT VERIFIED: {count} values have no known place; declare them (--declare)"] if count else []
+            if self.verdict.equal and self.verdict.unplaced:
+                lines.append("NOT VERIFIED: declare the values whose placement is unknown (--declare)")
         if self.failure:
             lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []

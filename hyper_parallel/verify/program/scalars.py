@@ -10,6 +10,7 @@ import numpy as np
 from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.distance import Distance, distance
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.wording import value_words
 
 __all__ = ["combinations_of_ranks", "compare_scalars", "rows_of_rank"]
 
@@ -32,7 +33,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
             continue  # equal numbers that add up are no parts: each is the whole, divided by the number of ranks
         results = {rank: distance(value, expected, allowed) for rank, value in values.items()}
         if all(result.ratio <= 1 for result in results.values()):
-            note = f"{key[0]} of {key[1]}: the {words} of the ranks' values is the reference's"
+            note = f"{value_words(key[0], key[1])} is compared as the {words} of the ranks' values"
             if note not in notes:
                 notes.append(note)
             return dict(results)

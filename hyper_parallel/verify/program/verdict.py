@@ -9,10 +9,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hyper_parallel.verify.program.causes import CAUSES, Cause
+from hyper_parallel.verify.program.wording import count_words, ranks_words, summary, value_words, when_words
 
-__all__ = ["Difference", "Verdict"]
+__all__ = ["Difference", "UnequalReplicas", "Verdict"]
+
+_FOLLOWING = 4
+"""Differences after the first that get a line of their own."""
 
 _LISTED = 12
+"""Lines of one title that are shown."""
+
+_IN_FIRST_LINE = ("world size", "launch")
+"""Settings that the report of a program has in its first line."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,11 @@ class Difference:
         module: path of its module.
         ranks: where it differs.
         step: optimizer steps that were complete before; -1 before training.
-        call: number of the value within the step.
+        call: how many values of this kind and name the step had before.
         error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
         bound: what was allowed to that element, relative to the same magnitude.
         why: what is wrong, with numbers.
-        placement: what the value is on the first of the ranks.
+        placement: which part of the reference's value the rank with the largest error holds.
         cause: why it differs, if the numbers show it.
         site: ``file:line`` of the user's call; empty if none is known.
     """
@@ -47,13 +55,38 @@ class Difference:
     cause: Cause | None = None
     site: str = ""
 
+    @property
+    def heading(self) -> str:
+        """When, what and where: ``in step 1: the gradient of head.weight on ranks 0, 1``."""
+        when = when_words(self.kind, self.step, self.call)
+        return f"{when}: {value_words(self.kind, self.name)} on {ranks_words(self.ranks)}"
+
     def __str__(self) -> str:
         """Return one line."""
-        when = "before training" if self.step < 0 else f"step {self.step + 1}"
-        call = f", call {self.call + 1}" if self.call else ""
-        ranks = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))}"
-        site = f" ({self.site})" if self.site else ""
-        return f"{when}{call}, {self.kind} of {self.name or '(model)'}, {ranks}: {self.why}{site}"
+        return f"{self.heading}: {self.why}"
+
+    def short(self) -> str:
+        """Return one line without numbers but the error."""
+        return f"{self.heading} (relative error {self.error:.1e})" if math.isfinite(self.error) else str(self)
+
+
+@dataclass(frozen=True)
+class UnequalReplicas:
+    """A value that ranks hold as replicas, and that is not the same on them.
+
+    Attributes:
+        kind: of ``KINDS`` in ``verify/program/records.py``.
+        name: of the value, as the reference calls it.
+        step: optimizer steps that were complete before; -1 before training.
+        ranks: the first holder, and those whose value is another than its.
+        placement: which part of the reference's value they hold.
+    """
+
+    kind: str
+    name: str
+    step: int
+    ranks: tuple[int, ...]
+    placement: str
 
 
 @dataclass
@@ -68,7 +101,7 @@ class Verdict:
         unplaced: values whose placement could not be told, each with the line that declares it.
         incomplete: what the program did not do that the reference does: steps, parameters. Such a run is not equal.
         skipped: what only one of the runs has, or cannot be compared, and why.
-        replicas: values that should be equal on some ranks and are not, whatever the reference says.
+        replicas: wrong values that ranks hold as replicas, and that are not the same on them.
         replica_checks: how many values were compared between ranks that hold the same part.
         notes: how losses were combined, names that were mapped, and the like.
         blind: what the case could not have shown; filled by ``verify/program/case.py``.
@@ -83,7 +116,7 @@ class Verdict:
     unplaced: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    replicas: list[str] = field(default_factory=list)
+    replicas: list[UnequalReplicas] = field(default_factory=list)
     replica_checks: int = 0
     notes: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
@@ -93,7 +126,7 @@ class Verdict:
     @property
     def equal(self) -> bool:
         """Whether values were compared, none differs, and nothing that must be compared was left out."""
-        return self.checked > 0 and not self.differences and not self.incomplete and not self.replicas
+        return self.checked > 0 and not self.differences and not self.incomplete
 
     @property
     def first(self) -> Difference | None:
@@ -103,41 +136,29 @@ class Verdict:
     def headline(self) -> str:
         """Return the verdict in one line."""
         if self.first is not None:
-            return f"DIFFERS first at {self.first}"
+            return f"DIFFERS first {self.first.heading}"
         if not self.checked:
             return "NOT VERIFIED: nothing was compared"
         if self.incomplete:
             return f"NOT VERIFIED: {self.incomplete[0]}"
-        if self.replicas:
-            return f"REPLICAS DIFFER: {self.replicas[0]}"
-        counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.counts.items())
+        counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items())
         return (
-            f"equal on {self.world_size} ranks: {counted} ({self.checked} elements), "
-            f"largest error {self.largest:.2g} of what rounding may do"
+            f"equal on {self.world_size} ranks: {counted} ({self.checked} elements); "
+            f"the largest error is {self.largest:.2g} of what rounding may do"
         )
 
     def text(self) -> str:
         """Return the whole report."""
         lines = [self.headline()]
-        first = self.first
-        if first is not None:
-            lines.append(f"  module: {first.module or '(model)'}")
-            lines += [f"  on the rank it is: {first.placement}"] if first.placement else []
-            if first.cause is not None:
-                axis = f" over {first.cause.axis}" if first.cause.axis else ""
-                lines += [
-                    f"  cause: {first.cause.kind}{axis}: {CAUSES[first.cause.kind]}",
-                    f"  evidence: {first.cause.evidence}",
-                ]
-            rest = self.differences[1:]
-            lines += _listed("then differs", [str(difference) for difference in rest])
+        if self.first is not None:
+            lines += [*_first_lines(self.first), *_following_lines(self.differences[1:])]
         lines += _listed("incomplete", self.incomplete)
-        lines += _listed("replicas differ", self.replicas)
-        lines += _listed("placement cannot be told", self.unplaced)
+        lines += _replica_lines(self.replicas)
+        lines += _listed("placement unknown", self.unplaced)
         lines += _listed("not compared", self.skipped)
         lines += _listed("this case cannot show", self.blind)
         lines += [f"  {note}" for note in self.notes]
-        lines += [f"  {name}: {words}" for name, words in self.settings.items()]
+        lines += [f"  {name}: {words}" for name, words in self.settings.items() if name not in _IN_FIRST_LINE]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -154,12 +175,54 @@ class Verdict:
             "incomplete": self.incomplete,
             "unplaced": self.unplaced,
             "not_compared": self.skipped,
-            "replicas": self.replicas,
+            "replicas": [asdict(replicas) for replicas in self.replicas[:100]],
             "replica_checks": self.replica_checks,
             "notes": self.notes,
             "blind": self.blind,
             "settings": dict(self.settings),
         }
+
+
+def _first_lines(first: Difference) -> list[str]:
+    """Return what is known of the first difference: numbers, placement, cause, the line of the program."""
+    lines = [f"  numbers: {first.why}"]
+    if first.module and not first.name.startswith(first.module):
+        lines.append(f"  module: {first.module}")
+    lines += [f"  placement: {first.placement}"] if first.placement else []
+    if first.cause is not None:
+        axis = f" over {first.cause.axis}" if first.cause.axis else ""
+        lines += [
+            f"  cause: {first.cause.kind}{axis}: {CAUSES[first.cause.kind]}",
+            f"  evidence: {first.cause.evidence}",
+        ]
+    return [*lines, f"  called at: {first.site}"] if first.site else lines
+
+
+def _following_lines(differences: list[Difference]) -> list[str]:
+    """Return the differences after the first: some by themselves, the others in one line."""
+    lines = [f"  then differs {difference.short()}" for difference in differences[:_FOLLOWING]]
+    others = differences[_FOLLOWING:]
+    if others:
+        names = summary([(difference.kind, difference.name) for difference in others])
+        steps = _steps_words({difference.step for difference in others})
+        lines.append(f"  and {len(others)} more values {steps}: {names}")
+    return lines
+
+
+def _replica_lines(replicas: list[UnequalReplicas]) -> list[str]:
+    """Return in one line which replicas differ from each other."""
+    if not replicas:
+        return []
+    names = summary([(value.kind, value.name) for value in replicas])
+    ranks = ranks_words({rank for value in replicas for rank in value.ranks})
+    return [f"  replicas differ on {ranks} {_steps_words({value.step for value in replicas})}: {names}"]
+
+
+def _steps_words(steps: set[int]) -> str:
+    first, last = min(steps), max(steps)
+    if first == last:
+        return "before training" if first < 0 else f"in step {first + 1}"
+    return f"up to step {last + 1}" if first < 0 else f"in steps {first + 1} to {last + 1}"
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:
@@ -174,9 +237,3 @@ def _plain(difference: Difference) -> dict[str, Any]:
 def _finite(number: float) -> float | None:
     """Return None for what JSON cannot write."""
     return number if math.isfinite(number) else None
-
-
-def _plural(kind: str, count: int) -> str:
-    if count == 1:
-        return kind
-    return {"loss": "losses", "state": "states"}.get(kind, f"{kind}s")

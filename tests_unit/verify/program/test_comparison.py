@@ -92,7 +92,7 @@ def test_a_loss_of_right_gradients_is_the_ranks_own(runs):
     verdict = compare_runs(*runs(scaled("loss", 7.0)))
     assert verdict.equal
     assert verdict.skipped == [
-        "loss of loss: no mean or sum of the ranks' values is the reference's, but all gradients are equal"
+        "the loss: no mean or sum of the ranks' values is the reference's, but all gradients are equal"
     ]
 
     def change(where, step, values):
@@ -217,8 +217,8 @@ def test_values_of_one_run_only_are_listed(runs):
     reference.ranks[0].records.append(Record("output", "gone", "gone", 0, 0, np.ones(3)))
     verdict = compare_runs(reference, repeats, parallel)
     assert verdict.equal
-    assert "output of extra: the reference does not have it" in verdict.skipped
-    assert "output of gone: no rank has it at some step" in verdict.skipped
+    assert "the output of extra: missing in the reference" in verdict.skipped
+    assert "the output of gone: missing on all ranks in some step" in verdict.skipped
     parallel.ranks[1].records.insert(6, Record("mask", "scale", "scale", 0, 0, np.ones(3, bool)))
     verdict = compare_runs(reference, repeats, parallel)
     assert (verdict.first.kind, verdict.first.cause.kind) == ("mask", "random-differs")
@@ -237,7 +237,7 @@ def test_names_of_stages_are_mapped():
     reference = Run([RankRecords(0, whole)])
     verdict = compare_runs(reference, [reference, reference], Run(stages))
     assert verdict.equal, verdict.text()
-    assert "names: layers.0 on rank 1 is layers.2 of the reference" in verdict.notes
+    assert "layers.0 on rank 1 is compared with the reference's layers.2" in verdict.notes
 
 
 def test_a_stage_that_loads_another_layer_differs():
@@ -263,7 +263,9 @@ def test_a_stages_output_of_the_model_is_not_the_models():
     verdict = compare_runs(reference, [reference], stages)
     assert verdict.equal, verdict.text()
     assert verdict.counts["output"] == 1
-    assert verdict.skipped == ["output of (model) on ranks 0: they have only some of its parameters, as stages do"]
+    assert verdict.skipped == [
+        "the model's output on rank 0: they have only some of its parameters, as pipeline stages do"
+    ]
     nobody = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], first])])
     assert compare_runs(reference, [reference], nobody).first.kind == "output"
     whole = Run([RankRecords(0, [*layers, first]), RankRecords(1, [*layers, last])])
@@ -322,7 +324,7 @@ def test_unclear_placements_need_a_line(runs):
     assert not verdict.equal
     (line,) = verdict.unplaced
     why = "its values before training fit several places on rank 0 (local [3] of [6])"
-    assert line == f'norm.weight: {why}; declare {{"norm.weight": "shard(0) over tp"}}'
+    assert line == f'parameter norm.weight: {why}; declare it, e.g. {{"norm.weight": "shard(0) over tp"}}'
     declared = {"norm.*": "shard(0) over tp"}
     assert compare_runs(reference, [reference], parallel, mesh={"tp": 2}, declared=declared).equal
 
@@ -342,11 +344,11 @@ def test_the_report_names_everything(runs):
     """Text and JSON carry the first difference, its cause with evidence, the module and the rest."""
     verdict = compare_runs(*runs(no_reduction("input gradient")))
     text, plain = verdict.text(), verdict.to_json()
-    assert text.startswith("DIFFERS first at step 1, gradient of scale.weight, ranks 0, 1, 2, 3, 4, 5: rank ")
-    assert "  module: scale" in text
-    assert "  cause: missing-reduction over tp: a reduction is missing" in text
+    assert text.startswith("DIFFERS first in step 1: the gradient of scale.weight on ranks 0-5\n  numbers: rank ")
+    assert "\n  placement: replica\n  cause: missing-reduction over tp: the ranks' values are parts or samples" in text
     assert "  evidence: sum over tp of the ranks' gradients equals the reference within " in text
-    assert "then differs: step 1, state of scale.weight:momentum" in text
+    assert "then differs after step 1: optimizer state momentum of scale.weight on ranks 0-5 (relative error " in text
+    assert "\n  replicas differ on ranks 0-5 in steps 1 to 3: the gradient of scale.weight; " in text
     assert plain["first"]["cause"]["kind"] == "missing-reduction"
     assert plain["equal"] is False
     assert plain["compared"]["gradient"] == 72

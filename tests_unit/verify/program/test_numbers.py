@@ -48,14 +48,15 @@ def test_distances():
     ones, bound = np.ones(3), np.full(3, 1e-12)
     assert distance(ones, ones, bound).why == ""
     assert within(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((0, 2)))
-    assert distance(np.ones(2), ones, bound).why == "has shape [2], single device [3]"
+    assert distance(np.ones(2), ones, bound).why == "has shape [2], the single device [3]"
     far = distance(ones + np.array([0, 0, 1e-6]), ones, bound)
-    assert far.why == "1.000001 at [2], single device 1 (1 of 3 elements, error 1.0e-06, allowed 1.0e-12)"
+    numbers = "1 of 3 elements differ, relative error 1.0e-06, allowed 1.0e-12"
+    assert far.why == f"has 1.000001 at [2], the single device 1 ({numbers})"
     assert (round(far.ratio), far.bound) == (1000000, 1e-12)
-    assert distance(np.arange(3), np.array([0, 1, 3]), np.zeros(3)).why == "1 of 3 values differ"
+    assert distance(np.arange(3), np.array([0, 1, 3]), np.zeros(3)).why == "differs in 1 of 3 elements"
     assert within(np.arange(3), np.array([0, 1, 3]), np.array([0, 0, np.inf]))
     infinite = np.array([1.0, np.inf, -np.inf])
     assert within(infinite, infinite, bound)
-    why = "has 1 values that are not finite, single device 0, or in other places"
+    why = "has 1 element that is inf or nan, the single device 0"
     assert distance(np.array([1, np.nan, 1]), ones, bound).why == why
     assert distance(ones * 1j, ones * 1j, bound).ratio == 0

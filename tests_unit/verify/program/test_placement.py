@@ -97,8 +97,8 @@ def test_declared_values():
     assert "output" not in result.counts
     result = verdict(whole, ranks, mesh={"tp": 2}, declared={key: lines[key] for key in lines if key != "output a"})
     (line,) = result.unplaced
-    why = "[3] on rank 0 is no part of the reference's [5] that could be recognised"
-    assert line == f'output of a: {why}; declare {{"output a": "shard(0) over tp"}}'
+    why = "[3] on rank 0 matches no part of the reference's [5]"
+    assert line == f'the output of a: {why}; declare it, e.g. {{"output a": "shard(0) over tp"}}'
     assert result.equal
 
 

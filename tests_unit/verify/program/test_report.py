@@ -10,7 +10,7 @@ def test_values_without_a_place_are_not_verified():
     assert report.ok
     report.verdict.unplaced.append("output of experts")
     assert not report.ok
-    assert report.text().endswith("NOT VERIFIED: 1 values have no known place; declare them (--declare)")
+    assert report.text().endswith("NOT VERIFIED: declare the values whose placement is unknown (--declare)")
 
 
 def test_nothing_compared_is_not_verified():

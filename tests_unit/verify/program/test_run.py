@@ -121,8 +121,8 @@ def test_functions_and_meshes(tmp_path):
     assert sizes == [(("dp", "tp"), (2, 1))] * 2
     assert report.steps == 1
     assert report.text().startswith(
-        "test_functions_and_meshes.<locals>.parallel on torch: one rank against 2 ranks (simulated) (dp=2, tp=1), "
-        "1 optimizer steps, seed 0, "
+        "test_functions_and_meshes.<locals>.parallel on torch: 2 simulated ranks (dp=2, tp=1) against a "
+        "single device, 1 optimizer step, seed 0, "
     )
     (tmp_path / "own.py").write_text(SCRIPT.replace("int(sys.argv[1])", "2"))
     (tmp_path / "helper.py").write_text(HELPER)

@@ -45,7 +45,7 @@ def test_a_difference_is_every_ranks_status(tmp_path):
     broken.write_text(plain)
     status, output, _ = under_torchrun(2, str(broken))
     assert status != 0
-    assert "DIFFERS first at step 1, " in output
+    assert "DIFFERS first in step 1: " in output
     assert "cause: missing-reduction over world" in output
 
 
