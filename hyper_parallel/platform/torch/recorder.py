@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
 __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
+_PACKAGE = str(Path(__file__).parents[2])
 _BEFORE = -1  # the step of weights before training
 _SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
 
@@ -352,7 +354,7 @@ def _infers_shapes() -> bool:
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return False
     frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and frame.f_code.co_filename.startswith((_FRAMEWORK, _PACKAGE)):
         if frame.f_code.co_name in _SHAPE_INFERENCE:
             return True
         frame = frame.f_back
