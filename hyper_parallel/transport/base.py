@@ -214,6 +214,13 @@ class Transport(abc.ABC):
     def drop(self, group: Any) -> None:
         """Destroy a group and what was cached for it."""
 
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """Call ``undo`` when the world ends, whether or not this rank has ended by then.
+
+        A process of its own needs nothing of the kind, and ignores it.
+        """
+        del undo
+
     @abc.abstractmethod
     def close(self) -> None:
         """Leave the world."""
@@ -264,6 +271,10 @@ class ForwardingTransport(Transport):
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         self._inner.drop(group)
+
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """See :meth:`Transport.at_end`."""
+        self._inner.at_end(undo)
 
     def close(self) -> None:
         """See :meth:`Transport.close`."""

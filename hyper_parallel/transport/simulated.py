@@ -20,7 +20,7 @@ from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
 )
-from hyper_parallel.transport.endpoint import Contribution, Endpoint
+from hyper_parallel.transport.endpoint import Contribution, Endpoint, RankAbortedError
 from hyper_parallel.transport.work import Work
 
 __all__ = ["SimulatedGroup", "SimulatedTransport", "Started"]
@@ -67,6 +67,10 @@ class SimulatedTransport(Transport):
 
     Every method raises :class:`CollectiveMismatchError` at once when members call it differently.
 
+    Attributes:
+        refused: what a thread that the rank started was refused; the error of the rank at its end, since a thread's own
+            error ends that thread only.
+
     Args:
         rank: of the simulated rank.
         world_size: number of ranks.
@@ -88,6 +92,25 @@ class SimulatedTransport(Transport):
         self._dropped: dict[Ranks, int] = {}
         self._posted: dict[tuple[int, int, int, Channel], deque[MessageFingerprint]] = {}
         self._arrived: dict[int, tuple[Any, CollectiveMismatchError | None]] = {}
+        self._undone_at_end: list[Callable[[], None]] = []
+        self._ended = False
+        self.refused: Exception | None = None
+
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """See :meth:`Transport.at_end`.
+
+        Raises:
+            RankAbortedError: the world has ended already, and this rank's thread outlives it.
+        """
+        if self._ended:
+            raise RankAbortedError
+        self._undone_at_end.append(undo)
+
+    def end(self) -> None:
+        """Undo what this rank has left in the process: its world has ended."""
+        self._ended = True
+        while self._undone_at_end:
+            self._undone_at_end.pop()()
 
     @property
     def endpoint(self) -> Endpoint:

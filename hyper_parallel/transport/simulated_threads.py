@@ -109,6 +109,7 @@ class _ThreadWorld:
         self._done = _locked()
         self.holder = 0
         self._abandoned = self._not_started = False
+        self._transports: list[SimulatedTransport] = []
         self.threads = [
             threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
             for rank in range(world_size)
@@ -157,6 +158,11 @@ class _ThreadWorld:
         raise_in(ctypes.c_ulong(holder.ident or 0), ctypes.py_object(RankAbortedError))
         self._done.acquire(timeout=_UNWIND_SECONDS)
 
+    def end(self) -> None:
+        """Undo what the ranks have left in the process, those included whose threads go on."""
+        for transport in self._transports:
+            transport.end()
+
     def _restore(self, rank: int) -> None:
         """Give the process the state of ``rank``, unless the world has already ended."""
         if not self._abandoned:
@@ -193,6 +199,7 @@ class _ThreadWorld:
 
     def _call(self, rank: int) -> Any:
         transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, ThreadEndpoint(self, rank))
+        self._transports.append(transport)
         with use_transport(transport):
             return self._body()
 
@@ -224,6 +231,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     finally:
         if not finished:
             world.kill()
+        world.end()
         ops.restore_state(state)
     if not finished:
         raise world_timed_out(timeout, activities, [hanging])

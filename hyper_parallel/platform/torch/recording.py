@@ -44,16 +44,20 @@ def recording(log: RecordLog) -> Iterator[None]:
     Args:
         log: of the rank; its perturbation, if any, is applied.
     """
-    recorder = Recorder(log)
-    _INSTALLATION.enter()
-    token = _RECORDER.set(recorder)
+    recorder, transport = Recorder(log), active_transport()
+    leave = _INSTALLATION.enter()
     try:
-        with use_log(log):
-            yield
+        if transport is not None:
+            transport.at_end(leave)  # a rank that is abandoned never comes to its own end
+        token = _RECORDER.set(recorder)
+        try:
+            with use_log(log):
+                yield
+        finally:
+            _RECORDER.reset(token)
+            recorder.finish()
     finally:
-        recorder.finish()
-        _RECORDER.reset(token)
-        _INSTALLATION.leave()
+        leave()
 
 
 @contextmanager
@@ -84,26 +88,29 @@ class _Installation:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running = 0
+        self._running: set[object] = set()
         self._plain: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
 
-    def enter(self) -> None:
-        """A recording starts."""
+    def enter(self) -> Callable[[], None]:
+        """Start a recording; return what ends it, which may be called from any thread and more than once."""
+        mark = object()
         with self._lock:
-            self._running += 1
-            if self._running == 1:
+            self._running.add(mark)
+            if len(self._running) == 1:
                 self._replace_functions()
                 self._handles = [
                     register_module_forward_hook(_keep_inner),
                     register_optimizer_step_pre_hook(_before_step),
                     register_optimizer_step_post_hook(_after_step),
                 ]
+        return functools.partial(self._leave, mark)
 
-    def leave(self) -> None:
-        """A recording has ended."""
+    def _leave(self, mark: object) -> None:
         with self._lock:
-            self._running -= 1
+            if mark not in self._running:
+                return
+            self._running.remove(mark)
             if self._running:
                 return
             for handle in self._handles:

@@ -304,7 +304,8 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
                 f"thread {threading.current_thread().name!r}, which simulated rank {owner.rank} started, communicates: "
                 "only the rank's own thread may; do it there, without the other thread (dcp.save for dcp.async_save)"
             )
-            raise UnsupportedOnBackend(msg)
+            owner.refused = UnsupportedOnBackend(msg)
+            raise owner.refused
         if transport is not owner:
             msg = (
                 f"a group of simulated rank {owner.rank} is used by rank {transport.rank}: simulated ranks are threads "

@@ -46,7 +46,10 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
         groups = RankGroups(cast("SimulatedTransport", active_transport()), store)
         everybody.append(groups)
         with INSTALLATION.rank(), _rank_distributed(groups):
-            return body()
+            result = body()
+            if groups.transport.refused is not None:
+                raise groups.transport.refused
+            return result
 
     with INSTALLATION.run():
         try:

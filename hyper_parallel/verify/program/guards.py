@@ -24,7 +24,8 @@ def guarded(name: str) -> Iterator[None]:
 
     ``os._exit`` ends the rank like ``sys.exit``. A forked child may do work of its own, as workers of data loaders do;
     one that goes on with the program as if it were a rank is ended. Children still alive at the end are ended, too.
-    Handlers of signals are not installed, which only the main thread may do.
+    Handlers of signals are not installed, which only the main thread may do; timers that would raise one are not set,
+    and a signal that the program sends to itself ends its rank.
 
     Args:
         name: of the program, for messages.
@@ -37,7 +38,13 @@ def guarded(name: str) -> Iterator[None]:
         stack.callback(forks.end)
         _replace(stack, os, "fork", forks.fork)
         _replace(stack, os, "_exit", forks.leave)
+        _replace(stack, os, "abort", lambda: forks.leave(128 + signal.SIGABRT))
+        _replace(stack, os, "kill", forks.kill(os.kill))
+        _replace(stack, os, "killpg", forks.kill(os.killpg, os.getpgid(0)))
+        _replace(stack, signal, "raise_signal", forks.raise_signal(signal.raise_signal))
         _replace(stack, signal, "signal", _signal(signal.signal))
+        _replace(stack, signal, "alarm", _unset(signal.alarm, 0))
+        _replace(stack, signal, "setitimer", _unset(signal.setitimer, (0.0, 0.0)))
         yield
     if forks.continued:
         msg = (
@@ -91,6 +98,20 @@ class _Forks:
             self._exit(status)
         sys.exit(status)
 
+    def kill(self, plain: Callable[[int, int], None], *others: int) -> Callable[[int, int], None]:
+        """Return ``plain``, which sends a signal, for processes that are neither this one nor one of ``others``."""
+
+        def kill(process: int, number: int) -> None:
+            if process in (self._owner, 0, -1, *others) and number and os.getpid() == self._owner and not _is_main():
+                self.leave(128 + number)
+            plain(process, number)
+
+        return kill
+
+    def raise_signal(self, plain: Callable[[int], None]) -> Callable[[int], None]:
+        """Return ``plain``, which sends this process a signal, for the main thread; in others it ends the rank."""
+        return lambda number: plain(number) if _is_main() else self.leave(128 + number)
+
     def end(self) -> None:
         """End what is left of the children, and read what they said."""
         os.close(self._write)
@@ -115,8 +136,19 @@ def _program_site() -> str:
 
 def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
     def install(number: int, handler: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            return plain(number, handler)
-        return signal.getsignal(number)
+        return plain(number, handler) if _is_main() else signal.getsignal(number)
 
     return install
+
+
+def _unset(plain: Callable[..., Any], previous: Any) -> Callable[..., Any]:
+    """Return ``plain``, which sets a timer, for the main thread; others set none, and are told the ``previous`` one."""
+
+    def install(*arguments: Any) -> Any:
+        return plain(*arguments) if _is_main() else previous
+
+    return install
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

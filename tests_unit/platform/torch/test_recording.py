@@ -1,5 +1,8 @@
 """What the recorder of PyTorch programs takes: names, calls, regions, and nothing that changes the program."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.recording import (
     ProgramStopped,
     RecordingError,
@@ -23,6 +27,8 @@ from hyper_parallel.platform.contract.recording import (
 from hyper_parallel.platform.contract.records import Pending, Region
 from hyper_parallel.platform.torch.recorded_values import read_tensor
 from hyper_parallel.platform.torch.recording import recording
+from hyper_parallel.transport.base import active_transport, use_transport
+from hyper_parallel.transport.endpoint import RankAbortedError
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -370,3 +376,37 @@ def test_this_librarys_tensors_are_recorded():
     for whole, gradient in simulate(on_rank, 3, "torch"):
         assert whole == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
         assert set(gradient) <= {0.0, 2.0}
+
+
+def test_an_abandoned_rank_leaves_no_functions():
+    """A rank that waits in C when its time is over never ends its recording: the end of its world does."""
+    plain = nn.Module.__call__, torch.autograd.backward, nn.functional.dropout
+    go_on = threading.Event()
+
+    def body():
+        with recording(RecordLog(0)):
+            lock = threading.Lock()
+            lock.acquire()
+            while not go_on.is_set():
+                with contextlib.suppress(BaseException):
+                    lock.acquire(timeout=0.2)
+
+    with pytest.raises(RankFailedError, match="did not finish within 0.3 s"):
+        simulate(body, 2, "torch", timeout=0.3)
+    try:
+        assert (nn.Module.__call__, torch.autograd.backward, nn.functional.dropout) == plain
+    finally:
+        go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "rank-0":
+            thread.join()
+    assert (nn.Module.__call__, torch.autograd.backward, nn.functional.dropout) == plain
+
+
+def test_a_recording_after_the_end_is_refused():
+    """A rank whose world has ended starts no recording, which nobody would end."""
+    plain, transports = nn.Module.__call__, []
+    simulate(lambda: transports.append(active_transport()), 1, "torch")
+    with use_transport(transports[0]), pytest.raises(RankAbortedError), recording(RecordLog(0)):
+        pass
+    assert nn.Module.__call__ is plain

@@ -258,3 +258,15 @@ def test_many_ranks_leave_no_threads():
     assert simulate(body, 64, "torch") == [2.0] * 64
     gc.collect()
     assert threading.active_count() == threads
+
+
+def test_a_refusal_in_a_thread_fails_the_rank():
+    """A thread's error ends that thread only; the rank fails as well, since its program would have gone on otherwise."""
+
+    def body():
+        thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1)), name="reducer")
+        thread.start()
+        thread.join()
+
+    with pytest.raises(RankFailedError, match="thread 'reducer', which simulated rank 0 started, communicates: only "):
+        simulate(body, 2, "torch")

@@ -83,3 +83,47 @@ def test_a_child_that_goes_on_is_an_error():
 
     with pytest.raises(InputError, match=r"^train.py forks at .*test_guards.py:\d+, and the child goes on with the "):
         in_a_thread(program)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        lambda: os.kill(0, signal.SIGTERM),
+        lambda: os.killpg(os.getpgid(0), signal.SIGTERM),
+        lambda: signal.raise_signal(signal.SIGTERM),
+    ],
+)
+def test_signals_to_oneself_end_the_thread(end):
+    """A program that ends itself by a signal ends its rank, with the status that a shell would show."""
+    assert in_a_thread(end) == ("exit", 128 + signal.SIGTERM)
+
+
+def test_an_abort_ends_the_thread():
+    """``os.abort`` ends the rank, not this process."""
+    assert in_a_thread(lambda: os.abort()) == ("exit", 128 + signal.SIGABRT)  # noqa: PLW0108 - guarded when it is called
+
+
+def test_signals_to_others_are_sent():
+    """A program may end its children, and ask whether a process is there."""
+
+    def program():
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        os.kill(os.getpid(), 0)
+        os.kill(child.pid, signal.SIGKILL)
+        return child.wait()
+
+    assert in_a_thread(program) == -signal.SIGKILL
+
+
+def test_timers_are_not_set():
+    """The handler of a rank's timer is not installed, so the signal would end this process."""
+
+    def program():
+        signal.alarm(1000)
+        return signal.setitimer(signal.ITIMER_REAL, 1000)
+
+    assert in_a_thread(program) == (0.0, 0.0)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with guarded("train.py"):
+        assert signal.alarm(0) == 0
