@@ -391,7 +391,7 @@ def test_an_abandoned_rank_leaves_no_functions():
                 with contextlib.suppress(BaseException):
                     lock.acquire(timeout=0.2)
 
-    with pytest.raises(RankFailedError, match="did not finish within 0.3 s"):
+    with pytest.raises(RankFailedError, match=r"did not finish within 0\.3 s"):
         simulate(body, 2, "torch", timeout=0.3)
     try:
         assert (nn.Module.__call__, torch.autograd.backward, nn.functional.dropout) == plain

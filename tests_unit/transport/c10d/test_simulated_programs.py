@@ -261,7 +261,7 @@ def test_many_ranks_leave_no_threads():
 
 
 def test_a_refusal_in_a_thread_fails_the_rank():
-    """A thread's error ends that thread only; the rank fails as well, since its program would have gone on otherwise."""
+    """A thread's error ends that thread only; the rank fails too, since its program would have gone on otherwise."""
 
     def body():
         thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1)), name="reducer")
