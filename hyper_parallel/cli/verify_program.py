@@ -32,7 +32,15 @@ perturbations.
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
-Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+The case is looked at, too: ranks that all do the same work hide a missing average, constant weights the gradients
+behind them, one step what is stale in the second. A case in which no rank does work of its own, or no gradient is other
+than zero, is refused; what else it cannot show is listed. --harden runs a program that is equal once more in a case
+that can show it, without editing the program: constant initial weights become random, losses of ranks with equal data
+are weighted, outputs that the loss adds up are multiplied by random numbers, symmetric inputs get noise, masks unequal
+counts, inputs other strides, --steps 1 becomes 3. What it cannot repair it says.
+
+Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 3 if all is equal and the case is
+refused, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:
@@ -54,6 +62,10 @@ def add_parser(kinds: Any) -> None:
         "--declare", action="append", metavar="NAME=PLACEMENT",
         help="what a value is, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
     )  # fmt: skip
+    subparser.add_argument("--harden", action="store_true", help="run it again in a case that can show more errors")
+    subparser.add_argument(
+        "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
+    )
     subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that is installed")
     subparser.add_argument("--seed", type=int, default=0, metavar="N", help="of the perturbations (default: 0)")
@@ -71,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.program.torchrun import is_first_rank
 
     can_be_written("--report", arguments.report)
-    progress = Progress(_RUNS)
+    progress = Progress(2 * _RUNS if arguments.harden else _RUNS)
     try:
         report = verify_program(
             arguments.file,
@@ -87,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
             single_args=None if arguments.single_args is None else shlex.split(arguments.single_args),
             only=arguments.only or (),
             timeout=arguments.timeout,
+            harden=arguments.harden,
+            allow=arguments.allow or (),
             memory=int(arguments.memory * (1 << 30)),
             progress=progress.next,
         )
@@ -97,10 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         progress.clear()
     if not is_first_rank():
-        return 0 if report.ok else 1
+        return report.status
     print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
     _write(arguments.report, report)
-    return 0 if report.ok else 1
+    return report.status
 
 
 def _platform(asked: str | None) -> str:

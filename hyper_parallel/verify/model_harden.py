@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.verify.program.case import BLIND, BlindSpot, symmetry
+from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
+from hyper_parallel.verify.program.case import symmetry
 from hyper_parallel.verify.program.harden import Repairs, repairs, spread_constant, unequal_sizes
 from hyper_parallel.verify.training_runs import why_untrainable
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.platform.contract.records import Group, RankRecords, Record, Region
 
 __all__ = [
@@ -79,6 +80,7 @@ class RecordLog:
         rank: its number.
         limits: what is recorded.
         perturbation: of a reference; None leaves every value alone.
+        changes: of the case; applied before the perturbation.
         step: optimizer steps that are complete.
         records: by now, in the order of execution.
     """
@@ -86,6 +88,7 @@ class RecordLog:
     rank: int
     limits: RecordLimits = field(default_factory=RecordLimits)
     perturbation: Perturbation | None = None
+    changes: CaseChanges = field(default_factory=CaseChanges)
     step: int = 0
     records: list[Record] = field(default_factory=list)
     groups: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -131,6 +134,10 @@ class RecordLog:
         call = self._counts.get((kind, name, step), 0)
         self._counts[kind, name, step] = call + 1
         self.records.append(Record(kind, name, module, step, call, value, region, site))
+
+    def count(self, kind: str, name: str) -> int:
+        """Return how many records of a kind and name this step has."""
+        return self._counts.get((kind, name, self.step), 0)
 
     def drop(self, kind: str, step: int) -> None:
         """Forget the records of ``kind`` of ``step``, which are then taken again."""

@@ -19,6 +19,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.platform.contract.records import Region
+from hyper_parallel.platform.torch.changed_case import ChangedCase, OwnGradients
 from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
 
@@ -53,6 +54,7 @@ class Recorder:
         self._unrecorded: int | None = None
         self._optimizers: list[Any] = []
         self._in_step = 0
+        self._changed, self._own = ChangedCase(log), OwnGradients(log)
         log.take = read_tensor
 
     # -- modules -------------------------------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ class Recorder:
             self._open.pop()
         if not is_wrapper(module):
             self._record_output(module, path, output)
+            output = self._changed.output(self._output_name(path), output)
         return output
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -84,8 +87,11 @@ class Recorder:
         self._names.add(module)
         self._evaluates = not torch.is_grad_enabled()
         if not self._steps:
+            self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
+            self._own.watch(self._names.parameters(), module.modules())
+        args, kwargs = self._changed.inputs(args, kwargs)
         self._note_inputs(args, kwargs)
         self._inputs += 1
         if self.log.perturbation is None:
@@ -104,11 +110,13 @@ class Recorder:
                     contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
                     self.log.notes["contiguous inputs"] = contiguous
 
+    def _output_name(self, path: str) -> str:
+        return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
+
     def _record_output(self, module: nn.Module, path: str, output: Any) -> None:
-        name = (path or "(model)") + (" (no_grad)" if self._evaluates else "")
         if not self.log.records_outputs(path or "(model)"):
             return
-        for leaf_name, value in named_leaves(name, output, CONTAINERS):
+        for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
                 array, region = taken
@@ -141,7 +149,7 @@ class Recorder:
                 self.log.add("loss", "loss", taken[0], region=taken[1], site=site)
         self._in_backward = True
         try:
-            return plain(tensors, *args, **kwargs)
+            return plain(self._changed.losses(tensors), *args, **kwargs)
         finally:
             self._in_backward = False
 
@@ -330,6 +338,7 @@ class Recorder:
         """Complete the log when the program has ended."""
         with suppress(ProgramStopped):
             self._end_step()
+        self._own.close()
         self.add_groups()
         self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
         self.log.notes["optimizer steps"] = self.log.step

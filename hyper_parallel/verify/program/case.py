@@ -7,51 +7,18 @@ wrong axis, dims that divide evenly a wrong boundary. Each blind spot is found i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hyper_parallel.platform.contract.case_changes import IGNORED_LABEL
+from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
 from hyper_parallel.verify.program.runs import PairedRuns
 
-__all__ = ["BLIND", "BlindSpot", "blind_spots", "symmetry"]
+__all__ = ["ALL_PARAMETERS", "blind_spots", "symmetry"]
 
-BLIND = {
-    "equal-data": "a missing or doubled average over the axis",
-    "equal-sizes": "a reduction over the wrong axis, a rank taken from the wrong group",
-    "even-dims": "wrong boundaries of uneven shards, averages weighted wrongly",
-    "constant-cotangents": "wrong scales and shapes in the backward",
-    "constant-parameters": "errors in the gradient path through them",
-    "symmetric-inputs": "permuted rows, another rank's rows",
-    "one-step": "stale values, weights that are not updated, replicas that drift",
-    "equal-masks": "divisions by local instead of global counts",
-    "contiguous-inputs": "code that ignores strides",
-    "zero-gradients": "any error in those gradients",
-}
-"""What cannot be shown, by kind of blind spot."""
-
-_IGNORED = -100  # label that losses leave out
-
-
-@dataclass(frozen=True)
-class BlindSpot:
-    """One property of a case that hides errors.
-
-    Attributes:
-        kind: one of :data:`BLIND`.
-        subject: axis, parameter, input or output that has it; empty for the case as a whole.
-        facts: what was found, with names and sizes.
-        repair: what to change.
-    """
-
-    kind: str
-    subject: str
-    facts: str
-    repair: str
-
-    def __str__(self) -> str:
-        """Return one line."""
-        return f"{BLIND[self.kind]}: {self.facts}; {self.repair}"
+ALL_PARAMETERS = "all parameters"
+"""Name under which a recorder notes the gradients of a whole backward, if it does not know whose they are."""
 
 
 def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
@@ -89,7 +56,28 @@ def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
                 axis,
                 f"all ranks along {axis} compute the same outputs ({len(keys)} compared)",
                 f"give each rank of {axis} its own part of one batch",
+                refused=all(_same_work(runs, group) for group in groups),
             )
+
+
+def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
+    """Return whether ranks surely do the same work: what their own backwards make is equal, before any reduction.
+
+    Parameters of ``fully_shard`` are gathered for the forward, so that equal outputs of all modules are equal work.
+    """
+    notes = [runs.parallel.ranks[rank].notes for rank in group]
+    own = [note.get("own gradients", {}) for note in notes]
+    sharded = [set(note.get("fully sharded parameters", ())) for note in notes]
+    trained = {key[1] for rank in group for key in runs.ranks[rank] if key[0] == "gradient"}
+    noted = trained if own[0].get(ALL_PARAMETERS) else set(own[0])
+    weights = [key for key in runs.bounds.reference if key[0] == "weight" and key[2] == -1 and key[1] not in sharded[0]]
+    return (
+        bool(trained)
+        and trained <= noted | sharded[0]
+        and all(gradients == own[0] for gradients in own)
+        and all(key in runs.ranks[rank] for key in weights for rank in group)
+        and all(_equal_on(runs, key, group) for key in weights)
+    )
 
 
 def _equal_on(runs: PairedRuns, key: Any, group: tuple[int, ...]) -> bool:
@@ -199,8 +187,9 @@ def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
     counts: dict[str, set[int]] = {}
     for rank in runs.parallel.ranks:
         for name, array in _inputs(rank.notes).items():
-            if array.dtype.kind == "b" or (array.dtype.kind == "i" and (array == _IGNORED).any()):
-                counts.setdefault(name, set()).add(int((array if array.dtype.kind == "b" else array != _IGNORED).sum()))
+            if array.dtype.kind == "b" or (array.dtype.kind == "i" and (array == IGNORED_LABEL).any()):
+                selected = array if array.dtype.kind == "b" else array != IGNORED_LABEL
+                counts.setdefault(name, set()).add(int(selected.sum()))
     for name, found in counts.items():
         if len(found) == 1 and runs.parallel.world_size > 1:
             facts = f"{name} selects {next(iter(found))} elements on every rank"
@@ -226,11 +215,13 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
             largest[name] = max(largest.get(name, 0.0), float(np.abs(record.value).max()))
     weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
     frozen = runs.reference_notes.get("frozen parameters", ())
+    nothing = not any(largest.values())
     for name in weights:
         if name not in frozen and largest and not largest.get(name, 0.0):
             what = "zero in every step" if name in largest else "never there"
             facts = f"the gradient of {name} is {what}"
-            yield BlindSpot("zero-gradients", name, facts, "make the loss depend on it, or freeze it")
+            repair = "make the loss depend on it, or freeze it"
+            yield BlindSpot("zero-gradients", name, facts, repair, refused=nothing)
 
 
 def _inputs(notes: Mapping[str, Any]) -> dict[str, Any]:

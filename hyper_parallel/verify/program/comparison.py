@@ -19,7 +19,7 @@ from hyper_parallel.verify.program.scalars import compare_scalars
 from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.program.wording import ranks_words, summary, value_words
 
-__all__ = ["compare_runs"]
+__all__ = ["compare_paired", "compare_runs"]
 
 _TRAINING = ("gradient", "norm", "rate", "state", "weight")
 _EXPLAINED = 3
@@ -47,7 +47,11 @@ def compare_runs(
     Raises:
         ValueError: the runs cannot be compared, or a declaration or the mesh does not fit.
     """
-    runs = PairedRuns(reference, perturbed, parallel, mesh, declared)
+    return compare_paired(PairedRuns(reference, perturbed, parallel, mesh, declared))
+
+
+def compare_paired(runs: PairedRuns) -> Verdict:
+    """Return the verdict on two runs that are side by side already."""
     comparison = _Comparison(runs)
     comparison.run()
     return comparison.verdict
@@ -83,7 +87,7 @@ class _Comparison:
             differences[place] = replace(differences[place], cause=cause)
         self.verdict.differences = differences
         self.verdict.largest = max(self.ratios.values(), default=0.0)
-        self.verdict.blind = [str(spot) for spot in blind_spots(self.runs)]
+        self.verdict.spots = blind_spots(self.runs)
         self._unplaced()
 
     # -- values ------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.noise import seed_of
-from hyper_parallel.verify.program.case import BlindSpot
+from hyper_parallel.verify.program.blind_spots import BlindSpot
 
-__all__ = ["Repairs", "random_cotangent", "repairs", "spread_constant", "unequal_sizes", "uneven_rows"]
+__all__ = ["Repairs", "random_cotangent", "repairs", "shares", "spread_constant", "unequal_sizes", "uneven_rows"]
 
 SPREAD = 0.1
 """Standard deviation of what is added to constant parameters, relative to their value or to 1."""
@@ -107,6 +107,15 @@ def random_cotangent(shape: Sequence[int], seed: int, name: str) -> Any:
         name: of the output.
     """
     return np.random.default_rng(seed_of(seed, "cotangent", name)).standard_normal(tuple(shape))
+
+
+def shares(count: int) -> list[float]:
+    """Return different factors for the losses of ``count`` ranks that do the same work: positive, of mean 1.
+
+    They are multiples of a power of two, so that their sum is exactly ``count``.
+    """
+    step = 2.0 ** -math.ceil(math.log2(max(count, 2)))
+    return [1.0 + (2 * place - (count - 1)) * step / 2 for place in range(count)]
 
 
 def spread_constant(array: Any, seed: int, name: str) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.platform.contract.recording import Perturbation, RecordLimits
 from hyper_parallel.platform.contract.records import RankRecords
 from hyper_parallel.platform.select import get_platform
@@ -21,6 +22,7 @@ def run_in_process(
     limits: RecordLimits,
     perturbation: Perturbation | None,
     output: str,
+    changes: Sequence[CaseChanges] | None = None,
 ) -> RankRecords:
     """Run the program on this rank as ``python FILE ARGS`` would, and leave nothing of it in the process.
 
@@ -30,9 +32,10 @@ def run_in_process(
         limits: what is recorded.
         perturbation: of a reference, or None.
         output: where it prints to, ``stderr`` or ``nothing``.
+        changes: of the case, by rank.
     """
     with started_by_python(program, output), forget_own_modules(), _environment():
-        return run_program(program, mesh, limits, perturbation)
+        return run_program(program, mesh, limits, perturbation, changes=changes)
 
 
 @contextlib.contextmanager

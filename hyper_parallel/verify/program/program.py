@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.platform.contract.recording import (
     Perturbation,
     ProgramStopped,
@@ -95,6 +96,7 @@ def run_program(
     limits: RecordLimits,
     perturbation: Perturbation | None,
     rank: int | None = None,
+    changes: Sequence[CaseChanges] | None = None,
 ) -> RankRecords:
     """Run the program on this rank and return what it leaves behind.
 
@@ -104,12 +106,14 @@ def run_program(
         limits: what is recorded; the program is stopped after ``limits.steps``.
         perturbation: of a reference, or None.
         rank: of this process; that of the current transport by default.
+        changes: of the case, by rank.
 
     Raises:
         ProgramExitError: it exits with another status than 0.
     """
     platform = get_platform()
-    log = RecordLog(platform.transport().rank if rank is None else rank, limits, perturbation)
+    rank = platform.transport().rank if rank is None else rank
+    log = RecordLog(rank, limits, perturbation, CaseChanges() if changes is None else changes[rank])
     with platform.inherited_world(), platform.recording(log):
         try:
             _start(program, mesh)

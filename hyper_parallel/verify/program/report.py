@@ -5,10 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.verdict import Verdict
 
-__all__ = ["ProgramReport"]
+__all__ = ["HardenedCase", "ProgramReport"]
+
+
+@dataclass(frozen=True)
+class HardenedCase:
+    """The program once more, in a case that can show more.
+
+    Attributes:
+        words: what was changed, each change in a sentence.
+        verdict: of the comparison; None if the parallel run failed.
+        failure: of the parallel run, with every rank's traceback.
+        cause: the failure in one line.
+    """
+
+    words: list[str]
+    verdict: Verdict | None = None
+    failure: str = ""
+    cause: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was compared and equal."""
+        return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced
+
+    def lines(self) -> list[str]:
+        """Return what was changed and found, as lines of the report."""
+        lines = [f"hardened: {line}" for line in self.words]
+        if self.verdict is None:
+            return [*lines, f"hardened: FAILED: {self.cause}", self.failure]
+        headline = self.verdict.headline() if self.ok else self.verdict.text()
+        return [*lines, f"hardened: {headline}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as a JSON object."""
+        verdict = None if self.verdict is None else self.verdict.to_json()
+        return {"ok": self.ok, "changes": self.words, "verdict": verdict, "failure": self.failure}
+
 
 _RANKS = {
     "simulated": "{} simulated ranks",
@@ -34,6 +71,8 @@ class ProgramReport:
         cause: of the failure: the error's type and message.
         kind: of ``verify/program/causes.py``, where the failure shows it: ``unequal-calls``.
         seconds: how long the whole took.
+        hardened: the cases that ``--harden`` made, in order.
+        allowed: kinds of blind spots with which the program is verified nevertheless.
     """
 
     name: str
@@ -48,11 +87,32 @@ class ProgramReport:
     cause: str = ""
     kind: str = ""
     seconds: float = 0.0
+    hardened: list[HardenedCase] = field(default_factory=list)
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything was compared and equal, in every case."""
+        own = self.verdict is not None and self.verdict.equal and not self.verdict.unplaced and not self.failure
+        return own and all(case.ok for case in self.hardened)
+
+    @property
+    def refused(self) -> list[BlindSpot]:
+        """What the case cannot show although it must."""
+        spots = [] if self.verdict is None else self.verdict.spots
+        return [spot for spot in spots if spot.refused and spot.kind not in self.allowed]
 
     @property
     def ok(self) -> bool:
-        """Whether everything was compared and equal."""
-        return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced and not self.failure
+        """Whether everything was compared and equal, in a case that is not refused."""
+        return self.equal and not self.refused
+
+    @property
+    def status(self) -> int:
+        """Exit status: 0 if all is well, 3 if only the case is refused, else 1."""
+        if self.ok:
+            return 0
+        return 3 if self.equal else 1
 
     def text(self) -> str:
         """Return the report as text."""
@@ -66,6 +126,11 @@ class ProgramReport:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
                 lines.append("NOT VERIFIED: declare the values whose placement is unknown (--declare)")
+        for case in self.hardened:
+            lines += case.lines()
+        for spot in self.refused:
+            harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
+            lines += [f"REFUSED: this case cannot show {spot}{harden}, or accept it with --allow {spot.kind}"]
         if self.failure:
             lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []
@@ -86,5 +151,7 @@ class ProgramReport:
             "seconds": self.seconds,
             "failure": self.failure,
             "failure_cause": self.kind,
+            "hardened": [case.to_json() for case in self.hardened],
+            "refused": [str(spot) for spot in self.refused],
             "verdict": None if self.verdict is None else self.verdict.to_json(),
         }

@@ -16,12 +16,17 @@ from hyper_parallel.platform.select import default_framework
 from hyper_parallel.verify.model import LAUNCHES, parse_mesh
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.batches import other_batch
-from hyper_parallel.verify.program.comparison import compare_runs
-from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values
+from hyper_parallel.verify.program.blind_spots import BLIND
+from hyper_parallel.verify.program.comparison import compare_paired
+from hyper_parallel.verify.program.harden import STEPS
+from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.records import Run
+from hyper_parallel.verify.program.reference import check_names, check_recorded, run_reference
 from hyper_parallel.verify.program.report import ProgramReport
+from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
+from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
@@ -46,6 +51,8 @@ def verify_program(
     only: Sequence[str] = (),
     timeout: float = 300.0,
     memory: int = 4 << 30,
+    harden: bool = False,
+    allow: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
@@ -72,10 +79,16 @@ def verify_program(
         only: patterns of the modules whose outputs are recorded; all by default.
         timeout: seconds for each run.
         memory: bytes that the records of a world may take.
+        harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
+            constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
+            makes three steps.
+        allow: kinds of blind spots (:data:`hyper_parallel.verify.program.blind_spots.BLIND`) with which the program
+            is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
         progress: called with the name of each run before it starts.
 
     Returns:
-        the verdict with its first difference and cause. A rank that raises in the parallel run is in the report.
+        the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
+        so is a case that is refused; neither is ``ok``.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
@@ -85,15 +98,17 @@ def verify_program(
     size = int(np.prod([length for _, length in axes]))
     launch = "torchrun" if started_by_torchrun() else launch
     _check(size, steps, launch)
+    _check_case(harden, allow, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
         parallel if single is None else single, args if single_args is None else single_args, "--single"
     )  # fmt: skip
     platform = platform or default_framework()
-    limits = RecordLimits(steps, tuple(only), memory // size)
+    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
     world = World(size, platform, launch, axes, limits, timeout)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
-    verification = _Verification(program, alone, world, report, declared, progress or _nothing)
+    report.allowed = tuple(allow)
+    verification = _Verification(program, alone, world, report, declared, progress or _nothing, harden)
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda: run))
     return verification.compare(lambda: run_world(program, world))
@@ -109,11 +124,12 @@ class _Verification:
     report: ProgramReport
     declared: Mapping[str, str] | None
     progress: Progress
+    harden: bool
 
     def compare(self, run_ranks: Callable[[], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
         started, report = time.perf_counter(), self.report
-        reference, repeats = _reference(self.alone, self.world, report.seed, self.progress)
+        reference, repeats = run_reference(self.alone, self.world, report.seed, self.progress)
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
             run = run_ranks()
@@ -131,10 +147,23 @@ class _Verification:
         report = self.report
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
-        report.verdict = compare_runs(reference, repeats, run, mesh=report.mesh or None, declared=self.declared)
+        runs = PairedRuns(reference, repeats, run, report.mesh or None, self.declared)
+        report.verdict = compare_paired(runs)
         problem = None if report.verdict.equal else other_batch(reference, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
+        if self.harden and report.equal:
+            self._harden(runs, report.verdict)
+
+    def _harden(self, runs: PairedRuns, verdict: Verdict) -> None:
+        """Run the hardened cases, and leave in the verdict what the case still cannot show."""
+        hardening = Hardening(
+            self.program, self.alone, self.world, self.report.mesh or None, self.declared, self.report.seed,
+            self.progress,
+        )  # fmt: skip
+        hardening.run(runs, verdict.spots)
+        verdict.spots = hardening.spots
+        self.report.hardened = hardening.cases
 
 
 def _torchrun_size(world_size: int | None) -> int | None:
@@ -153,6 +182,16 @@ def _axes(mesh: str | Mapping[str, int] | None, world_size: int | None) -> tuple
     return tuple(zip(names if mesh is not None else ("world",), sizes, strict=True))
 
 
+def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
+    unknown = [kind for kind in allow if kind not in BLIND]
+    if unknown:
+        msg = f"--allow {unknown[0]!r} is no kind of blind spot: {', '.join(BLIND)}"
+        raise InputError(msg)
+    if harden and launch == "torchrun":
+        msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"
+        raise InputError(msg)
+
+
 def _check(size: int, steps: int | None, launch: str) -> None:
     if size < 2:
         msg = f"--world-size is {size}: the program on one rank is the reference; compare it with at least 2 ranks"
@@ -163,107 +202,3 @@ def _check(size: int, steps: int | None, launch: str) -> None:
     if launch not in (*LAUNCHES, "torchrun"):
         msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
         raise InputError(msg)
-
-
-# -- the reference -----------------------------------------------------------------------------------------------------
-
-
-def _reference(program: Program, world: World, seed: int, progress: Progress) -> tuple[Run, list[Run]]:
-    """Return the reference and its perturbed repeats.
-
-    Raises:
-        InputError: it fails, records nothing, or a repeat without a perturbation gives other values.
-    """
-    progress("one rank")
-    try:
-        reference = run_world(program, world.alone("stderr"))
-        check_recorded(program, reference)
-        quiet = world.alone("nothing")
-        progress("one rank again")
-        check_deterministic(program, reference, run_world(program, quiet))
-        repeats = []
-        for number, perturbation in enumerate(moved_values(seed), 1):
-            progress(f"one rank, perturbed ({number} of 8)")
-            repeats.append(run_world(program, quiet, perturbation))
-        for number, perturbation in enumerate(displaced_gradients(seed, reference, repeats[:]), 5):
-            progress(f"one rank, perturbed ({number} of 8)")
-            repeats.append(run_world(program, quiet, perturbation))
-    except RankFailedError as error:
-        cause = error.__cause__ or error
-        msg = f"{program.name} fails on one rank, which is the reference: {error_summary(cause)}\n{error}"
-        raise InputError(msg) from error
-    return reference, repeats
-
-
-def check_recorded(program: Program, run: Run) -> None:
-    """Check that a run left something to compare.
-
-    Raises:
-        InputError: a rank recorded nothing; or ``record()`` took no values, and no rank made an optimizer step, or the
-            reference's optimizers saw no gradient.
-    """
-    steps = any(rank.notes.get("optimizer steps") for rank in run.ranks)
-    for rank in run.ranks:
-        where = f"{program.name} on rank {rank.rank} of {run.world_size}"
-        if not rank.records:
-            msg = (
-                f"{where}: nothing was recorded; it calls no module, makes no optimizer step and records no value: "
-                'call the training in the file itself, or record values by hyper_parallel.verify.record("name", value)'
-            )
-            raise InputError(msg)
-        kinds = {record.kind for record in rank.records}
-        if not steps and "value" not in kinds:
-            msg = (
-                f"{where}: no optimizer step happened, so no gradient and no update would be compared; let it train "
-                'for at least one step, or record values by hyper_parallel.verify.record("name", value)'
-            )
-            raise InputError(msg)
-        if run.world_size == 1 and kinds.isdisjoint({"gradient", "value"}):
-            msg = (
-                f"{where}: its optimizers saw no gradient of any parameter, so nothing is trained that could be "
-                "compared; call backward before the optimizer's step, and let gradients be synchronized before it"
-            )
-            raise InputError(msg)
-
-
-def check_deterministic(program: Program, first: Run, second: Run) -> None:
-    """Check that two runs of the reference left the same values, bit for bit.
-
-    Raises:
-        InputError: a value differs, or is missing in one.
-    """
-    own, other = first.ranks[0].records, second.ranks[0].records
-    for mine, again in zip(own, other, strict=False):
-        if mine.key != again.key or not np.array_equal(
-            mine.value, again.value, equal_nan=mine.value.dtype.kind in "fc"
-        ):
-            what = f"{mine.kind} {mine.name!r} of step {mine.step}"
-            break
-    else:
-        if len(own) == len(other):
-            return
-        what = f"the number of recorded values ({len(own)} and {len(other)})"
-    msg = (
-        f"{program.name} is not deterministic on one rank: run twice, {what} differs; seed every generator that it "
-        "uses (torch.manual_seed, random.seed, numpy.random.seed), and keep time and object ids out of the training"
-    )
-    raise InputError(msg)
-
-
-def check_names(run: Run) -> None:
-    """Check that all ranks called ``record()`` with the same names.
-
-    Raises:
-        InputError: a rank recorded a name that another one did not.
-    """
-    names = [[record.key for record in rank.records if record.kind == "value"] for rank in run.ranks]
-    for rank, own in enumerate(names):
-        for key in own:
-            missing = [other for other, theirs in enumerate(names) if key not in theirs]
-            if missing:
-                msg = (
-                    f"record({key[1]!r}) of step {key[2]}, call {key[3]}, ran on rank {rank} and not on ranks "
-                    f"{missing};"
-                    " every rank must record the same names equally often"
-                )
-                raise InputError(msg)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import CAUSES, Cause
 from hyper_parallel.verify.program.wording import count_words, ranks_words, summary, value_words, when_words
 
@@ -104,7 +105,7 @@ class Verdict:
         replicas: wrong values that ranks hold as replicas, and that are not the same on them.
         replica_checks: how many values were compared between ranks that hold the same part.
         notes: how losses were combined, names that were mapped, and the like.
-        blind: what the case could not have shown; filled by ``verify/program/case.py``.
+        spots: what the case could not have shown; filled by ``verify/program/case.py``.
         largest: largest error relative to what was allowed; 1 and more differs.
         settings: what was run and how, in words.
     """
@@ -119,7 +120,7 @@ class Verdict:
     replicas: list[UnequalReplicas] = field(default_factory=list)
     replica_checks: int = 0
     notes: list[str] = field(default_factory=list)
-    blind: list[str] = field(default_factory=list)
+    spots: list[BlindSpot] = field(default_factory=list)
     largest: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -127,6 +128,11 @@ class Verdict:
     def equal(self) -> bool:
         """Whether values were compared, none differs, and nothing that must be compared was left out."""
         return self.checked > 0 and not self.differences and not self.incomplete
+
+    @property
+    def blind(self) -> list[str]:
+        """What the case could not have shown, in words."""
+        return [str(spot) for spot in self.spots]
 
     @property
     def first(self) -> Difference | None:
@@ -156,7 +162,7 @@ class Verdict:
         lines += _replica_lines(self.replicas)
         lines += _listed("placement unknown", self.unplaced)
         lines += _listed("not compared", self.skipped)
-        lines += _listed("this case cannot show", self.blind)
+        lines += _listed("this case cannot show", [str(spot) for spot in self.spots if not spot.refused])
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {name}: {words}" for name, words in self.settings.items() if name not in _IN_FIRST_LINE]
         return "\n".join(lines)

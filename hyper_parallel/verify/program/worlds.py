@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.platform.contract.recording import Perturbation, RecordingError, RecordLimits
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
@@ -46,13 +48,19 @@ class World:
         return dataclasses.replace(self, size=1, launch="simulated", mesh=mesh, output=output)
 
 
-def run_world(program: Program, world: World, perturbation: Perturbation | None = None) -> Run:
+def run_world(
+    program: Program,
+    world: World,
+    perturbation: Perturbation | None = None,
+    changes: Sequence[CaseChanges] | None = None,
+) -> Run:
     """Run ``program`` on every rank of ``world``.
 
     Args:
         program: what to run.
         world: on which ranks.
         perturbation: of a reference.
+        changes: of the case, by rank.
 
     Raises:
         InputError: (a ValueError) the program cannot be run like this: it exits with a status, forks, never ends, or
@@ -61,9 +69,9 @@ def run_world(program: Program, world: World, perturbation: Perturbation | None 
     """
     try:
         if world.launch == "simulated":
-            ranks = _simulated(program, world, perturbation)
+            ranks = _simulated(program, world, perturbation, changes)
         else:
-            arguments = (program, world.mesh, world.limits, perturbation, world.output)
+            arguments = (program, world.mesh, world.limits, perturbation, world.output, changes)
             ranks = launch_processes(run_in_process, world.size, world.platform, arguments, timeout=world.timeout)
     except RankFailedError as error:
         _reraise_input_error(program, world, error)
@@ -74,10 +82,13 @@ def run_world(program: Program, world: World, perturbation: Perturbation | None 
     return Run(ranks, settings)
 
 
-def _simulated(program: Program, world: World, perturbation: Perturbation | None) -> list[RankRecords]:
-    arguments = (program, world.mesh, world.limits, perturbation)
+def _simulated(
+    program: Program, world: World, perturbation: Perturbation | None, changes: Sequence[CaseChanges] | None
+) -> list[RankRecords]:
     if world.platform == "mindspore":  # its ranks are processes
-        return simulate(run_in_process, world.size, world.platform, (*arguments, world.output), timeout=world.timeout)
+        in_process = (program, world.mesh, world.limits, perturbation, world.output, changes)
+        return simulate(run_in_process, world.size, world.platform, in_process, timeout=world.timeout)
+    arguments = (program, world.mesh, world.limits, perturbation, None, changes)
     with started_by_python(program, world.output), guarded(program.name):
         return simulate(
             run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.program.case import BLIND, blind_spots
+from hyper_parallel.verify.program.blind_spots import BLIND
+from hyper_parallel.verify.program.case import blind_spots
 from hyper_parallel.verify.program.comparison import compare_runs
 from hyper_parallel.verify.program.records import RankRecords, Record, Run
 from hyper_parallel.verify.program.runs import PairedRuns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.program.case import BlindSpot
+from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.harden import (
     SPREAD,
     STEPS,

@@ -1,0 +1,151 @@
+"""Runs a program that was equal once more in a case that can show more: `verify program --harden`.
+
+The program's code is not edited. A change that the program does not take is dropped, and said; what cannot be repaired
+stays in the list of what the case cannot show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.blind_spots import BlindSpot
+from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
+from hyper_parallel.verify.program.comparison import compare_paired
+from hyper_parallel.verify.program.program import Program
+from hyper_parallel.verify.program.records import Run
+from hyper_parallel.verify.program.reference import run_reference
+from hyper_parallel.verify.program.report import HardenedCase
+from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.worlds import World, run_world
+from hyper_parallel.verify.spec import error_summary
+
+__all__ = ["Hardening"]
+
+_DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
+"""Changes in the order in which they are dropped where a program does not take them."""
+
+_DRAWS = 4
+"""How often masks are drawn until the ranks' parts select different numbers of elements."""
+
+
+@dataclass
+class Hardening:
+    """One hardening of a program that was equal.
+
+    Attributes:
+        program: that runs on the ranks.
+        alone: that runs on one rank.
+        world: of the ranks.
+        mesh: sizes of the axes, if the user named them.
+        declared: placements by pattern.
+        seed: of perturbations and changes.
+        progress: called with the name of each run.
+        spots: that are not repaired.
+        cases: that were run.
+    """
+
+    program: Program
+    alone: Program
+    world: World
+    mesh: Mapping[str, int] | None
+    declared: Mapping[str, str] | None
+    seed: int
+    progress: Callable[[str], None]
+    spots: list[BlindSpot] = field(default_factory=list)
+    cases: list[HardenedCase] = field(default_factory=list)
+
+    def run(self, runs: PairedRuns, spots: Sequence[BlindSpot]) -> None:
+        """Run the hardened case.
+
+        Args:
+            runs: of the case as it is, which were equal.
+            spots: of that case.
+        """
+        self.spots = list(spots)
+        dropped: dict[str, str] = {}
+        draw = 0
+        while True:
+            changes = changes_of(runs, spots, self.seed + draw, tuple(dropped))
+            if not changes.words:
+                break
+            case, why, after = self._run_changed(changes, runs)
+            kind = next((kind for kind in _DROPPED if kind in changes.words), "")
+            if not why:
+                if case.ok and draw < _DRAWS - 1 and _equal_by_chance(changes, after):
+                    draw += 1
+                    continue
+                self.cases.append(case)
+                self._keep_unrepaired(changes, after)
+                break
+            if not kind:
+                dropped.update(dict.fromkeys(changes.words, why))
+                break
+            dropped[kind] = why
+        self.spots = [_with_reason(spot, {**changes.left, **dropped}) for spot in self.spots]
+
+    def _run_changed(self, changes: Changes, before: PairedRuns) -> tuple[HardenedCase, str, list[BlindSpot]]:
+        """Return the case, why it cannot be used (empty if it can), and its own blind spots."""
+        case = HardenedCase(list(changes.words.values()))
+        try:
+            reference, repeats = run_reference(self.alone, self.world, self.seed, self.progress, changes.reference)
+        except InputError as error:
+            return case, _first_line(error), []
+        if _finite_losses(before.bounds.reference.values()) and not _finite_losses(reference.ranks[0].records):
+            return case, "the single device's loss is not finite then", []
+        self.progress(f"{self.world.size} ranks, hardened ({self.world.launch})")
+        try:
+            run = run_world(self.program, self.world, changes=changes.ranks)
+        except (RankFailedError, InputError) as error:
+            summary = error_summary(error.__cause__ or error)
+            if "contiguous-inputs" in changes.words:
+                return case, f"a rank fails then: {summary}", []
+            return replace(case, failure=str(error), cause=summary), "", []
+        why = not_made(changes, reference, run)
+        if why:
+            return case, why, []
+        return self._compared(case, reference, repeats, run)
+
+    def _compared(
+        self, case: HardenedCase, reference: Run, repeats: list[Run], run: Run
+    ) -> tuple[HardenedCase, str, list[BlindSpot]]:
+        verdict = compare_paired(PairedRuns(reference, repeats, run, self.mesh, self.declared))
+        case = replace(case, verdict=verdict)
+        if not verdict.differences and not verdict.replicas and not case.ok:
+            return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []
+        return case, "", verdict.spots
+
+    def _keep_unrepaired(self, changes: Changes, after: Sequence[BlindSpot]) -> None:
+        """Keep the blind spots that the hardened case still has."""
+        still = {(spot.kind, spot.subject) for spot in after}
+        if not self.cases[-1].ok:
+            return
+        self.spots = [
+            spot
+            for spot in self.spots
+            if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in changes.shared)
+        ]
+
+
+def _equal_by_chance(changes: Changes, after: Sequence[BlindSpot]) -> bool:
+    """Return whether masks that were thinned out select equally many elements on every rank again."""
+    return "equal-masks" in changes.words and any(spot.kind == "equal-masks" for spot in after)
+
+
+def _with_reason(spot: BlindSpot, reasons: Mapping[str, str]) -> BlindSpot:
+    """Return a blind spot that says why it could not be repaired."""
+    why = reasons.get(spot.kind)
+    return spot if why is None else replace(spot, repair=f"{spot.repair} (not repaired: {why})")
+
+
+def _finite_losses(records: object) -> bool:
+    losses = [record.value for record in records if record.kind == "loss"]  # type: ignore[attr-defined]
+    return all(bool(np.isfinite(loss).all()) for loss in losses)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
