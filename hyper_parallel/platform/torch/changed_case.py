@@ -114,11 +114,12 @@ class OwnGradients:
         self._seen: set[str] = set()
         self._handles: list[Any] = []
 
-    def watch(self, named: Mapping[str, Any], modules: Iterable[Any]) -> None:
+    def watch(self, named: Mapping[str, Any], modules: Iterable[torch.nn.Module]) -> None:
         """Watch the parameters of a model that were not watched before."""
         if self._log.perturbation is not None:
             return
-        sharded = {id(value) for module in modules if isinstance(module, FSDPModule) for value in module.parameters()}
+        managed = [module for module in modules if issubclass(type(module), FSDPModule)]
+        sharded = {id(value) for module in managed for value in module.parameters()}
         for name, parameter in named.items():
             if name in self._seen or not parameter.requires_grad:
                 continue
