@@ -14,6 +14,7 @@ from hyper_parallel.cli import (
     coverage,
     doctor,
     explain,
+    fuzz,
     self_test,
     verify_bugs,
     verify_contract,
@@ -94,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     coverage.add_parser(commands)
     doctor.add_parser(commands)
     explain.add_parser(commands)
+    fuzz.add_parser(commands)
     self_test.add_parser(commands)
     return top
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +18,41 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.entry import Binder, OpEntry
 from hyper_parallel.platform.torch.ops.registry import functions, local_op
 
-__all__ = ["Peer", "public_calls"]
+__all__ = ["Form", "Peer", "public_calls"]
 
 _HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special")
 """Modules of functions that users call; what has no module is a method of ``Tensor``."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write a call; it is called with the operator's arguments by canonical name.
+
+    Attributes:
+        function: PyTorch's.
+        binder: its parameters, in canonical names.
+        positional: the arguments that are passed in order.
+        named: those that are passed by name.
+    """
+
+    function: Callable[..., Any]
+    binder: Binder
+    positional: tuple[str, ...]
+    named: tuple[str, ...]
+
+    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return what is passed in order, and what is passed by name."""
+        in_order: list[Any] = []
+        for name in self.positional:
+            value = values.get(name, self.binder.parameters[name].default)
+            starred = name == self.binder.starred
+            in_order.extend(value if starred else [value])
+        return in_order, {name: values[name] for name in self.named}
+
+    def __call__(self, **values: Any) -> Any:
+        """Call the function."""
+        in_order, named = self.arguments(values)
+        return self.function(*in_order, **named)
 
 
 def public_calls(
@@ -91,7 +123,7 @@ def _spellings() -> dict[str, list[OpEntry]]:
     return entries
 
 
-def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) -> list[Callable[..., Any]]:
+def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) -> list[Form]:
     """Return the ways to write a call with the arguments ``passed``: PyTorch names some parameters differently.
 
     All that can be in order, defaults between them included; options by keyword; all in order without those between.
@@ -106,18 +138,7 @@ def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) 
         (required, [name for name in passed if name not in required]),
         (list(passed), []),
     ]
-    return [partial(_call, function, binder, positional, named) for positional, named in splits]
-
-
-def _call(
-    function: Callable[..., Any], binder: Binder, positional: Sequence[str], named: Sequence[str], **arguments: Any
-) -> Any:
-    values: list[Any] = []
-    for name in positional:
-        value = arguments.get(name, binder.parameters[name].default)
-        starred = name == binder.starred
-        values.extend(value if starred else [value])
-    return function(*values, **{name: arguments[name] for name in named})
+    return [Form(function, binder, tuple(positional), tuple(named)) for positional, named in splits]
 
 
 class Peer:

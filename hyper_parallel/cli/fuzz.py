@@ -1,0 +1,117 @@
+"""``hyper-parallel fuzz``: random programs beside one device, made small where something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.verify.report_files import write_text
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.fuzz.campaign import Settings
+    from hyper_parallel.verify.fuzz.report import FuzzReport
+
+__all__ = ["add_parser", "run"]
+
+_DEFAULT_COUNT = 1000
+
+_DESCRIPTION = """\
+Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
+calls 3 to 12 operators and modules on results of one another: the operators' own samples, views, indexing, arithmetic,
+writes in place, changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded,
+replicated or pending, in odd, empty and size-1 dims, and have several dtypes; gradients come from backward() or
+autograd.grad, some of them differentiated again.
+
+A program is equal, refused (by an error of this library), refused by both, accepted (only the single device refuses
+it), wrong, an internal error, or a hang. The last three are made small and written as programs of plain user code, at
+most 20 lines, that end with a non-zero status. The same seed and count give the same programs.
+
+Exit status: 0 if programs were compared and nothing was found, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Declare the subcommand."""
+    parser = subcommands.add_parser(
+        "fuzz",
+        help="random programs on DTensors beside one device",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--platform", metavar="torch", help="default: those that are installed and have such programs")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all programs (default: 0)")
+    parser.add_argument("--count", type=int, metavar="N", help=f"programs (default: {_DEFAULT_COUNT})")
+    parser.add_argument("--minutes", type=float, metavar="M", help="run for so long, or until --count is reached")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument(
+        "--findings", default="fuzz_findings", metavar="FOLDER", help="where programs that fail are written"
+    )
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    parser.add_argument("--html", metavar="FILE", help="also write a page: counts, refusals, every finding")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the programs; 0 if some were compared and nothing was found."""
+    from hyper_parallel.verify.fuzz.campaign import run_campaign
+
+    settings = _settings(arguments)
+    for option, path in (("--report", arguments.report), ("--html", arguments.html)):
+        can_be_written(option, path)
+    progress = Progress(settings.count or 0)
+
+    def show(report: FuzzReport) -> None:
+        progress.done = report.programs
+        progress.start(f"{len(report.findings)} findings")
+
+    report = run_campaign(settings, show)
+    progress.clear()
+    _write(arguments, report)
+    if report.note:
+        raise KeyboardInterrupt(report.text())
+    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
+    return 0 if report.ok else 1
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Return what to run.
+
+    Raises:
+        ValueError: a number is out of range, or no programs are written for a framework.
+    """
+    from hyper_parallel.verify.fuzz.campaign import Settings
+    from hyper_parallel.verify.fuzz.language import LANGUAGES, language_of
+
+    for option in ("count", "minutes", "jobs"):
+        value = getattr(arguments, option)
+        if value is not None and not value > 0:
+            msg = f"--{option} {value}: give a number above 0"
+            raise ValueError(msg)
+    if arguments.seed < 0:
+        msg = f"--seed {arguments.seed}: give a number of at least 0"
+        raise ValueError(msg)
+    frameworks = platforms(arguments.platform)
+    if arguments.platform is None:
+        frameworks = [framework for framework in frameworks if framework in LANGUAGES] or frameworks
+    for framework in frameworks:
+        language_of(framework)
+    count = _DEFAULT_COUNT if arguments.count is None and arguments.minutes is None else arguments.count
+    seconds = None if arguments.minutes is None else 60 * arguments.minutes
+    can_be_written("--findings", arguments.findings, folder=True)
+    return Settings(tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings)
+
+
+def _write(arguments: argparse.Namespace, report: FuzzReport) -> None:
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.fuzz_page import fuzz_page
+
+        write_text(arguments.html, fuzz_page(report), "--html")
+    if arguments.report is not None:
+        as_json = Path(arguments.report).suffix == ".json"
+        text = json.dumps(report.json(), indent=2) if as_json else report.text()
+        write_text(arguments.report, text + "\n", "--report")

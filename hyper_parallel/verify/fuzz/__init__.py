@@ -1,0 +1,1 @@
+"""Random programs on DTensors beside the same programs on one device."""

@@ -1,0 +1,247 @@
+"""Many programs: batches that share a world, in worker processes, until a count or a time is reached."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.fuzz import reproduce
+from hyper_parallel.verify.fuzz.generate import Generator
+from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
+from hyper_parallel.verify.fuzz.shrink import shrink
+from hyper_parallel.verify.fuzz.world import run_programs
+from hyper_parallel.verify.report_files import write_text
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.fuzz.outcome import Outcome
+    from hyper_parallel.verify.fuzz.program import Program
+
+__all__ = ["BATCH", "Batch", "Settings", "run_batch", "run_campaign", "world_of"]
+
+BATCH = 64
+"""Programs that share a world; the number of ranks depends on the seed and the number of the batch."""
+
+_WORLDS = (1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 6, 8)
+_MOST_SHRUNK = 4  # findings of a batch that are made smaller; the others are counted
+_ALONE_SECONDS = 20.0
+_SHRINK_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run.
+
+    Attributes:
+        frameworks: names.
+        seed: of all programs.
+        count: programs per framework; None for no limit.
+        seconds: wall time after which no further batch begins; None for no limit.
+        jobs: worker processes; 0 runs everything in this process.
+        folder: where reproducers are written; None writes none.
+    """
+
+    frameworks: tuple[str, ...]
+    seed: int = 0
+    count: int | None = 1000
+    seconds: float | None = None
+    jobs: int = 1
+    folder: str | None = None
+
+
+@dataclass
+class Batch:
+    """The results of one batch; fields are those of :class:`FuzzReport`."""
+
+    framework: str
+    world_size: int
+    outcomes: Counter[str] = field(default_factory=Counter)
+    exact: int = 0
+    compared: int = 0
+    gradients: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    processor_seconds: float = 0.0
+
+
+def world_of(seed: int, batch: int) -> int:
+    """Return the number of ranks of a batch."""
+    return int(np.random.default_rng([seed, batch, 1]).choice(_WORLDS))
+
+
+@lru_cache(maxsize=2)
+def _generator(framework: str) -> Generator:
+    return Generator(framework)
+
+
+def run_batch(framework: str, seed: int, number: int, count: int = BATCH, folder: str | None = None) -> Batch:
+    """Run the programs of one batch, and make what fails smaller.
+
+    Args:
+        framework: name of the framework.
+        seed: of the run.
+        number: of the batch.
+        count: programs, at most :data:`BATCH`.
+        folder: where reproducers are written; None writes none.
+    """
+    started = time.process_time()
+    world_size = world_of(seed, number)
+    batch = Batch(framework, world_size)
+    with use_platform(framework):
+        generator = _generator(framework)
+        numbers = range(number * BATCH, number * BATCH + count)
+        programs = [generator.program(seed, program_number, world_size) for program_number in numbers]
+        outcomes = run_programs(framework, programs)
+        _count(batch, programs, outcomes)
+        batch.processor_seconds = time.process_time() - started
+        failed = [(program, outcome) for program, outcome in zip(programs, outcomes, strict=True) if outcome.is_finding]
+        for position, (program, outcome) in enumerate(failed):
+            batch.findings.append(_finding(framework, program, outcome, folder, small=position < _MOST_SHRUNK))
+    return batch
+
+
+def _count(batch: Batch, programs: list[Program], outcomes: list[Outcome]) -> None:
+    for program, outcome in zip(programs, outcomes, strict=True):
+        batch.outcomes[outcome.kind] += 1
+        batch.exact += outcome.exact and outcome.kind == "equal"
+        batch.compared += outcome.compared
+        batch.gradients += outcome.gradients
+        batch.steps.update(step.call for step in program.steps)
+        batch.modes[program.mode] += 1
+        if outcome.kind == "refused":
+            batch.refusals[_first_words(outcome.text)] += 1
+
+
+def _first_words(text: str) -> str:
+    """Return the beginning of a message, without operands."""
+    head, _, rest = text.partition("\n")[0].partition("(")
+    reason = rest.partition("): ")[2]
+    return f"{head}: {reason}"[:120] if reason else head[:120]
+
+
+def _finding(framework: str, program: Program, outcome: Outcome, folder: str | None, *, small: bool) -> Finding:
+    """Return a failed program as a finding: small, and as a file that shows it, if it fails by itself."""
+    seed, number = program.seed
+    finding = Finding(framework, outcome.kind, outcome.text, seed, number, program.mesh)
+    if not small:
+        return finding
+
+    def judge(candidate: Program) -> Outcome:
+        return run_programs(framework, [candidate], timeout=_ALONE_SECONDS)[0]
+
+    alone = judge(program)
+    if alone.kind != outcome.kind:
+        return finding
+    program, outcome = shrink(program, alone, judge, framework, _SHRINK_SECONDS)
+    source = reproduce.source_of(program, outcome, framework, _generator(framework).language)
+    path = "" if folder is None else str(Path(folder) / f"{framework}-{seed}-{number}.py")
+    shown = False
+    if path:
+        write_text(path, source, "--findings")
+        shown = reproduce.fails(Path(path))
+    calls = ", ".join(sorted({step.call for step in program.steps}))
+    return Finding(
+        framework, outcome.kind, outcome.text, seed, number, program.mesh, source, path, shown, calls=calls,
+        mode=program.mode,
+    )  # fmt: skip
+
+
+# -- batches until the end ---------------------------------------------------------------------------------------------
+
+
+def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = lambda _: None) -> FuzzReport:
+    """Run batches until the count or the time is reached; a batch that has begun is finished.
+
+    Args:
+        settings: what to run.
+        progress: called after every batch.
+    """
+    started = time.monotonic()
+    report = FuzzReport(settings.seed, settings.frameworks)
+    try:
+        for batch in _batches(settings, started):
+            _add(report, batch)
+            report.seconds = time.monotonic() - started
+            progress(report)
+    except KeyboardInterrupt:
+        report.note = "interrupted: a partial report"
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _add(report: FuzzReport, batch: Batch) -> None:
+    report.outcomes.setdefault(batch.framework, Counter()).update(batch.outcomes)
+    report.worlds[str(batch.world_size)] += batch.outcomes.total()
+    for name in ("exact", "compared", "gradients", "processor_seconds"):
+        setattr(report, name, getattr(report, name) + getattr(batch, name))
+    for name in ("steps", "refusals", "modes"):
+        getattr(report, name).update(getattr(batch, name))
+    for finding in batch.findings:
+        report.add(finding)
+
+
+def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, int, int]]:
+    """Yield framework, number of the batch, and number of its programs, framework by framework in turn."""
+    number = 0
+    while settings.count is None or number * BATCH < settings.count:
+        left = BATCH if settings.count is None else min(BATCH, settings.count - number * BATCH)
+        for framework in settings.frameworks:
+            if settings.seconds is not None and time.monotonic() - started > settings.seconds:
+                return
+            yield framework, number, left
+        number += 1
+
+
+def _batches(settings: Settings, started: float) -> Iterator[Batch]:
+    tasks = _tasks(settings, started)
+    if not settings.jobs:
+        for framework, number, count in tasks:
+            yield run_batch(framework, settings.seed, number, count, settings.folder)
+        return
+    pool = _pool(settings.jobs)
+    running: dict[Future[Batch], tuple[str, int, int]] = {}
+    try:
+        while True:
+            while len(running) < settings.jobs and (task := next(tasks, None)) is not None:
+                framework, number, count = task
+                future = pool.submit(run_batch, framework, settings.seed, number, count, settings.folder)
+                running[future] = task
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                task = running.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    yield from (_lost(settings.seed, lost) for lost in (task, *running.values()))
+                    running.clear()
+                    pool = _pool(settings.jobs)
+                    break
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, get_context("spawn"))
+
+
+def _lost(seed: int, task: tuple[str, int, int]) -> Batch:
+    """Return the results of a batch whose process died."""
+    framework, number, count = task
+    batch = Batch(framework, world_of(seed, number), Counter({"internal error": count}))
+    text = f"the process of batch {number} died: programs {number * BATCH} to {number * BATCH + count - 1}"
+    batch.findings.append(Finding(framework, "internal error", text, seed, number * BATCH))
+    return batch

@@ -1,0 +1,87 @@
+"""What a framework provides for random programs: its module, found by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.entry import Binder
+    from hyper_parallel.core.shard.sample import Sample
+
+__all__ = ["LANGUAGES", "Language", "language_of"]
+
+LANGUAGES = {"torch": "hyper_parallel.platform.torch.programs"}
+"""The module of each framework in which programs can be written; it has the functions of :class:`Language`."""
+
+Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
+
+
+class Language(Protocol):
+    """The functions of such a module; each is documented there.
+
+    Attributes:
+        MODES: what may follow the steps of a program.
+        HEAD: the imports of a program, as source.
+    """
+
+    MODES: tuple[str, ...]
+    HEAD: tuple[str, ...]
+
+    def modules(self) -> dict[str, tuple[Sample, ...]]:
+        """Return the samples of modules, by the name of their call."""
+
+    def forms(
+        self, op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
+    ) -> list[tuple[str, Arguments]]:
+        """Return the ways to write a call of a canonical operator."""
+
+    def call_named(self, name: str) -> Callable[..., Any]:
+        """Return a function, method, operator or module by its name."""
+
+    def source(self, name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
+        """Return a call as source."""
+
+    def literal(self, value: Any) -> str:
+        """Return an argument that is no tensor as source."""
+
+    def values_of(self, array: Any, dtype: str) -> str:
+        """Return a tensor's values as source."""
+
+    def leaf(self, tensor: Any, *, requires_grad: bool) -> Any:
+        """Return a tensor as a leaf to differentiate by."""
+
+    def shares_memory(self, tensor: Any, others: Sequence[Any]) -> bool:
+        """Whether a plain tensor shares memory with another."""
+
+    def moved(self, tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
+        """Return a plain tensor plus values, and its gradient changed likewise."""
+
+    def gradients(
+        self,
+        body: Callable[[Mapping[int, Any]], Sequence[Any]],
+        leaves: Mapping[int, Any],
+        differentiated: Sequence[int],
+        mode: str,
+        cotangents: Sequence[int],
+        second: Sequence[tuple[int, int]],
+    ) -> dict[tuple[str, int], Any]:
+        """Run a program, and differentiate it."""
+
+    def gradient_source(
+        self, mode: str, outs: Sequence[str], by: Sequence[str], seeds: Sequence[str], second: Mapping[str, str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the lines that differentiate, and what the gradients are called."""
+
+
+def language_of(framework: str) -> Language:
+    """Return the language of a framework.
+
+    Raises:
+        ValueError: no programs can be written in it.
+    """
+    if framework not in LANGUAGES:
+        msg = f"no random programs are written for {framework!r}; there are some for {', '.join(LANGUAGES)}"
+        raise ValueError(msg)
+    return cast("Language", importlib.import_module(LANGUAGES[framework]))

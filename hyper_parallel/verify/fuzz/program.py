@@ -1,0 +1,133 @@
+"""A random program as plain data: leaves, steps, and what is differentiated.
+
+Tensors have numbers. A step is one call that a user may write, on tensors that exist already; what it returns gets new
+numbers, so that the number of a tensor that was written stays valid, and names the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.verify.ops.values import substitute
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.placements import Placement
+
+__all__ = ["MODES", "Leaf", "Program", "Step", "TensorRef", "filled_in", "operands"]
+
+MODES = ("forward", "backward", "grad", "double")
+"""What follows the steps: nothing, ``backward()``, ``autograd.grad``, or that twice."""
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """The place of tensor ``number`` in the arguments of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that the program starts from.
+
+    Attributes:
+        array: the global values; of bfloat16 in float32.
+        dtype: name of the tensor's dtype.
+        placements: one per axis of the mesh.
+        requires_grad: whether it is differentiated by.
+    """
+
+    array: Any
+    dtype: str
+    placements: tuple[Placement, ...]
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call.
+
+    Attributes:
+        call: as the user writes it: ``torch.add``, ``Tensor.reshape``, ``operator.getitem``, ``nn.Linear``.
+        args: positional arguments, with :class:`TensorRef` for tensors and ``DType`` for dtypes.
+        kwargs: keyword arguments likewise.
+        outs: numbers of the tensors that it returns, in order.
+        several: whether it returns a sequence of tensors.
+        aliases: whether it writes an operand, or what it returns shares memory with one.
+    """
+
+    call: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: tuple[int, ...]
+    several: bool = False
+    aliases: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Leaves, steps, and what is differentiated.
+
+    Attributes:
+        seed: seed and number that it was made from.
+        mesh: sizes of the mesh's axes.
+        leaves: by number of the tensor.
+        steps: in order.
+        mode: one of :data:`MODES`.
+        outputs: numbers of the tensors that are differentiated.
+        cotangents: leaves that they are differentiated with, in the same order.
+        second: leaves that the gradients are differentiated with, by number of the leaf whose gradient it is.
+        integral: all values of leaves are small integers.
+        refused: the single device refuses it: an error, and no result.
+    """
+
+    seed: tuple[int, int]
+    mesh: tuple[int, ...]
+    leaves: dict[int, Leaf]
+    steps: tuple[Step, ...]
+    mode: str = "forward"
+    outputs: tuple[int, ...] = ()
+    cotangents: tuple[int, ...] = ()
+    second: tuple[tuple[int, int], ...] = ()
+    integral: bool = True
+    refused: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        count = 1
+        for size in self.mesh:
+            count *= size
+        return count
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """Numbers of the leaves whose gradient is taken."""
+        return tuple(number for number, leaf in self.leaves.items() if leaf.requires_grad)
+
+    def with_used_leaves(self) -> Program:
+        """Return the program without the leaves that nothing reads."""
+        used = {*self.cotangents, *self.outputs, *(leaf for _, leaf in self.second)}
+        for step in self.steps:
+            used.update(operands(step))
+        return replace(self, leaves={number: leaf for number, leaf in self.leaves.items() if number in used})
+
+
+def operands(step: Step) -> Iterator[int]:
+    """Yield the numbers of the tensors that a step reads or writes."""
+    numbers: list[int] = []
+
+    def collect(leaf: Any) -> None:
+        if isinstance(leaf, TensorRef):
+            numbers.append(leaf.number)
+
+    substitute((step.args, step.kwargs), collect)
+    yield from numbers
+
+
+def filled_in(step: Step, replace_leaf: Callable[[Any], Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a step with ``replace_leaf`` applied to everything that is no container."""
+    args = [substitute(value, replace_leaf) for value in step.args]
+    return args, {name: substitute(value, replace_leaf) for name, value in step.kwargs.items()}

@@ -1,0 +1,155 @@
+"""Counts of a run by outcome, its findings, and both as text and JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hyper_parallel.verify.fuzz.outcome import OUTCOMES
+
+__all__ = ["Finding", "FuzzReport"]
+
+_SHOWN_REFUSALS = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A program with which something is wrong, made small.
+
+    Attributes:
+        framework: name of the framework.
+        kind: ``wrong``, ``internal error`` or ``hang``.
+        text: the first difference, or the error.
+        seed, number: of the program that was found.
+        mesh: sizes of the axes of the small program.
+        source: the small program as plain user code; empty where it fails only after the programs before it.
+        file: where that was written.
+        shown: whether the file, run by itself, ends with a non-zero status.
+        alike: number of programs with findings that look alike, this one included.
+        calls: of the small program; findings with the same ones look alike.
+        mode: what follows the steps of the small program.
+    """
+
+    framework: str
+    kind: str
+    text: str
+    seed: int
+    number: int
+    mesh: tuple[int, ...] = ()
+    source: str = ""
+    file: str = ""
+    shown: bool = False
+    alike: int = 1
+    calls: str = ""
+    mode: str = ""
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What findings that look alike have in common."""
+        return (self.framework, self.kind, self.calls, self.mode)
+
+    def lines(self) -> list[str]:
+        """Return the finding as lines of text."""
+        also = f" ({self.alike} programs alike)" if self.alike > 1 else ""
+        first = f"{self.kind}: {self.text.splitlines()[0][:300] if self.text else ''}{also}"
+        where = f"{self.framework}, seed {self.seed}, program {self.number}"
+        if not self.source:
+            return [first, f"  {where}: fails only after the programs before it in its batch"]
+        shown = "" if self.shown else "; by itself it does not fail"
+        return [first, f"  {where}, mesh {'x'.join(map(str, self.mesh))}: {self.file or 'not written'}{shown}"]
+
+
+@dataclass
+class FuzzReport:
+    """Counts and findings of a run.
+
+    Attributes:
+        seed: of the run.
+        frameworks: that it ran on.
+        outcomes: programs by framework and outcome.
+        exact: programs that were compared to the bit.
+        compared: results that were compared, over all ranks.
+        gradients: how many of them are gradients.
+        steps: calls by name, of all programs.
+        refusals: refused programs by the beginning of the message.
+        worlds: programs by number of ranks.
+        modes: programs by what followed their steps.
+        findings: one per kind of failure that looks alike.
+        seconds: wall time.
+        processor_seconds: time of all processes.
+        note: that the run was interrupted, for example.
+    """
+
+    seed: int
+    frameworks: tuple[str, ...] = ()
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    exact: int = 0
+    compared: int = 0
+    gradients: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    worlds: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that ran."""
+        return sum(counts.total() for counts in self.outcomes.values())
+
+    @property
+    def checked(self) -> bool:
+        """Whether some program of every framework was compared and equal, or wrong: not all were refused."""
+        return bool(self.frameworks) and all(
+            any(self.outcomes.get(framework, {}).get(kind) for kind in ("equal", "wrong"))
+            for framework in self.frameworks
+        ) and bool(self.compared or self.findings)  # fmt: skip
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked, and nothing is wrong."""
+        return self.checked and not self.findings and not self.note
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding, or count it with one that looks alike."""
+        for index, known in enumerate(self.findings):
+            if finding.signature == known.signature:
+                self.findings[index] = replace(known, alike=known.alike + 1)
+                return
+        self.findings.append(finding)
+
+    def text(self) -> str:
+        """Return the counts, and a paragraph per finding."""
+        lines = []
+        for framework in self.frameworks:
+            counts = self.outcomes.get(framework, Counter())
+            parts = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOMES)
+            lines.append(f"{framework}: {counts.total()} programs: {parts}")
+        lines.append(
+            f"{self.compared} results compared on all ranks, {self.gradients} of them gradients; "
+            f"{self.exact} programs to the bit; {len(self.steps)} different calls"
+        )
+        rate = self.programs / self.processor_seconds if self.processor_seconds else 0.0
+        lines.append(f"seed {self.seed}; {self.seconds:.1f} s, {rate:.0f} programs per second of one core")
+        for finding in self.findings:
+            lines.extend(finding.lines())
+        if not self.checked:
+            lines.append("nothing was checked: no program was compared with a single device")
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(lines)
+
+    def json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        data = asdict(self)
+        for name in ("steps", "worlds", "modes"):
+            data[name] = dict(sorted(getattr(self, name).items()))
+        data["refusals"] = dict(self.refusals.most_common(_SHOWN_REFUSALS))
+        data["outcomes"] = {
+            framework: {kind: counts[kind] for kind in OUTCOMES} for framework, counts in self.outcomes.items()
+        }
+        return {"ok": self.ok, "checked": self.checked, "programs": self.programs, **data}

@@ -1,0 +1,227 @@
+"""What a single device computes, and how far a correct distributed run may be from it.
+
+A program is exact if its leaves are small integers and everything that it computes is a small multiple of 1/64: then
+nothing was rounded, and results are compared to the bit. Otherwise bounds are earned as in
+:mod:`hyper_parallel.verify.noise`: the program runs again with leaves, results of steps and gradients moved by a unit
+in the last place. These repeats run only where a result is not equal to the bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.fuzz.execution import Key, execute, plain_leaves
+from hyper_parallel.verify.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
+from hyper_parallel.verify.ops.compare import is_dyadic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.fuzz.language import Language
+    from hyper_parallel.verify.fuzz.program import Program
+
+__all__ = ["Result", "Truth", "result_of"]
+
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10,
+        "complex128": 2.0**-52, "complex64": 2.0**-23}  # fmt: skip
+_HALF = ("bfloat16", "float16")
+_PAIRS = (2, 10)
+"""Antithetic pairs of repeats: at first, and before a result is called wrong."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor as data.
+
+    Attributes:
+        array: its values; of bfloat16 in float32.
+        dtype: name of its dtype.
+    """
+
+    array: Any
+    dtype: str
+
+
+def result_of(tensor: Any, platform: Platform) -> Result | None:
+    """Return a plain tensor as data; None stays None."""
+    if tensor is None:
+        return None
+    array = np.array(platform.tensor_to_numpy(platform.detach(tensor)))
+    return Result(array, str(tensor.dtype).rpartition(".")[2].lower())
+
+
+@dataclass
+class Truth:
+    """The results of a program on a single device.
+
+    Attributes:
+        program: the program.
+        platform: the framework.
+        language: its language.
+        results: by key; None for a gradient that does not exist.
+        error: what the single device raised, instead of results.
+        exact: nothing was rounded.
+    """
+
+    program: Program
+    platform: Platform
+    language: Language
+    results: dict[Key, Result | None] = field(default_factory=dict)
+    error: str = ""
+    exact: bool = False
+    _repeats: list[Mapping[Key, Result | None]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, program: Program, platform: Platform, language: Language) -> Truth:
+        """Run a program on a single device."""
+        truth = cls(program, platform, language)
+        try:
+            truth.results = truth._run(None, 0)
+        except Exception as error:  # noqa: BLE001 - that it refuses the program is its answer
+            truth.error = f"{type(error).__name__}: {error}"
+            return truth
+        arrays = [result.array for result in truth.results.values() if result is not None]
+        halves = any(result.dtype in _HALF for result in truth.results.values() if result is not None)
+        halves = halves or any(leaf.dtype in _HALF for leaf in program.leaves.values())
+        truth.exact = program.integral and not halves and is_dyadic(arrays) and not _averages_round(program)
+        return truth
+
+    def difference(self, key: Key, actual: Any, box: tuple[slice, ...]) -> str:
+        """Return how part of a result differs from the single device's; nothing if it is right.
+
+        Args:
+            key: of the result.
+            actual: the part.
+            box: where it belongs.
+        """
+        result = self.results[key]
+        assert result is not None
+        expected = result.array[box]
+        if actual.shape != expected.shape:
+            return f"has local shape {list(actual.shape)}, should have {list(expected.shape)}"
+        same = _equal(actual, expected)
+        if same.all():
+            return ""
+        for pairs in () if self.exact else _PAIRS:
+            allowed = self._allowed(key, result, pairs)[box]
+            with np.errstate(invalid="ignore", over="ignore"):
+                distance = np.abs(_wide(actual) - _wide(expected))
+            same = same | (distance <= allowed) | np.isinf(allowed)
+            if same.all():
+                return ""
+        worst = tuple(int(index) for index in np.unravel_index(int(np.argmin(same)), same.shape))
+        count = int(same.size - np.count_nonzero(same))
+        return f"is {actual[worst]} at {list(worst)}, should be {expected[worst]} ({count} of {same.size} differ)"
+
+    def _allowed(self, key: Key, result: Result, pairs: int) -> Any:
+        """Return how far each element may be off; infinity where repeats disagree on integers, or on what is finite."""
+        while len(self._repeats) < 2 * pairs:
+            seed = len(self._repeats) // 2
+            for sign in (1, -1):
+                self._repeats.append(self._repeat(sign, seed))
+        reference = result.array
+        repeats = [repeat[key].array for repeat in self._repeats if repeat.get(key) is not None]  # type: ignore[union-attr]
+        repeats = [repeat for repeat in repeats if repeat.shape == reference.shape]
+        if not repeats:
+            return np.zeros(reference.shape)
+        if reference.dtype.kind not in "fc":
+            changed = np.logical_or.reduce([repeat != reference for repeat in repeats])
+            return np.where(changed, np.inf, 0.0)
+        finite = np.isfinite(reference)
+        unstable = np.logical_or.reduce([np.isfinite(repeat) != finite for repeat in repeats])
+        wide = np.abs(np.where(finite, _wide(reference), 0.0))
+        floor = NOISE_SHARE * self._largest(key[0])
+        least = _EPS[result.dtype] * np.maximum(wide, floor)
+        multiple = HALF_MULTIPLE if result.dtype in _HALF else MULTIPLE
+        allowed = multiple * np.maximum(movement(reference, repeats), least)
+        return np.where(unstable, np.inf, np.where(finite, allowed, 0.0))
+
+    def _largest(self, kind: str) -> float:
+        """Return the largest finite magnitude among the results of a kind."""
+        largest = 0.0
+        for key, result in self.results.items():
+            if key[0] == kind and result is not None and result.dtype in _EPS and result.array.size:
+                magnitudes = np.abs(_wide(result.array))
+                largest = max(largest, float(np.where(np.isfinite(magnitudes), magnitudes, 0.0).max()))
+        return largest
+
+    def _repeat(self, sign: int, seed: int) -> Mapping[Key, Result | None]:
+        try:
+            return self._run(sign, seed)
+        except Exception:  # noqa: BLE001 - moved values may leave the domain of a function
+            return {}
+
+    def _run(self, sign: int | None, seed: int) -> dict[Key, Result | None]:
+        leaves = plain_leaves(self.program, self.platform, self.language)
+        after = None
+        if sign is not None:
+            mover = _Mover(self.platform, self.language, sign, seed)
+            leaves = {
+                number: self.language.leaf(
+                    self.platform.detach(mover.moved(number, self.platform.detach(leaf), gradient=False)),
+                    requires_grad=self.program.leaves[number].requires_grad,
+                )
+                for number, leaf in leaves.items()
+            }
+            after = mover
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = execute(self.program, leaves, self.platform, self.language, after)
+        return {key: result_of(tensor, self.platform) for key, tensor in results.items()}
+
+
+class _Mover:
+    """Moves tensors, and gradients that pass them, by a unit in the last place, in random directions."""
+
+    def __init__(self, platform: Platform, language: Language, sign: int, seed: int) -> None:
+        self.platform, self.language, self.sign, self.seed = platform, language, sign, seed
+
+    def __call__(self, number: int, tensor: Any) -> Any:
+        """Return result ``number`` of a step, moved."""
+        return self.moved(number, tensor, gradient=True)
+
+    def moved(self, number: int, tensor: Any, *, gradient: bool) -> Any:
+        """Return a tensor, moved; what is not floating stays as it is."""
+        result = result_of(tensor, self.platform)
+        assert result is not None
+        if result.dtype not in _EPS or not result.array.size or not np.isfinite(result.array).all():
+            return tensor
+        change = self._change(result.array, result.dtype, (self.seed, number, 0))
+        back = None
+        if gradient:
+
+            def back(grad: Any) -> Any:
+                return self._change(grad, result.dtype, (self.seed, number, 1))
+
+        return self.language.moved(tensor, change, back)
+
+    def _change(self, array: Any, dtype: str, seed: tuple[int, ...]) -> Any:
+        """Return a unit in the last place of each element, up or down."""
+        directions = self.sign * np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=array.shape)
+        return np.asarray(array * (_EPS[dtype] * directions))
+
+
+def _averages_round(program: Program) -> bool:
+    """Whether an average over other than a power of two ranks is among the leaves."""
+    return any(
+        placement == Partial("avg") and size & (size - 1)
+        for leaf in program.leaves.values()
+        for placement, size in zip(leaf.placements, program.mesh, strict=True)
+    )
+
+
+def _equal(actual: Any, expected: Any) -> Any:
+    same = np.asarray(actual == expected)
+    if expected.dtype.kind in "fc":
+        same = same | (np.isnan(actual) & np.isnan(expected))
+    return same
+
+
+def _wide(array: Any) -> Any:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -1,0 +1,245 @@
+"""Every outcome is told from the others: shown by operators and rules that are broken on purpose."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hyper_parallel import DTensor, Partial, Replicate, Shard
+from hyper_parallel.core.shard.rule import Row
+from hyper_parallel.errors import LayoutError
+from hyper_parallel.platform.torch import programs as language
+from hyper_parallel.platform.torch.ops.registry import functions
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.fuzz import world
+from hyper_parallel.verify.fuzz.program import Program
+from hyper_parallel.verify.fuzz.world import run_programs
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Return a function that makes a function the operator ``torch.broken``."""
+    usual = language.call_named
+
+    def make(function):
+        monkeypatch.setattr(language, "call_named", lambda name: function if name == "torch.broken" else usual(name))
+
+    return make
+
+
+def run(*programs, **options):
+    """Return the outcomes of programs in one world."""
+    return run_programs("torch", programs, **options)
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward", "grad", "double"])
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (1, 3)])
+def test_a_right_program_is_equal(small, mesh, mode):
+    """Values and gradients of integers are compared to the bit, on every rank."""
+    (outcome,) = run(small.unary("torch.square", mesh=mesh, mode=mode))
+    assert (outcome.kind, outcome.text) == ("equal", "")
+    ranks = int(np.prod(mesh))
+    assert outcome.exact
+    assert outcome.compared >= ranks * (1 if mode == "forward" else 2)
+    assert bool(outcome.gradients) == (mode != "forward")
+
+
+def test_rounding_is_no_finding(small):
+    """Real values may differ by what rounding does; that is not called exact."""
+    program = small.unary("torch.sum", mesh=(3,), mode="forward", integral=False, dtype="float32")
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.exact) == ("equal", False)
+
+
+@pytest.mark.parametrize("integral", [True, False])
+def test_a_wrong_value_is_found(small, broken, integral):
+    """A value that differs by more than rounding is wrong, with the first that does."""
+    broken(lambda t: t * (1 + 1e-6) if isinstance(t, DTensor) else t * 1)
+    (outcome,) = run(small.unary("torch.broken", mode="forward", integral=integral))
+    assert outcome.kind == "wrong"
+    assert outcome.text.startswith("value of x1 is ")
+    assert outcome.first == 1
+
+
+def test_a_wrong_gradient_is_found(small, broken):
+    """A gradient that differs is wrong though the value is right."""
+    broken(lambda t: t + (t - t.detach()) if isinstance(t, DTensor) else t * 1)
+    (outcome,) = run(small.unary("torch.broken"))
+    assert outcome.kind == "wrong"
+    assert outcome.text.startswith("gradient of x0 is ")
+
+
+def test_a_wrong_rule_is_found(small, monkeypatch):
+    """A rule that lets pending sums through a square is found."""
+    entry = functions()[torch.square]
+    rule = entry.rule
+
+    def strategies(call):
+        answer = rule.strategies(call)
+        pending = Row((Partial("sum"),), (Partial("sum"),))
+        return replace(answer, rows=(pending, *answer.rows))
+
+    program = small.unary("torch.square", mode="forward")
+    program = replace(program, leaves={0: replace(program.leaves[0], placements=(Partial("sum"),))})
+    assert run(program)[0].kind == "equal"
+    with monkeypatch.context() as patch:
+        patch.setattr(entry, "rule", replace(rule, strategies=strategies))
+        entry.cache.clear()
+        outcome = run(program)[0]
+    entry.cache.clear()
+    assert outcome.kind == "wrong"
+
+
+@pytest.mark.parametrize(
+    "spoil, text",
+    [
+        (lambda t: t.to_local(), "value of x1 is a plain tensor, on rank 0"),
+        (lambda t: t.float(), "value of x1 has dtype float32, should have float64, on rank 0"),
+        (lambda t: t[:2], "value of x1 has shape [2, 3], should have [5, 3], on rank 0"),
+    ],
+)
+def test_a_result_of_another_kind_is_wrong(small, broken, spoil, text):
+    """A plain tensor, another dtype and another shape are wrong."""
+    broken(lambda t: spoil(t) if isinstance(t, DTensor) else t * 1)
+    (outcome,) = run(small.unary("torch.broken", mode="forward"))
+    assert (outcome.kind, outcome.text) == ("wrong", text)
+
+
+def test_a_missing_gradient_is_wrong(small, broken):
+    """A gradient that exists only on a single device, or only here, is wrong."""
+    broken(lambda t: t.detach() + torch.zeros_like(t) * 0 if isinstance(t, DTensor) else t * 1)
+    program = small.unary("torch.broken", mode="grad")
+    program = replace(program, leaves={**program.leaves, 3: small.leaf(seed=3)}, steps=(
+        *program.steps, small.step("torch.add", small.x(1), small.x(3), outs=(4,)),
+    ), outputs=(4,))  # fmt: skip
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.text) == ("wrong", "gradient of x0 is missing, on rank 0")
+
+
+def test_a_refusal_is_counted_with_its_words(small, broken):
+    """An error of this library on all ranks is a refusal."""
+
+    def refuse(tensor):
+        if isinstance(tensor, DTensor):
+            raise LayoutError("not in this layout")
+        return tensor * 1
+
+    broken(refuse)
+    (outcome,) = run(small.unary("torch.broken"))
+    assert (outcome.kind, outcome.text) == ("refused", "LayoutError: not in this layout")
+
+
+def test_what_a_single_device_refuses_must_be_refused(small):
+    """Refused by both, or accepted: then there is nothing to compare with."""
+    unequal = Program((0, 0), (2,), {0: small.leaf((5, 3)), 1: small.leaf((4, 3), seed=1)}, (
+        small.step("torch.add", small.x(0), small.x(1), outs=(2,)),
+    ), refused=True)  # fmt: skip
+    assert run(unequal)[0].kind == "refused by both"
+
+
+def test_what_only_a_single_device_refuses_is_accepted(small, broken):
+    """A program that only the single device refuses is told from an equal one."""
+
+    def lenient(tensor):
+        if not isinstance(tensor, DTensor):
+            raise TypeError("not a number")
+        return tensor * 1
+
+    broken(lenient)
+    (outcome,) = run(small.unary("torch.broken"))
+    assert (outcome.kind, outcome.text) == ("accepted", "a single device refuses with TypeError: not a number")
+
+
+def test_another_error_is_an_internal_error(small, broken):
+    """An error that is no refusal, on all ranks or on some, is internal; the programs after it still run."""
+
+    def fail(tensor):
+        if isinstance(tensor, DTensor):
+            return {}["none"]
+        return tensor * 1
+
+    broken(fail)
+    right = small.unary("torch.square")
+    outcomes = run(right, small.unary("torch.broken"), right)
+    assert [outcome.kind for outcome in outcomes] == ["equal", "internal error", "equal"]
+    assert outcomes[1].text.startswith("KeyError: 'none'\n")
+
+
+def test_an_error_on_some_ranks_is_an_internal_error(small, broken):
+    """Where one rank fails and the others communicate, the error of that rank is told."""
+
+    def fail_on_one(tensor):
+        if not isinstance(tensor, DTensor):
+            return tensor * 1
+        if active_transport().rank == 1:
+            raise ZeroDivisionError("on one rank")
+        return tensor.redistribute(placements=[Replicate()])
+
+    broken(fail_on_one)
+    right = small.unary("torch.square")
+    outcomes = run(right, small.unary("torch.broken"), right)
+    assert [outcome.kind for outcome in outcomes] == ["equal", "internal error", "equal"]
+    assert outcomes[1].text.startswith("on some ranks only: ZeroDivisionError: on one rank")
+
+
+def test_ranks_that_do_not_call_the_same_hang(small, broken):
+    """A rank that leaves out a collective is a hang, named by the simulation."""
+
+    def leave_out(tensor):
+        if isinstance(tensor, DTensor) and active_transport().rank != 1:
+            tensor.redistribute(placements=[Replicate()])
+        return tensor * 1
+
+    broken(leave_out)
+    right = small.unary("torch.square")
+    outcomes = run(right, small.unary("torch.broken"), right)
+    assert [outcome.kind for outcome in outcomes] == ["equal", "hang", "equal"]
+    assert "rank 1" in outcomes[1].text
+
+
+def test_an_operator_that_never_ends_hangs(small, broken):
+    """A world that does not end in its time is a hang; the stack shows where."""
+
+    def endless(tensor):
+        while isinstance(tensor, DTensor):
+            time.sleep(0.01)
+        return tensor * 1
+
+    broken(endless)
+    (outcome,) = run(small.unary("torch.broken"), timeout=2.0)
+    assert outcome.kind == "hang"
+    assert "did not finish within 2 s" in outcome.text
+    assert "endless" in outcome.text
+
+
+def test_a_broken_rule_that_says_so_is_an_internal_error(small, monkeypatch):
+    """A local result that contradicts its rule ends the world, and is an internal error."""
+    entry = functions()[torch.square]
+    rule = entry.rule
+
+    def strategies(call):
+        answer = rule.strategies(call)
+        return replace(answer, outputs=((7, 7),))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entry, "rule", replace(rule, strategies=strategies))
+        entry.cache.clear()
+        (outcome,) = run(small.unary("torch.square", mode="forward"))
+    entry.cache.clear()
+    assert outcome.kind == "internal error"
+    assert outcome.text.startswith("ShardMismatchError: ")
+
+
+def test_pending_results_are_reduced_only_at_the_end(small):
+    """A pending result that a later step reads is not compared; the last one is."""
+    sharded = small.leaf((4, 3), (Shard(0),))
+    program = Program((0, 0), (2,), {0: sharded}, (
+        small.step("torch.sum", small.x(0), 0, outs=(1,)), small.step("torch.neg", small.x(1), outs=(2,)),
+    ))  # fmt: skip
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.compared) == ("equal", 2)
+    assert world.SECONDS > 0
