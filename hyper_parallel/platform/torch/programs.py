@@ -95,11 +95,12 @@ def forms(
     Returns:
         pairs of a name for :func:`call_named`, and a function from arguments in canonical names to those of the call.
     """
-    found = []
+    found: list[tuple[str, Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]] = []
     for _, form in public_calls(op, arguments, canonical, writes=writes):
-        name = resolve_name(form.function) if isinstance(form, Form) else None
-        name = None if name is None else name.replace("torch.functional.", "torch.")
-        if name is not None and _is_named(name, form.function):
+        if not isinstance(form, Form):
+            continue
+        name = (resolve_name(form.function) or "").replace("torch.functional.", "torch.")
+        if name and _is_named(name, form.function):
             found.append((name, form.arguments))
     return found
 
@@ -117,11 +118,11 @@ def call_named(name: str) -> Callable[..., Any]:
     if name.startswith("torch.nn.") and rest.removeprefix("nn.") in _MODULES:
         return _module_call(rest.removeprefix("nn."))
     if home == "operator":
-        return getattr(operator, rest)  # type: ignore[no-any-return] # a function
+        return getattr(operator, rest)
     value: Any = torch.Tensor if home == "Tensor" else torch
     for part in rest.split("."):
         value = getattr(value, part)
-    return value  # type: ignore[no-any-return] # a function
+    return value
 
 
 def _module_call(name: str) -> Callable[..., Any]:

@@ -72,7 +72,7 @@ def public_calls(
     """
     defaults = {name: parameter.default for name, parameter in canonical.parameters.items()}
     passed = [name for name, value in arguments.items() if not _is_default(value, defaults[name])]
-    calls = [
+    calls: list[tuple[str, Callable[..., Any]]] = [
         (_name(entry.func, entry.name), call)
         for entry in _spellings().get(op, ())
         if entry.in_place == writes and _takes(entry.binder, passed)

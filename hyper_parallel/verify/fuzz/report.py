@@ -105,7 +105,7 @@ class FuzzReport:
     def checked(self) -> bool:
         """Whether some program of every framework was compared and equal, or wrong: not all were refused."""
         return bool(self.frameworks) and all(
-            any(self.outcomes.get(framework, {}).get(kind) for kind in ("equal", "wrong"))
+            any(self.outcomes.get(framework, Counter[str]())[kind] for kind in ("equal", "wrong"))
             for framework in self.frameworks
         ) and bool(self.compared or self.findings)  # fmt: skip
 

@@ -13,7 +13,6 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.endpoint import unwinding
 from hyper_parallel.verify.fuzz.execution import Key, execute
 from hyper_parallel.verify.fuzz.language import language_of
@@ -133,7 +132,7 @@ class _RankError(Exception):
 def _run_rank(framework: str, programs: Sequence[Program], shared: Sequence[list[_RankRun]]) -> list[_RankRun]:
     """Run all programs on this rank; all ranks meet after each."""
     platform, language = platform_named(framework), language_of(framework)
-    transport = active_transport()
+    transport = platform.transport()
     meshes: dict[tuple[int, ...], Any] = {}
     runs = shared[transport.rank]
     for program in programs:

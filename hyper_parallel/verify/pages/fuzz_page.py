@@ -61,7 +61,7 @@ def _finding(finding: Finding) -> list[Value]:
 
 
 def _outcomes(report: FuzzReport) -> Markup:
-    columns = ["framework", *(Column(kind, number=True) for kind in OUTCOMES)]
+    columns: list[Column | str] = ["framework", *(Column(kind, number=True) for kind in OUTCOMES)]
     rows: list[list[Value]] = [
         [
             framework,
