@@ -16,6 +16,7 @@ from hyper_parallel.cli import (
     explain,
     fuzz,
     self_test,
+    trace,
     verify_bugs,
     verify_contract,
     verify_model,
@@ -97,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     explain.add_parser(commands)
     fuzz.add_parser(commands)
     self_test.add_parser(commands)
+    trace.add_parser(commands)
     return top
 
 

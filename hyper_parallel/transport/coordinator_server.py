@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.requests import Requests
 
 __all__ = ["CoordinatorServer", "connect"]
@@ -46,8 +47,7 @@ class CoordinatorServer:
             else:
                 self._accept()
         lines = {rank: line for line, rank in self._ranks.items()}
-        for rank, resumption in self.coordinator.resumptions(self._waiting).items():
-            self._waiting.discard(rank)
+        for rank, resumption in self._requests.answers(self._waiting).items():
             with contextlib.suppress(OSError):  # it has gone: the next round sees that
                 lines[rank].send(resumption)
         return bool(sources)
@@ -61,6 +61,11 @@ class CoordinatorServer:
     def lost(self) -> str | None:
         """See :meth:`Requests.lost`."""
         return self._requests.lost()
+
+    def write_record(self, failed: WorldFailedError) -> None:
+        """Write the flight record, if there is a recorder."""
+        if self._requests.recorder is not None:
+            self._requests.recorder.write(failed)
 
     def close(self) -> None:
         """Take what the ranks, which have ended, had sent before; then close all connections."""

@@ -39,11 +39,15 @@ class WorldFailedError(RankFailedError):
 
     Attributes:
         failures: per failed rank the exception that it raised, in the order in which they failed.
+        activities: per rank what it was doing, with its stack or traceback, where that is known.
     """
 
-    def __init__(self, text: str, failures: Mapping[int, BaseException]) -> None:
+    def __init__(
+        self, text: str, failures: Mapping[int, BaseException], activities: Mapping[int, str] | None = None
+    ) -> None:
         super().__init__(text)
         self.failures: dict[int, BaseException] = dict(failures)
+        self.activities: dict[int, str] = dict(activities or {})
 
 
 def trace(error: BaseException) -> str:
@@ -94,7 +98,7 @@ def world_failed(
         f"--- rank {rank}: {activities.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures
     ]
     text = "\n".join(lines)
-    failed = WorldFailedError("\n".join(filter(None, [text, advice(text)])), failures)
+    failed = WorldFailedError("\n".join(filter(None, [text, advice(text)])), failures, {**activities, **texts})
     failed.__cause__ = cause
     return failed
 
@@ -130,4 +134,4 @@ def world_timed_out(timeout: float, activities: Mapping[int, str], hanging: Sequ
     order = [*named, *(rank for rank in sorted(activities) if rank not in named)]
     lines += [f"--- rank {rank}: {activities[rank].rstrip()}" for rank in order]
     failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in named}
-    return WorldFailedError("\n".join(lines), failures)
+    return WorldFailedError("\n".join(lines), failures, activities)

@@ -152,8 +152,7 @@ class _LaunchedWorld:
                     self._deadline = time.monotonic() + _GRACE_SECONDS
                 else:
                     return False
-            for rank, resumption in self.coordinator.resumptions(self._waiting).items():
-                self._waiting.discard(rank)
+            for rank, resumption in self._requests.answers(self._waiting).items():
                 self._send(rank, resumption)
         return True
 
@@ -255,6 +254,11 @@ class _LaunchedWorld:
         stacks = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})
         return {rank: _shorten(stack) for rank, stack in stacks.items()}
 
+    def write_record(self, failed: WorldFailedError) -> None:
+        """Write the flight record, if there is a recorder."""
+        if self._requests.recorder is not None:
+            self._requests.recorder.write(failed)
+
     def failure(self) -> WorldFailedError | None:
         """Why the run failed; an error that only reports a lost peer is listed after the peer's own."""
         if not self.failures:
@@ -297,6 +301,8 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
     try:
         world.start(tasks)
         run.failure = world.failure() if world.run() else world.timed_out(timeout)
+        if run.failure is not None:
+            world.write_record(run.failure)
         if run.failure is None:
             run.results = [unpack(world.reports[rank].packed) for rank in range(world_size)]
         run.outputs = [team.output(rank) for rank in range(world_size)]

@@ -7,6 +7,7 @@ from typing import Any
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.endpoint import Resumption
+from hyper_parallel.transport.flight_recorder import recorder_from_environment
 from hyper_parallel.transport.message_board import MessageBoard, Posted
 
 __all__ = ["Requests", "called"]
@@ -17,9 +18,13 @@ class Requests:
 
     Args:
         coordinator: of the world.
+
+    Attributes:
+        recorder: keeps the last calls, if the user asked for that.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
+        self.recorder = recorder_from_environment(coordinator.world_size)
         self._coordinator = coordinator
         self._board = MessageBoard(coordinator)
         self._posted: dict[tuple[int, int], Posted] = {}
@@ -33,6 +38,8 @@ class Requests:
                 of a message, ``settle`` it, or ``probe`` whether it is settled.
             content: a contribution, a ticket, a message, or a tuple of those.
         """
+        if self.recorder is not None:
+            self.recorder.asked(rank, kind, content)
         if self._coordinator.aborted and kind in ("send", "post"):
             return False
         if kind == "send":
@@ -62,6 +69,15 @@ class Requests:
             coordinator.answer(rank, Resumption())
         else:
             self._board.settle(self._posted.pop((rank, content)))
+
+    def answers(self, waiting: set[int]) -> dict[int, Resumption]:
+        """The answers for those of the ``waiting`` ranks that go on now; they wait no longer."""
+        answers = self._coordinator.resumptions(waiting)
+        waiting.difference_update(answers)
+        if self.recorder is not None:
+            for rank, resumption in answers.items():
+                self.recorder.answered(rank, resumption.error)
+        return answers
 
     def lost(self) -> str | None:
         """The error text for messages that do not fit, or were never received, and that no rank waited for; or None."""

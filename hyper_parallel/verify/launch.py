@@ -76,12 +76,16 @@ def launch(
         server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
         world = _Torchrun(folder, world_size) if platform == "torch" else _Processes(folder, world_size)
         try:
-            _await(world, server, folder, timeout)
-        finally:
-            world.end()
-            _kill_remaining(folder)
-            server.close()
-        return _results(folder, server, world.codes())
+            try:
+                _await(world, server, folder, timeout)
+            finally:
+                world.end()
+                _kill_remaining(folder)
+                server.close()
+            return _results(folder, server, world.codes())
+        except WorldFailedError as failed:
+            server.write_record(failed)
+            raise
 
 
 class _Torchrun:

@@ -1,0 +1,55 @@
+"""``hyper-parallel trace``: the flight records of a failed world as a table and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyper_parallel.cli.output import can_be_written
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Show what the ranks of a failed world were doing: who raised, where each rank is, and the first call on which ranks
+differ. Set HP_FLIGHT_FOLDER to a folder before the world is started; it receives the last 256 calls of each rank when
+the world fails, times out or loses a rank.
+
+Exit status: 0 if the records could be read, 2 if there are none or they are damaged."""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    subparser = commands.add_parser(
+        "trace",
+        help="what the ranks of a failed world were doing",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparser.add_argument("folder", metavar="FOLDER", help="the folder that HP_FLIGHT_FOLDER named")
+    subparser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    subparser.add_argument("--json", action="store_true", help="the merged record as JSON on stdout")
+    subparser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table and write the trace."""
+    from hyper_parallel.transport.flight_recorder import write_json
+    from hyper_parallel.transport.flight_trace import read_flight
+
+    flight = read_flight(Path(arguments.folder))
+    can_be_written("--perfetto", arguments.perfetto)
+    if arguments.perfetto is not None:
+        write_json(Path(arguments.perfetto), flight.chrome())
+    if arguments.json:
+        raised = {str(rank): error for rank, error in flight.raised().items()}
+        records = {str(rank): record for rank, record in sorted(flight.records.items())}
+        content = {"ok": True, "world_size": flight.world_size, "raised": raised, "difference": flight.difference()}
+        print(json.dumps({**content, "ranks": records}, indent=2))
+    else:
+        print(flight.text())
+    return 0
