@@ -21,7 +21,7 @@ def page(title: str, body: Markup | str, *, footer: str = "") -> str:
         body: what stands under the heading; a str is text, Markup is markup.
         footer: a line at the end, such as the command that wrote the page.
     """
-    return render("page.html", title=title, body=body, footer=footer)
+    return str(render("page.html", title=title, body=body, footer=footer))
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -1,0 +1,107 @@
+"""Names and messages of any text never become elements, attributes or scripts of a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from markupsafe import Markup
+
+from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.verify.pages import layout_svg, page, table
+from hyper_parallel.verify.pages.bugs_page import bugs_page
+from hyper_parallel.verify.pages.model_page import model_page
+from hyper_parallel.verify.pages.mutation_page import mutation_page
+from hyper_parallel.verify.pages.operators_page import operators_page
+
+PLAIN = "plain"
+TEXTS = st.text(st.sampled_from("<>\"'&/=;- \nax{}%$\\\u2028\0"), min_size=1, max_size=12)
+
+
+class Elements(HTMLParser):
+    """Collects each element with the names of its attributes, and the text of scripts."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.scripts = [], []
+
+    def handle_starttag(self, tag, attrs):
+        """Note an element."""
+        self.seen.append((tag, *sorted(name for name, _ in attrs)))
+
+    def handle_data(self, data):
+        """Note what a script consists of."""
+        if self.lasttag in {"script", "style"}:
+            self.scripts.append(data)
+
+
+def elements(text):
+    """Return the elements and scripts of a page."""
+    parser = Elements()
+    parser.feed(str(text))
+    parser.close()
+    return parser.seen, parser.scripts
+
+
+def model(samples, text):
+    """The page of a run whose names and messages are ``text``."""
+    report = samples.run(wrong=True, error=text, modules=("first", text))
+    layouts = [replace(report.parameter_layouts[0], path=text), *report.parameter_layouts[1:]]
+    return model_page(
+        [replace(report, name=text, cause=text, skipped=[text], settings={text: text}, parameter_layouts=layouts)]
+    )
+
+
+def operators(samples, text):
+    """The page of a sweep of an operator of this name, with its messages."""
+    entry = samples.operator(text, "torch", "wrong", forward=3)
+    findings = [{"problem": text, "places": text}]
+    entry |= {"wrong": findings, "crash": findings, "rejected": {text: 1}, "skipped": {text: 1}, "exempt": text}
+    return operators_page([samples.sweep("torch", entry)])
+
+
+def mutation(samples, text):
+    """The page of a mutation run of a rule of this name."""
+    report = samples.mutation()
+    report["survivors"] = [{**entry, "op": text, "kind": text, "change": text} for entry in report["survivors"]]
+    report["operators"] = {text: next(iter(report["operators"].values()))}
+    return mutation_page(report)
+
+
+def corpus(samples, text):
+    """The page of the corpus with one program of these names."""
+    report = samples.corpus()
+    result = report.results[0]
+    result = replace(
+        result,
+        bug=replace(result.bug, sentence=text, source=text, tensor=text),
+        broken=replace(result.broken, name=text, evidence=text, error=text),
+    )
+    return bugs_page(replace(report, results=[result], note=text))
+
+
+def pictures(samples, text):
+    """A page with a table and with the picture of a layout whose axes have this name."""
+    mesh = samples.mesh(2, 3, names=(text, "tp"))
+    picture = layout_svg(samples.layout(mesh, [Shard(0), Partial()], (5, 4)))
+    body = Markup("{}{}").format(table(text, [text], [[text]], search=True), Markup(picture))  # noqa: S704 - our own picture
+    return page(text, body, footer=text)
+
+
+@pytest.mark.parametrize("build", [model, operators, mutation, corpus, pictures])
+def test_no_text_becomes_markup(samples, build):
+    """A page has the same elements, attributes and scripts whatever its names and messages are."""
+    expected = elements(build(samples, PLAIN))
+
+    @settings(max_examples=60)
+    @given(TEXTS)
+    @example("</script><script>alert(1)</script>")
+    @example('"><img src=x onerror=alert(1)>')
+    @example("' onload='alert(1)")
+    @example("]]><svg onload=alert(1)>")
+    def hostile(text):
+        assert elements(build(samples, text)) == expected
+
+    hostile()
