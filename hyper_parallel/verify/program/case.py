@@ -101,10 +101,10 @@ def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
         sharded: dict[str, bool] = {}
         for key in names:
             for group in groups:
-                held = [rank for rank in group if key in runs.ranks[rank]]
-                places = [runs.placement(key, rank) for rank in held]
+                holders = [rank for rank in group if key in runs.ranks[rank]]
+                places = [runs.placement(key, rank) for rank in holders]
                 if any(place is None or places[0] is None or not place.same_place(places[0]) for place in places):
-                    sizes = {runs.value(key, rank).shape for rank in held}
+                    sizes = {runs.value(key, rank).shape for rank in holders}
                     sharded[key[1]] = sharded.get(key[1], True) and len(sizes) == 1
         if sharded and all(sharded.values()):
             facts = f"what is sharded over {axis} divides evenly: {', '.join(list(sharded)[:4])}"
@@ -190,9 +190,9 @@ def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
             if array.dtype.kind == "b" or (array.dtype.kind == "i" and (array == IGNORED_LABEL).any()):
                 selected = array if array.dtype.kind == "b" else array != IGNORED_LABEL
                 counts.setdefault(name, set()).add(int(selected.sum()))
-    for name, found in counts.items():
-        if len(found) == 1 and runs.parallel.world_size > 1:
-            facts = f"{name} selects {next(iter(found))} elements on every rank"
+    for name, numbers in counts.items():
+        if len(numbers) == 1 and runs.parallel.world_size > 1:
+            facts = f"{name} selects {next(iter(numbers))} elements on every rank"
             yield BlindSpot("equal-masks", name, facts, "let ranks have different numbers of valid elements")
     masks = [record for key, record in runs.bounds.reference.items() if key[0] == "mask"]
     if masks and all(np.asarray(record.value).all() for record in masks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from hyper_parallel.verify.program.reductions import missing_reduction, scaled, 
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import foreign_samples
 from hyper_parallel.verify.program.verdict import Difference
+from hyper_parallel.verify.program.wording import ranks_words
 
 __all__ = ["find_cause"]
 
@@ -74,7 +75,7 @@ def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Differ
             and other[2] != key[2]
             and all(abs(runs.value(key, rank) - record.value) <= runs.bounds.allowed(key) for rank in wrong[key].ranks)
         ):
-            return Cause("stale", "", f"it is the single device's rate of step {other[2] + 1}, in step {key[2] + 1}")
+            return Cause("stale", "", f"the rate in step {key[2] + 1} is the single device's in step {other[2] + 1}")
     return None
 
 
@@ -98,11 +99,11 @@ def _missing_value(
     if not lacking and not (zero and evidence is not None and len(zero) < len(evidence.actual)):
         return None
     if not lacking and evidence is not None and (missing_reduction(evidence) or all(r in zero for r in evidence.ranks)):
-        return missing_reduction(evidence) or Cause("no-gradient", "", f"it is zero on ranks {_list(zero)}")
+        return missing_reduction(evidence) or Cause("no-gradient", "", f"it is zero on {ranks_words(zero)}")
     if lacking:
-        return Cause(
-            "no-gradient", "", f"ranks {_list(lacking)} have the parameter, and their optimizer sees no gradient"
-        )
+        have = "has" if len(lacking) == 1 else "have"
+        text = f"{ranks_words(lacking)} {have} the parameter, but the optimizer there sees no gradient of it"
+        return Cause("no-gradient", "", text)
     return None
 
 
@@ -111,10 +112,10 @@ def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _ev
     foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
-        return Cause("data", "", f"rows of the model's inputs that the single device does not have: {rows}")
+        return Cause("data", "", f"the models get input rows that the single device does not get: {rows}")
     if key[0] not in {"output", "value", "mask"} or key not in runs.activations.other_rows():
         return None
-    if any((found := runs.distance(key, rank)) is None or found.ratio > 1 for rank in wrong[key].ranks):
+    if any((distance := runs.distance(key, rank)) is None or distance.ratio > 1 for rank in wrong[key].ranks):
         return None
     return Cause("permuted", "", f"{wrong[key].why}; what follows differs")
 
@@ -148,7 +149,7 @@ def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Ca
 
 
 def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Initial weights of which parts are on no rank."""
+    """An initial weight some elements of which are on no rank."""
     if not runs.parameters.missing(key[1]).size:
         return None
     missing = runs.parameters.missing(key[1])
@@ -161,7 +162,9 @@ def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _eviden
             np.add.at(counts, placement.all_positions().reshape(-1), 1)
     twice = f", and {int((counts > 1).sum())} are on several" if (counts > 1).any() else ""
     del wrong
-    return Cause("permuted", "", f"{missing.size} elements (in rows {_list(rows[:8])}) are on no rank{twice}")
+    return Cause(
+        "permuted", "", f"{missing.size} elements (in rows {', '.join(map(str, rows[:8]))}) are on no rank{twice}"
+    )
 
 
 def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
@@ -191,11 +194,11 @@ def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
         return None
     notes = [rank.notes.get("parameters that no optimizer has", ()) for rank in runs.parallel.ranks]
     unknown = "; no optimizer has it" if any(name in names for names in notes) else ""
-    return Cause("not-updated", "", f"on ranks {_list(still)} it is bit for bit that before the step{unknown}")
+    return Cause("not-updated", "", f"the step left it unchanged, bit for bit, on {ranks_words(still)}{unknown}")
 
 
 def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that is that of the step or call before, or contains it."""
+    """A value that is the one of the previous step or call, or the right one with that added."""
     if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
         return None
     kind, name, step, call = key
@@ -204,10 +207,12 @@ def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence
             continue
         fits = [_contains(runs, before, rank, evidence) for rank in evidence.ranks]
         if all("is" in fit for fit in fits):
-            return Cause("stale", "", f"it is the value of the {words} before, on ranks {_list(evidence.ranks)}")
+            return Cause("stale", "", f"it is the value of the previous {words}, on {ranks_words(evidence.ranks)}")
         if all("has" in fit for fit in fits):
             return Cause(
-                "stale", "", f"without the value of the {words} before, which was kept, it equals the reference"
+                "stale",
+                "",
+                f"minus the value of the previous {words} it equals the reference: that value was not cleared",
             )
     return None
 
@@ -238,7 +243,9 @@ def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence |
         for axis, groups in runs.axes.sets():
             size = max(map(len, groups))
             if all(_is_added(evidence, rank, np.asarray(record.value), size - 1) for rank in evidence.ranks):
-                text = f"minus {size - 1} times {name} it equals the reference: {axis} ({size}) ranks add it each"
+                text = (
+                    f"minus {size - 1} times {name} it equals the reference: each of the {size} ranks of {axis} adds it"
+                )
                 return Cause("repeated-reduction", axis, text)
     return None
 
@@ -251,28 +258,28 @@ def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
 
 
 def _other_part(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that is another part of the reference's, or that of another name."""
+    """A value that is another part of the reference's value, or the reference's value of another name."""
     if key not in runs.bounds.reference:
         return None
     total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
     exact = key[2] < 0
-    found: list[str] = []
+    matches: list[str] = []
     for rank in wrong[key].ranks:
         if key not in runs.ranks[rank] or not runs.value(key, rank).size:
             continue
-        value = runs.value(key, rank)
+        value, has = runs.value(key, rank), f"rank {rank} has the single device's"
         match = find_part(value, total, None if exact else allowed)
         if match is not None:
-            found.append(f"rank {rank} has {describe(match.positions, total.shape) or 'the rows in another order'}")
+            matches.append(f"{has} {describe(match.positions, total.shape) or 'rows in another order'}")
             continue
         other = next(_same_value(runs, key, value), "")
         if not other:
             return None
-        found.append(f"rank {rank} has {other}")
-    if not found:
+        matches.append(f"{has} {other}")
+    if not matches:
         return None
     del evidence
-    return Cause("permuted", "", f"{'; '.join(found[:4])} of the single device's")
+    return Cause("permuted", "", "; ".join(matches[:4]))
 
 
 def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
@@ -293,15 +300,15 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
         axis = next((axis for axis, groups in runs.axes.sets() if spread(evidence, groups) == "differ"), "")
         text = f"ranks that hold the same part have different {key[0]}s, none of them the reference's"
         return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
-    known = f"; ranks {_list(right)} have the reference's" if right else ""
-    text = f"ranks that hold the same part differ from each other: {_list(evidence.ranks)} are wrong{known}"
+    known = f"; {ranks_words(right)} {'has' if len(right) == 1 else 'have'} the reference's" if right else ""
+    text = f"ranks that hold the same part have different values, wrong on {ranks_words(evidence.ranks)}{known}"
     return Cause("replicas-differ", "", text)
 
 
 def _input_gradient(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """A gradient that is wrong before a sharded module whose own gradients are right: its input's was not reduced."""
+    """A gradient that is wrong before a sharded module whose own are right: its input's gradient was not reduced."""
     kind, name, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:
         return None
@@ -312,7 +319,7 @@ def _input_gradient(
     for other in later:
         axis = "" if other in wrong else _sharded_over(runs, other[1], name)
         if axis:
-            text = f"gradients of {other[1]}, which is sharded over {axis}, are right, those before it are not"
+            text = f"the gradients of {other[1]}, which is sharded over {axis}, are right, those before it are wrong"
             return Cause("missing-reduction", axis, f"{text}: the gradient of its input is not summed over {axis}")
     return None
 
@@ -345,9 +352,7 @@ def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) ->
     if wrong == total and cosine < 0.05:
         return None
     return Cause(
-        "components", "", f"{wrong} of {total} elements differ, by no common factor; the cosine is {cosine:.6f}"
+        "components",
+        "",
+        f"{wrong} of {total} elements differ, by no common factor; cosine with the reference {cosine:.6f}",
     )
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(str(number) for number in numbers)

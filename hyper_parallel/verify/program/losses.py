@@ -39,7 +39,7 @@ def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, floa
     for words, value in candidates:
         axes = axes_of_factor(value / expected, sizes, tolerance)
         if axes:
-            inverse = "" if value > expected else "one by "
+            inverse = "" if value > expected else "1 / "
             text = f"{words} is the reference's times {value / expected:.9g}, {inverse}the size of"
             return Cause("scaled-by-size", " x ".join(axes), f"{text} {size_words(axes, sizes)}")
     return None
@@ -56,12 +56,14 @@ def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tol
         if counts is not None and len(set(counts)) > 1:
             shown = " : ".join(map(str, counts))
             text = f"the mean over {axis} weighted with {shown} equals the reference within {tolerance:.0e}"
-            return Cause("scaled-by-count", axis, f"{text}; weighted equally it does not: each has its own count")
+            return Cause(
+                "scaled-by-count", axis, f"{text}; weighted equally it does not: each rank divides by its own count"
+            )
     return None
 
 
 def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> Cause | None:
-    """The mean or sum of the ranks' numbers is the reference's times a ratio of counts."""
+    """The mean or sum of the ranks' numbers is the reference's times a ratio of two counts."""
     for words, combined in combinations_of_ranks(runs, key):
         numbers = [float(value) for value in combined.values()]
         ratio = ratio_of_counts(numbers[0] / expected, tolerance)

@@ -53,7 +53,7 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
         local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in known}
         if all(abs(factor * local[rank] - whole) <= _TOLERANCE * whole for rank, factor in known.items()):
             shown = ", ".join(f"{factor:.9g}" for factor in known.values())
-            why = f"the {words} of all, over that of a rank's part"
+            why = f"the {words} of all gradients, divided by that of the rank's part"
             text = f"the ranks' gradients are the reference's times {shown}: {why}"
             return Cause("norm-local", "", text)
     return None

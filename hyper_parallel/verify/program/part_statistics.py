@@ -14,6 +14,7 @@ from hyper_parallel.verify.program.placement import Placement
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.scalars import combinations_of_ranks, rows_of_rank
 from hyper_parallel.verify.program.verdict import Difference
+from hyper_parallel.verify.program.wording import ranks_words
 
 __all__ = [
     "kept_value",
@@ -47,8 +48,8 @@ def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evid
         if len(confirmed) == len(counts) and sum(confirmed) >= _ENOUGH:
             moved = "a factor" if words == "row" else "a factor and plus a shift"
             text = (
-                f"each {words} is the reference's times {moved} of its own, on ranks {_list(evidence.ranks)}: a norm, "
-                f"mean or softmax over a dim that is sharded over {axis} is that of the rank's part"
+                f"each {words} is the reference's times {moved} of its own, on {ranks_words(evidence.ranks)}: a norm, "
+                f"mean or softmax over a dim that is sharded over {axis} used the rank's part alone"
             )
             return Cause("missing-reduction", axis, text)
     return None
@@ -71,7 +72,7 @@ def weighted_by_rows(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evid
 
 
 def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test for gradients averaged alike although the ranks' losses are means over unequal numbers of rows."""
+    """Test for gradients averaged with equal weights although the ranks have unequal numbers of rows."""
     loss = next((other for other in runs.bounds.reference if other[0] == "loss" and other[2] == key[2]), None)
     if loss is None or loss in wrong or evidence is None or not runs.holders(loss):
         return None
@@ -83,12 +84,12 @@ def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
             axis = words.removeprefix("mean over ").partition(",")[0]
             rows = ", ".join(str(rows_of_rank(runs, rank)) for rank in combined)
             text = f"the ranks' losses are means over {rows} rows, and only their {words} is the reference's loss"
-            return Cause("scaled-by-count", axis, f"{text}: gradients must be weighted likewise")
+            return Cause("scaled-by-count", axis, f"{text}: the gradients need the same weights")
     return None
 
 
 def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether a value has that of the step before in it, once for each rank that kept it."""
+    """Test whether a value is the right one plus a multiple of the previous step's: it was not cleared."""
     before = (key[0], key[1], key[2] - 1, key[3])
     if evidence is None or not evidence.ranks or before not in runs.bounds.reference or before in wrong:
         return None
@@ -105,12 +106,13 @@ def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | N
     if len(times) > 1:
         return None
     count = times.pop()
-    often = "" if count == 1 else f" {count} times"
-    return Cause("stale", "", f"minus the value of the step before{often} it equals the reference: that was kept")
+    times_words = "" if count == 1 else f"{count} times "
+    text = f"minus {times_words}the value of the previous step it equals the reference: that value was not cleared"
+    return Cause("stale", "", text)
 
 
 def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether the first output of a step is wrong in all elements of a rank's rows, by right weights."""
+    """Test whether the first output of a step is wrong in every element on some ranks, with the right weights."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     first = next(other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:])
@@ -119,8 +121,8 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     parts = all(evidence.placements[rank].positions is not None for rank in evidence.ranks)
     if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
         return None
-    text = f"all rows on ranks {_list(evidence.ranks)} are none of the reference's, it is the first value of the step"
-    return Cause("data", "", f"{text}, and the weights of {module or 'the model'} are the reference's")
+    text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
+    return Cause("data", "", f"{text}, although the parameters of {module or 'the model'} are right: the inputs differ")
 
 
 def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence | None) -> Cause | None:
@@ -132,8 +134,8 @@ def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence
     ]  # fmt: skip
     if key[0] != "loss" or not outputs or compared != outputs or any(other in wrong for other in outputs):
         return None
-    text = "every output before it equals the reference's, and no size or count explains it"
-    return Cause("data", "", f"{text}: the ranks' targets, or what they leave out of the loss, are others")
+    text = "every output before it equals the reference's, and no size or count explains the loss"
+    return Cause("data", "", f"{text}: the targets differ, or what is left out of the loss")
 
 
 def _mean_fits(evidence: Evidence, rank: int, group: Sequence[int], weights: Mapping[int, int]) -> bool:
@@ -187,7 +189,3 @@ def _axis_of_parts(runs: PairedRuns, evidence: Evidence, dim: int) -> str:
 def _indices(placement: Placement, dim: int) -> tuple[int, ...]:
     positions = placement.all_positions()
     return tuple(np.unique(np.unravel_index(positions.reshape(-1), placement.shape)[dim]).tolist())
-
-
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -247,10 +247,10 @@ class ParameterPlacements:
             if size == total:
                 rows.append(np.arange(total))
                 continue
-            found = [line for name in names for line in self._lines(name, rank, size, total)]
-            if not found or any(not np.array_equal(line, found[0]) for line in found):
+            lines = [line for name in names for line in self._lines(name, rank, size, total)]
+            if not lines or any(not np.array_equal(line, lines[0]) for line in lines):
                 return None
-            rows.append(found[0])
+            rows.append(lines[0])
         return box_positions(tuple(rows), shape)
 
     def _lines(self, name: str, rank: int, size: int, total: int) -> list[Any]:

@@ -46,9 +46,10 @@ def _environment() -> Iterator[None]:
     """
     transport = get_platform().transport()
     rank, size = str(transport.rank), str(transport.world_size)
-    told = {"RANK": rank, "LOCAL_RANK": rank, "RANK_ID": rank, "DEVICE_ID": rank, "WORLD_SIZE": size, "RANK_SIZE": size}
-    before = {name: os.environ.get(name) for name in (*told, "MS_JIT")}
-    os.environ.update(told, MS_JIT="0")
+    variables = dict.fromkeys(("RANK", "LOCAL_RANK", "RANK_ID", "DEVICE_ID"), rank)
+    variables.update(WORLD_SIZE=size, RANK_SIZE=size)
+    before = {name: os.environ.get(name) for name in (*variables, "MS_JIT")}
+    os.environ.update(variables, MS_JIT="0")
     try:
         yield
     finally:

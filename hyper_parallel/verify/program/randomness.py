@@ -11,6 +11,7 @@ from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.wording import ranks_words
 
 __all__ = ["explain_dropped", "explain_masks"]
 
@@ -31,18 +32,21 @@ def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: S
             if rank >= other or here is None or there is None or masks[rank].ndim != masks[other].ndim:
                 continue
             rows = tuple(slice(0, min(sizes)) for sizes in zip(masks[rank].shape, masks[other].shape, strict=True))
-            one, two = masks[rank][rows], masks[other][rows]
+            mask, other_mask = masks[rank][rows], masks[other][rows]
             between = _axis_between(runs, rank, other)
             if here.same_place(there):
-                if not np.array_equal(one, two) and differs is None:
-                    words = f"ranks {rank} and {other} hold the same part ({here.words}), and different masks"
+                if not np.array_equal(mask, other_mask) and differs is None:
+                    words = f"ranks {rank} and {other} hold the same part ({here.words}) but draw different masks"
                     differs = Cause("random-differs", between, words)
-            elif one.size >= 6 and one.any() and not one.all() and np.array_equal(one, two):
-                words = f"ranks {rank} and {other} hold different parts ({here.words}; {there.words}), and equal masks"
+            elif mask.size >= 6 and mask.any() and not mask.all() and np.array_equal(mask, other_mask):
+                words = (
+                    f"ranks {rank} and {other} hold different parts ({here.words}; {there.words}) but draw equal masks"
+                )
                 return Cause("random-shared", between, words)
-    ranks = ", ".join(map(str, wrong))
-    text = f"ranks {ranks} draw other numbers than the single device; a parity test needs streams that do not depend on"
-    return differs or Cause("random-differs", "", f"{text} ranks")
+    verb = "draws" if len(wrong) == 1 else "draw"
+    text = f"{ranks_words(wrong)} {verb} other numbers than the single device"
+    fix = "a parity test needs random streams that do not depend on the rank"
+    return differs or Cause("random-differs", "", f"{text}; {fix}")
 
 
 def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: Evidence) -> Cause | None:
@@ -53,7 +57,7 @@ def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: 
     if not evidence.ranks:
         return None
     if all(np.all(evidence.expected[rank] != 0) for rank in evidence.ranks):
-        text = "elements are zero as after dropout, the others scaled alike, and the single device drops none"
+        text = "some elements are zero and the others scaled, as by dropout, but the single device drops none"
         return Cause("random-differs", "", text)
     return explain_masks(runs, key, {rank: value != 0 for rank, value in evidence.actual.items()}, wrong)
 

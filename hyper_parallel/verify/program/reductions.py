@@ -11,6 +11,7 @@ from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.numbers import axes_of_factor, ratio_of_counts, size_words
 from hyper_parallel.verify.program.runs import factor_of
 from hyper_parallel.verify.program.scalars import combinations_of_ranks
+from hyper_parallel.verify.program.wording import plural
 
 __all__ = ["missing_reduction", "scaled", "spread"]
 
@@ -35,7 +36,7 @@ def _combinations(
     evidence: Evidence, axis: str, groups_of: dict[int, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
     """Yield (evidence, axis) and the cause if a combination over ``axis`` fits."""
-    subject = f"the ranks' {_plural(evidence.key[0])}"
+    subject = f"the ranks' {plural(evidence.key[0])}"
     for words, factor, cause, named in _factors(evidence, axis):
         worst, fits = 0.0, True
         for rank in evidence.ranks:
@@ -109,7 +110,7 @@ def _weighted(
     shown = ", ".join(f"{weight:.6g}" for weight in weights)
     scale = float(np.abs(expected).max()) or 1.0
     text = (
-        f"the ranks' {_plural(evidence.key[0])} over {axis}, weighted with {shown}, add up to the reference within "
+        f"the ranks' {plural(evidence.key[0])} over {axis}, weighted with {shown}, add up to the reference within "
         f"{float(error.max()) / scale:.0e}; {_alone(evidence)}"
     )
     return (text, axis), "missing-reduction"
@@ -135,19 +136,21 @@ def scaled(evidence: Evidence) -> Cause | None:
     same = max(factors) - min(factors) <= tolerance * abs(factors[0])
     axes = axes_of_factor(factors[0], sizes, tolerance) if same else ()
     shown = ", ".join(f"{factor:.9g}" for factor in dict.fromkeys(round(factor, 9) for factor in factors))
-    text = f"the ranks' {_plural(evidence.key[0])} are the reference's times {shown}"
+    text = f"the ranks' {plural(evidence.key[0])} are the reference's times {shown}"
     if evidence.share[0] < evidence.share[1] and not _small_rest(evidence):
         by = f", the size of {size_words(axes, sizes)}" if axes else ""
-        return Cause("components", " x ".join(axes), f"{text}{by}{_part(evidence)}; the others are equal")
+        return Cause("components", " x ".join(axes), f"{text}{by}{_part(evidence)}; the other elements are equal")
     if axes:
         kind = _kind_of_scale(evidence, factors[0], axes)
-        inverse = "" if factors[0] > 1 else "one by "
+        inverse = "" if factors[0] > 1 else "1 / "
         return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {size_words(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
     if all(ratio is not None for ratio in ratios) or not same:
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios) if ratio is not None)
-        return Cause("scaled-by-count", "", f"{text}{f', the ratio {counts}' if counts else ', another one per rank'}")
-    return Cause("scaled-by-count", "", f"{text}, which no size of a group is")
+        return Cause(
+            "scaled-by-count", "", f"{text}{f', the ratio {counts}' if counts else ', a different factor on each rank'}"
+        )
+    return Cause("scaled-by-count", "", f"{text}, which is not the size of any group")
 
 
 def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> str:
@@ -203,7 +206,3 @@ def _alone(evidence: Evidence) -> str:
 def _part(evidence: Evidence) -> str:
     wrong, total = evidence.share
     return f" (in {wrong} of {total} elements)" if wrong < total else ""
-
-
-def _plural(kind: str) -> str:
-    return {"loss": "losses"}.get(kind, f"{kind}s")

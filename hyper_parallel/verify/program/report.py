@@ -67,6 +67,7 @@ class ProgramReport:
         mesh: sizes of the axes that were named.
         steps: optimizer steps that were compared.
         verdict: of the comparison; None if the parallel run failed.
+        calls: what the ranks called, with the lines, where their calls do not fit.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
         cause: of the failure: the error's type and message.
         kind: of ``verify/program/causes.py``, where the failure shows it: ``unequal-calls``.
@@ -86,6 +87,7 @@ class ProgramReport:
     failure: str = ""
     cause: str = ""
     kind: str = ""
+    calls: tuple[str, ...] = ()
     seconds: float = 0.0
     hardened: list[HardenedCase] = field(default_factory=list)
     allowed: tuple[str, ...] = ()
@@ -133,6 +135,7 @@ class ProgramReport:
             lines += [f"REFUSED: this case cannot show {spot}{harden}, or accept it with --allow {spot.kind}"]
         if self.failure:
             lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
+            lines += self.calls
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []
             lines.append(self.failure)
         return "\n".join(lines)

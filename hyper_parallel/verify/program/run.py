@@ -15,7 +15,6 @@ from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import default_framework
 from hyper_parallel.verify.model import LAUNCHES, parse_mesh
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.batches import other_batch
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
 from hyper_parallel.verify.program.harden import STEPS
@@ -25,6 +24,7 @@ from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import check_names, check_recorded, run_reference
 from hyper_parallel.verify.program.report import ProgramReport
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
@@ -134,8 +134,10 @@ class _Verification:
         try:
             run = run_ranks()
         except RankFailedError as error:
-            report.failure, report.cause = str(error), error_summary(error.__cause__ or error)
-            report.kind = "unequal-calls" if isinstance(error.__cause__, CollectiveMismatchError) else ""
+            cause = error.__cause__ or error
+            report.failure, report.cause = str(error), error_summary(cause)
+            if isinstance(cause, CollectiveMismatchError):
+                report.kind, report.calls = "unequal-calls", tuple(str(cause).splitlines()[1:])
         else:
             self._compare_runs(reference, repeats, run)
         report.seconds = time.perf_counter() - started

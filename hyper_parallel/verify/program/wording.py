@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["count_words", "ranks_words", "state_parameter", "summary", "value_words", "when_words"]
+__all__ = ["count_words", "plural", "ranks_words", "state_parameter", "summary", "value_words", "when_words"]
 
 _NAMES_SHOWN = 4
 _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
@@ -45,8 +45,12 @@ def value_words(kind: str, name: str) -> str:
 
 def count_words(kind: str, count: int) -> str:
     """Return a number of values of a kind: ``1 loss``, ``12 gradients``."""
-    singular, plural = _COUNTED.get(kind, (kind, f"{kind}s"))
-    return f"{count} {singular if count == 1 else plural}"
+    return f"{count} {_COUNTED.get(kind, (kind,))[0] if count == 1 else plural(kind)}"
+
+
+def plural(kind: str) -> str:
+    """Return what several values of a kind are called: ``losses``, ``parameters``."""
+    return _COUNTED.get(kind, (kind, f"{kind}s"))[1]
 
 
 def state_parameter(name: str) -> str:
@@ -101,5 +105,5 @@ def _listed(kind: str, patterns: list[str]) -> str:
     shown = ", ".join(patterns[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
     if kind in {"loss", "norm"}:
         return f"the {shown}"
-    words = "optimizer state" if kind == "state" else _COUNTED.get(kind, (kind, f"{kind}s"))[1]
+    words = "optimizer state" if kind == "state" else plural(kind)
     return f"{words} {shown}" if kind in {"weight", "buffer", "value"} else f"{words} of {shown}"

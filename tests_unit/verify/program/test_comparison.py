@@ -155,7 +155,7 @@ def test_only_some_components(runs):
 
     verdict = compare_runs(*runs(at("gradient down.bias", half)))
     assert verdict.first.cause.kind == "components"
-    assert "(in 12 of 18 elements); the others are equal" in verdict.first.cause.evidence
+    assert "(in 12 of 18 elements); the other elements are equal" in verdict.first.cause.evidence
 
     def crooked(gradient):
         changed = gradient.copy()
@@ -250,7 +250,7 @@ def test_a_stage_that_loads_another_layer_differs():
     reference = Run([RankRecords(0, whole)])
     verdict = compare_runs(reference, [reference], Run([RankRecords(0, whole[:2]), RankRecords(1, [wrong])]))
     assert (verdict.first.name, verdict.first.ranks, verdict.first.cause.kind) == ("layers.2.weight", (1,), "permuted")
-    assert "rank 1 has layers.0.weight" in verdict.first.cause.evidence
+    assert "rank 1 has the single device's layers.0.weight" in verdict.first.cause.evidence
 
 
 def test_a_stages_output_of_the_model_is_not_the_models():
@@ -292,7 +292,7 @@ def test_gradients_that_each_rank_clips_by_its_own_norm():
     clipped = run(own, [part / norm for part, norm in zip(parts, norms, strict=True)])
     verdict = compare_runs(reference, [reference], clipped)
     assert verdict.first.cause.kind == "norm-local"
-    assert "the 2-norm of all, over that of a rank's part" in verdict.first.cause.evidence
+    assert "the 2-norm of all gradients, divided by that of the rank's part" in verdict.first.cause.evidence
     other = run(own, [part * (rank + 2.5) for rank, part in enumerate(parts)])
     assert compare_runs(reference, [reference], other).first.cause.kind == "scaled-by-count"
 

@@ -17,3 +17,18 @@ def test_nothing_compared_is_not_verified():
     """Neither a verdict without values nor none at all is a success."""
     assert not ProgramReport("train.py", "torch", "simulated", 2, 0).ok
     assert not ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2)).ok
+
+
+def test_calls_that_do_not_fit_come_first():
+    """What the ranks called stands in the first lines, before the tracebacks."""
+    calls = ("  rank 0: all_reduce(f32[3], sum) at train.py:4", "  rank 1: barrier() at train.py:6")
+    report = ProgramReport(
+        "train.py", "torch", "simulated", 2, 0, failure="ranks 0, 1 of 2 failed", cause="they disagree:",
+        kind="unequal-calls", calls=calls,
+    )  # fmt: skip
+    assert report.text().splitlines()[1:] == [
+        "FAILED on 2 ranks: they disagree:",
+        *calls,
+        "  cause: unequal-calls: ranks call different collectives",
+        "ranks 0, 1 of 2 failed",
+    ]

@@ -36,5 +36,5 @@ def test_ranks_that_have_no_sample_of_the_reference():
     first = compare_runs(reference, [reference], run([rows[5:8], rows[8:11]], [0.2, 0.4])).first
     assert (first.kind, first.name, first.ranks, first.cause.kind) == ("output", "body", (0, 1), "data")
     assert first.cause.evidence == (
-        "rows of the model's inputs that the single device does not have: 3 on rank 0, 3 on rank 1"
+        "the models get input rows that the single device does not get: 3 on rank 0, 3 on rank 1"
     )
