@@ -19,6 +19,10 @@ sums are held in float32 and only results are rounded, so :data:`HALF_MULTIPLE` 
 median of its row, of its column and of its tensor, and the median relative scale times its own magnitude. Medians, as
 AdamW makes single elements of a weight jump, which must not loosen the others.
 
+**Half precision.** Movements of float32 weights and inputs are lost where they are rounded to bfloat16 or float16. Two
+further pairs of repeats therefore move every half-precision output of a module, and its gradient, by one unit in the
+last place, which is what another order of sums does to it; what follows is allowed :data:`ROUNDED_MULTIPLE` times.
+
 **AdamW** divides by the gradient's own magnitude: where a gradient is only rounding noise, its sign decides about a
 whole step. No multiple of a small movement shows that. Two further pairs of repeats therefore displace each gradient
 by all that is allowed to it, with both signs, before the optimizer sees it (:func:`displace`): one in random
@@ -40,6 +44,7 @@ __all__ = [
     "HALF_MULTIPLE",
     "MULTIPLE",
     "NOISE_SHARE",
+    "ROUNDED_MULTIPLE",
     "allowed_difference",
     "displace",
     "movement",
@@ -57,6 +62,13 @@ HALF_MULTIPLE = 16.0
 
 DISPLACED_MULTIPLE = 2.0
 """How often what displaced gradients do is allowed: once each for the reference and the parallel run."""
+
+ROUNDED_MULTIPLE = 2.0
+"""How often what moved half-precision outputs do is allowed.
+
+The repeat moves all of them by a whole unit; a correct run rounds them by half of one, where its sums run in another
+order. Four repeats show less than the largest of it. Measured on 36 random networks under autocast, no correct run was
+off by more than 0.8 of what is allowed."""
 
 NOISE_SHARE = 1e-3
 """Values that cancel exactly in the reference are measured against this fraction of the largest value of their kind."""
@@ -104,7 +116,11 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
 
 
 def allowed_difference(
-    reference: Any, repeats: Sequence[Any], displaced: Sequence[Any] = (), floor: float = 0.0
+    reference: Any,
+    repeats: Sequence[Any],
+    displaced: Sequence[Any] = (),
+    floor: float = 0.0,
+    rounded: Sequence[Any] = (),
 ) -> Any:
     """Return how far a correct run may be from ``reference``, per element.
 
@@ -114,6 +130,7 @@ def allowed_difference(
         displaced: the same value in the repeats whose gradients were displaced.
         floor: least magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
             kind, for values which cancel exactly in the reference.
+        rounded: the same value in repeats whose half-precision outputs of modules were moved in the last place.
 
     Returns:
         float64 array of the shape of ``reference``. Integers and booleans may not differ, except where a repeat
@@ -127,12 +144,14 @@ def allowed_difference(
         raise ValueError("a bound is earned from repeats of the reference, but there are none")
     if reference.dtype.kind not in "fc":
         changed = np.zeros(reference.shape, dtype=bool)
-        for repeat in (*repeats, *displaced):
+        for repeat in (*repeats, *displaced, *rounded):
             changed |= np.asarray(_same_shape(repeat, reference)) != reference
         return np.where(changed, np.inf, 0.0)
     scale = movement(reference, repeats)
     least = unit(reference) * np.maximum(_magnitude(reference), floor)
     allowed = multiple_of(reference) * np.maximum(scale, least)
+    if len(rounded):
+        allowed = allowed + ROUNDED_MULTIPLE * movement(reference, rounded)
     if len(displaced):
         allowed = allowed + DISPLACED_MULTIPLE * movement(reference, displaced)
     return allowed

@@ -68,6 +68,9 @@ class Perturbation(Protocol):
     def moved(self, name: str, array: Any) -> Any:
         """Return the input or weight ``array`` changed, of the same shape and dtype; ``name`` tells them apart."""
 
+    def rounded(self, name: str, array: Any) -> Any:
+        """Return a module's output, or the gradient of one, changed: numbers of half precision as float32."""
+
     def displaced(self, name: str, step: int, array: Any) -> Any:
         """Return the gradient of parameter ``name`` changed, before the optimizer sees it."""
 

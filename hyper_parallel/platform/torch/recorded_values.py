@@ -13,7 +13,10 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.records import Pending, Region
 from hyper_parallel.transport.c10d import to_host
 
-__all__ = ["local_of", "read_tensor"]
+__all__ = ["HALF_TYPES", "local_of", "read_tensor"]
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+"""Types that are recorded as float32: NumPy has no bfloat16."""
 
 _REDUCTIONS = ("sum", "avg", "max", "min")
 
@@ -51,7 +54,7 @@ def _array(tensor: torch.Tensor) -> Any:
     with torch.no_grad():
         plain = tensor.detach()
         plain = plain.to_dense() if plain.layout is not torch.strided else plain
-        if plain.dtype in (torch.bfloat16, torch.float16):
+        if plain.dtype in HALF_TYPES:
             plain = plain.float()
         return np.array(to_host(plain))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,15 +19,14 @@ from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.platform.contract.records import Region
 from hyper_parallel.platform.torch.changed_case import ChangedCase, OwnGradients
+from hyper_parallel.platform.torch.recorded_calls import infers_shapes, recomputes
 from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
-from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
+from hyper_parallel.platform.torch.recorded_values import HALF_TYPES, local_of, read_tensor
 
 __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
-_PACKAGE = str(Path(__file__).parents[2])
 _BEFORE = -1  # the step of weights before training
-_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
 
 
 class Recorder:
@@ -46,6 +44,7 @@ class Recorder:
         self._open: list[str] = []
         self._evaluates = False
         self._infers = False
+        self._rounded = 0
         self._inputs = 0
         self._in_backward = False
         self._initial: dict[str, int] = {}
@@ -61,9 +60,9 @@ class Recorder:
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module and record its output."""
-        if self._infers or _recomputes():
+        if self._infers or recomputes():
             return plain(module, *args, **kwargs)
-        if not self._open and _infers_shapes():
+        if not self._open and infers_shapes():
             self._infers = True
             try:
                 return plain(module, *args, **kwargs)
@@ -80,10 +79,13 @@ class Recorder:
         if not is_wrapper(module):
             self._record_output(module, path, output)
             output = self._changed.output(self._output_name(path), output)
+            output = self._rounded_output(path, output)
         return output
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._end_step()
+        if self._in_step:
+            self.log.notes["optimizers that call the model"] = True
         self._names.add(module)
         self._evaluates = not torch.is_grad_enabled()
         if not self._steps:
@@ -130,7 +132,7 @@ class Recorder:
     def record_mask(self, output: Any) -> None:
         """Record which elements a dropout kept."""
         path = self._open[-1] if self._open else ""
-        if self._infers or _recomputes() or not self.log.records_outputs(path or "(model)"):
+        if self._infers or recomputes() or not self.log.records_outputs(path or "(model)"):
             return
         taken = read_tensor(output)
         if taken is not None:
@@ -140,7 +142,7 @@ class Recorder:
 
     def backward(self, plain: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
         """Record the losses that enter a backward, and run it."""
-        if self._in_backward or _recomputes():
+        if self._in_backward or recomputes():
             return plain(tensors, *args, **kwargs)
         site = user_site(_FRAMEWORK)
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
@@ -176,11 +178,15 @@ class Recorder:
         if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
 
-    def before_step(self, optimizer: Any) -> None:
-        """Record gradients and learning rates that an optimizer sees."""
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Record gradients and learning rates that an optimizer sees.
+
+        Returns:
+            the step's arguments with a closure that records the gradients of each of its calls; None without one.
+        """
         self._in_step += 1
         if self._in_step > 1:
-            return
+            return None
         self.add_optimizer(optimizer)
         if self._steps.get(id(optimizer)) == self.log.step:
             self._end_step()
@@ -188,6 +194,23 @@ class Recorder:
             self._record_initial()
         self.add_groups()
         step = self._steps.setdefault(id(optimizer), 0)
+        self._record_gradients(optimizer, step)
+        number = self._optimizers.index(optimizer)
+        for position, group in enumerate(optimizer.param_groups):
+            name = f"optimizer {number}, group {position}"
+            self.log.add("rate", name, np.array(float(group.get("lr", 0.0))), step=step)
+        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
+        if not closures:
+            return None
+
+        def closure() -> Any:
+            loss = closures[0]()
+            self._record_gradients(optimizer, step)
+            return loss
+
+        return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+
+    def _record_gradients(self, optimizer: Any, step: int) -> None:
         for name, parameter in self._seen_by(optimizer).items():
             if parameter.grad is None:
                 if parameter.requires_grad:
@@ -197,10 +220,6 @@ class Recorder:
             taken = read_tensor(parameter.grad)
             if taken is not None:
                 self.log.add("gradient", name, taken[0], module=_owner(name), step=step, region=taken[1])
-        number = self._optimizers.index(optimizer)
-        for position, group in enumerate(optimizer.param_groups):
-            name = f"optimizer {number}, group {position}"
-            self.log.add("rate", name, np.array(float(group.get("lr", 0.0))), step=step)
 
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
@@ -305,9 +324,31 @@ class Recorder:
         perturbation = self.log.perturbation
         if perturbation is None or type(value) is not torch.Tensor or not value.is_floating_point():
             return value
-        moved = value.detach().clone()
-        _overwrite(moved, lambda array: perturbation.moved(f"input {self._inputs}", array))
+        moved = _changed(value, partial(perturbation.moved, f"input {self._inputs}"))
         return value + (moved - value.detach()) if value.requires_grad else moved
+
+    def _rounded_output(self, path: str, output: Any) -> Any:
+        """Note half-precision tensors of a module's output, and perturb them and their gradients."""
+        tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
+        if not any(value.dtype in HALF_TYPES for value in tensors):
+            return output
+        self.log.notes["half precision"] = True
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return output
+        self._rounded += 1
+        names = (f"{place} {path}, call {self._rounded}" for place in ("output", "gradient of output"))
+        forward, backward = (partial(perturbation.rounded, name) for name in names)
+
+        def change(value: Any) -> Any:
+            if type(value) not in (torch.Tensor, TorchDTensor) or value.dtype not in HALF_TYPES:
+                return value
+            changed = value + (_changed(value, forward) - value.detach())
+            if changed.requires_grad:
+                changed.register_hook(lambda gradient: _changed(gradient, backward))
+            return changed
+
+        return tree_map(change, output, CONTAINERS)
 
     # -- groups and notes ----------------------------------------------------------------------------------------------
 
@@ -340,6 +381,7 @@ class Recorder:
             self._end_step()
         self._own.close()
         self.add_groups()
+        self.log.notes.setdefault("parameters without a gradient", [])
         self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
         self.log.notes["optimizer steps"] = self.log.step
         self.log.move_to_start(("weight", "buffer"), _BEFORE)
@@ -358,21 +400,11 @@ def _overwrite(tensor: Any, change: Callable[[Any], Any]) -> None:
             local_of(tensor).copy_(torch.from_numpy(change(taken[0])))
 
 
-def _infers_shapes() -> bool:
-    """Return whether a pipeline's stage calls its module on empty tensors, to learn the shapes of what it returns."""
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
-    while frame is not None and frame.f_code.co_filename.startswith((_FRAMEWORK, _PACKAGE)):
-        if frame.f_code.co_name in _SHAPE_INFERENCE:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _recomputes() -> bool:
-    """Return whether backward is running: modules that it calls are recomputed."""
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+def _changed(tensor: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
+    copy = tensor.detach().clone()
+    _overwrite(copy, change)
+    return copy
 
 
 def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:

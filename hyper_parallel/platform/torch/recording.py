@@ -209,11 +209,9 @@ def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:
         recorder.inner = (module, output)
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    del args, kwargs
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     recorder = _RECORDER.get()
-    if recorder is not None:
-        recorder.before_step(optimizer)
+    return None if recorder is None else recorder.before_step(optimizer, args, kwargs)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:

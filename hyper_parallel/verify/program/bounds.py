@@ -10,13 +10,16 @@ import numpy as np
 from hyper_parallel.verify.noise import NOISE_SHARE, allowed_difference
 from hyper_parallel.verify.program.records import Record, Run
 
-__all__ = ["DISPLACED", "Bounds", "Key", "index_records"]
+__all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "index_records"]
 
 Key = tuple[str, str, int, int]
 
 DISPLACED = "displaced gradients"
 """``Run.settings["perturbation"]`` of a repeat whose gradients were displaced (:func:`hyper_parallel.verify.noise.
-displace`); a repeat that says anything else was perturbed in the last place."""
+displace`); a repeat that says neither this nor :data:`ROUNDED` was perturbed in the last place."""
+
+ROUNDED = "half-precision outputs in the last place"
+"""The same of a repeat that moved outputs of bfloat16 and float16, and their gradients, in the last place."""
 
 
 def index_records(records: Sequence[Record]) -> dict[Key, Record]:
@@ -38,7 +41,8 @@ class Bounds:
     def __init__(self, reference: Run, perturbed: Sequence[Run]) -> None:
         indexes = [(run.settings.get("perturbation"), index_records(run.ranks[0].records)) for run in perturbed]
         self.reference = index_records(reference.ranks[0].records)
-        self._repeats = [index for perturbation, index in indexes if perturbation != DISPLACED]
+        self._repeats = [index for perturbation, index in indexes if perturbation not in (DISPLACED, ROUNDED)]
+        self._rounded = [index for perturbation, index in indexes if perturbation == ROUNDED]
         self._displaced = [index for perturbation, index in indexes if perturbation == DISPLACED]
         if not self._repeats:
             raise ValueError(
@@ -62,13 +66,13 @@ class Bounds:
 
     def _earn(self, key: Key) -> Any:
         value = np.asarray(self.reference[key].value)
-        repeats, displaced = (
+        repeats, displaced, rounded = (
             [index[key].value for index in indexes if key in index and np.shape(index[key].value) == value.shape]
-            for indexes in (self._repeats, self._displaced)
+            for indexes in (self._repeats, self._displaced, self._rounded)
         )
         if not repeats:  # a repeat took another branch: nothing that follows from it can be compared
             return np.full(value.shape, np.inf)
-        return allowed_difference(value, repeats, displaced, self.floor(key))
+        return allowed_difference(value, repeats, displaced, self.floor(key), rounded)
 
 
 def largest(value: Any) -> float:

@@ -112,25 +112,31 @@ class _Comparison:
             self._differs(key, wrong)
 
     def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
-        """Return the wrong gradients without those that no optimizer of their rank reads and whose weight is right.
+        """Return the wrong gradients without those that no optimizer of their rank reads.
 
-        Optimizers that are sharded by hand own some of the parameters, or flat copies of them, on each rank: what is
-        left in ``grad`` of the others is not used.
+        If no rank's optimizer has the parameter, its weight must be right after the step. Optimizers that are sharded
+        by hand own some of the parameters, or flat copies of them, on each rank: what is left in ``grad`` of the others
+        is not used.
         """
-        weight = ("weight", key[1], key[2], 0)
-        unread = [
-            rank for rank in wrong
-            if key[1] in self.runs.noted(rank, "parameters that no optimizer has")
-            and weight in self.runs.ranks[rank] and weight in self.runs.bounds.reference
-            and (after := self.runs.distance(weight, rank)) is not None and after.ratio <= 1
-        ]  # fmt: skip
+        ranks = range(self.runs.parallel.world_size)
+        without = [rank for rank in ranks if key[1] in self.runs.noted(rank, "parameters that no optimizer has")]
+        owned = len(without) < len(ranks)  # then a wrong weight shows itself
+        unread = [rank for rank in wrong if rank in without and (owned or self._right_after(key, rank))]
         if unread:
             where = f"on ranks {', '.join(map(str, unread))}"
-            line = f"gradient of {key[1]} {where}: no optimizer there has the parameter, and its weight is right"
+            line = f"gradient of {key[1]} {where}: no optimizer there has the parameter"
             self.verdict.skipped += [] if line in self.verdict.skipped else [line]
             if len(unread) == len(wrong):
                 del self.ratios[key]
         return {rank: distance for rank, distance in wrong.items() if rank not in unread}
+
+    def _right_after(self, key: Key, rank: int) -> bool:
+        """Return whether the weight of a gradient is right on a rank after the step."""
+        weight = ("weight", key[1], key[2], 0)
+        if weight not in self.runs.ranks[rank] or weight not in self.runs.bounds.reference:
+            return False
+        distance = self.runs.distance(weight, rank)
+        return distance is not None and distance.ratio <= 1
 
     def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
         """Return ranks whose output of a module is not its last: they have some of its layers, and another rank has it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _dropped, local_statistics, _other_part]
         tests += [other_inputs]
-    for test in (*tests, _replicas_differ, _input_gradient, _components):
+    for test in (*tests, _zero, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
             return cause  # type: ignore[no-any-return]
@@ -103,8 +103,32 @@ def _missing_value(
     if lacking:
         have = "has" if len(lacking) == 1 else "have"
         text = f"{ranks_words(lacking)} {have} the parameter, but the optimizer there sees no gradient of it"
-        return Cause("no-gradient", "", text)
+        return _not_stepped(runs, key, lacking) or Cause("no-gradient", "", text)
     return None
+
+
+def _not_stepped(runs: PairedRuns, key: Key, lacking: Sequence[int]) -> Cause | None:
+    """Return ``not-updated`` if the gradients that no optimizer saw were there: the step was not made."""
+    name, step = key[1], key[2]
+    for rank in lacking:
+        before, after = ("weight", name, step - 1, 0), ("weight", name, step, 0)
+        both = before in runs.ranks[rank] and after in runs.ranks[rank]
+        subject = "parameters without a gradient"
+        unknown = subject not in runs.parallel.ranks[rank].notes or name in runs.noted(rank, subject)
+        if unknown or not both or not np.array_equal(runs.value(before, rank), runs.value(after, rank)):
+            return None
+    text = f"on {ranks_words(lacking)} no optimizer makes a step with it, and the weight is bit for bit that before"
+    return Cause("not-updated", "", text)
+
+
+def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """A gradient that is zero on every rank where it is wrong."""
+    if key[0] != "gradient" or evidence is None or not evidence.ranks:
+        return None
+    if any(np.any(evidence.actual[rank][evidence.wrong[rank]]) for rank in evidence.ranks):
+        return None
+    part = "" if evidence.share[0] == evidence.share[1] else f", in {evidence.share[0]} of {evidence.share[1]} elements"
+    return Cause("no-gradient", "", f"it is zero on {ranks_words(evidence.ranks)}{part}")
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:

@@ -19,19 +19,17 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
 
     Gradients that a function of the framework clips are recorded before the norm (call 0), and again when the optimizer
     sees them. Where a program clips by itself, they are recorded clipped only; then a norm comes before them where it
-    explains them: every wrong gradient of that step is a multiple of the reference's, by one factor.
+    explains them: every wrong gradient of that step is a multiple of the reference's, by one factor. An optimizer that
+    calls the model itself goes forward and backward several times in a step: then values are in the order of recording.
     """
     places: dict[Key, float] = {key: place for place, key in enumerate(runs.bounds.reference)}
     for index in runs.ranks:  # values that the reference does not have come after the one before them
         before = -1.0
         for key in index:
             before = places.setdefault(key, before + 0.5) if key not in places else places[key]
-    modules: dict[str, float] = {}
-    for key, record in runs.bounds.reference.items():
-        if key[0] == "gradient":
-            modules.setdefault(record.module, places[key])
-    for difference in wrong.values():
-        modules.setdefault(difference.module, -1.0)
+    if "optimizers that call the model" in runs.reference_notes:
+        return sorted(wrong, key=lambda key: (key[2], places.get(key, 0)))
+    modules = _modules(runs, wrong, places)
     clipped = {step for step in {key[2] for key in wrong} if _norm_explains(runs, wrong, step)}
 
     def order(key: Key) -> tuple[int, float, float, float]:
@@ -46,6 +44,17 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
         return key[2], phase, 0.0, place
 
     return sorted(wrong, key=order)
+
+
+def _modules(runs: PairedRuns, wrong: Mapping[Key, Difference], places: Mapping[Key, float]) -> dict[str, float]:
+    """Return the place of each module's first gradient; -1 of modules without any."""
+    modules: dict[str, float] = {}
+    for key, record in runs.bounds.reference.items():
+        if key[0] == "gradient":
+            modules.setdefault(record.module, places[key])
+    for difference in wrong.values():
+        modules.setdefault(difference.module, -1.0)
+    return modules
 
 
 def _module(runs: PairedRuns, wrong: Mapping[Key, Difference], key: Key) -> str:

@@ -55,13 +55,13 @@ def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evid
     return None
 
 
-def weighted_by_rows(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+def weighted_by_rows(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
     """Test whether the ranks' values, weighted with the rows of the batch that each has, are the reference's."""
     if evidence is None or not evidence.ranks:
         return None
     for axis, groups in runs.axes.sets():
         members = {rank: group for group in groups for rank in group}
-        weights = {rank: rows_of_rank(runs, rank) for rank in members}
+        weights = {rank: rows_of_rank(runs, rank, key[2]) for rank in members}
         if not all(weights.values()) or len(set(weights.values())) == 1:
             continue
         if all(rank in members and _mean_fits(evidence, rank, members[rank], weights) for rank in evidence.ranks):
@@ -82,7 +82,7 @@ def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
             if "weighted" not in words:
                 return None
             axis = words.removeprefix("mean over ").partition(",")[0]
-            rows = ", ".join(str(rows_of_rank(runs, rank)) for rank in combined)
+            rows = ", ".join(str(rows_of_rank(runs, rank, key[2])) for rank in combined)
             text = f"the ranks' losses are means over {rows} rows, and only their {words} is the reference's loss"
             return Cause("scaled-by-count", axis, f"{text}: the gradients need the same weights")
     return None
@@ -115,6 +115,8 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     """Test whether the first output of a step is wrong in every element on some ranks, with the right weights."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
+    if key[3] and "optimizers that call the model" in runs.reference_notes:
+        return None  # they have changed its weights since, within the step
     first = next(other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:])
     module = runs.bounds.reference[key].module
     weights = [other for other in wrong if other[0] == "weight" and other[2] < key[2] and other[1].startswith(module)]

@@ -8,9 +8,13 @@ from typing import Any
 
 from hyper_parallel.platform.contract.recording import Perturbation
 from hyper_parallel.verify.noise import allowed_difference, displace, perturb, seed_of
+from hyper_parallel.verify.program.bounds import DISPLACED, ROUNDED
 from hyper_parallel.verify.program.records import Run
 
-__all__ = ["Displaced", "Moved", "displaced_gradients", "moved_values"]
+__all__ = ["HALF_PRECISION", "Displaced", "Moved", "Rounded", "displaced_gradients", "moved_values", "rounded_outputs"]
+
+HALF_PRECISION = "half precision"
+"""The note of a recorder that a module returned numbers of bfloat16 or float16."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,39 @@ class Moved:
     words = "inputs and weights in the last place"
 
     def moved(self, name: str, array: Any) -> Any:
+        """See :class:`Perturbation`."""
+        return perturb(array, seed_of(self.seed, name), self.sign)
+
+    def rounded(self, name: str, array: Any) -> Any:
+        """Return the output as it is."""
+        del name
+        return array
+
+    def displaced(self, name: str, step: int, array: Any) -> Any:
+        """Return the gradient as it is."""
+        del name, step
+        return array
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Outputs of modules in half precision, and their gradients, moved by a unit in the last place.
+
+    Attributes:
+        seed: of the directions.
+        sign: 1 or -1; the two signs of one seed are antithetic.
+    """
+
+    seed: int
+    sign: int
+    words = ROUNDED
+
+    def moved(self, name: str, array: Any) -> Any:
+        """Return the input or weight as it is."""
+        del name
+        return array
+
+    def rounded(self, name: str, array: Any) -> Any:
         """See :class:`Perturbation`."""
         return perturb(array, seed_of(self.seed, name), self.sign)
 
@@ -49,10 +86,15 @@ class Displaced:
     seed: int | None
     sign: int
     allowed: dict[tuple[str, int], Any] = field(repr=False)
-    words = "displaced gradients"
+    words = DISPLACED
 
     def moved(self, name: str, array: Any) -> Any:
         """Return the input or weight as it is."""
+        del name
+        return array
+
+    def rounded(self, name: str, array: Any) -> Any:
+        """Return the output as it is."""
         del name
         return array
 
@@ -71,18 +113,37 @@ def moved_values(seed: int) -> Iterator[Perturbation]:
             yield Moved(seed_of(seed, "pair", pair), sign)
 
 
+def rounded_outputs(seed: int, reference: Run) -> Iterator[Perturbation]:
+    """Yield two antithetic pairs if the reference computes in half precision, else nothing.
+
+    Moving float32 weights and inputs in the last place is lost where they are rounded to half the bits.
+    """
+    if HALF_PRECISION in reference.ranks[0].notes:
+        for pair in (0, 1):
+            for sign in (1, -1):
+                yield Rounded(seed_of(seed, "half", pair), sign)
+
+
 def displaced_gradients(seed: int, reference: Run, repeats: Sequence[Run]) -> Iterator[Perturbation]:
     """Yield two antithetic pairs: random directions per element, and one direction everywhere.
 
     Args:
         seed: of the directions.
         reference: a world of one.
-        repeats: of it, perturbed by :func:`moved_values`.
+        repeats: of it, perturbed by :func:`moved_values` and :func:`rounded_outputs`.
     """
-    gradients = [_gradients(run) for run in (reference, *repeats)]
+    value = _gradients(reference)
+    moved, rounded = (
+        [_gradients(run) for run in repeats if (run.settings.get("perturbation") == ROUNDED) is half]
+        for half in (False, True)
+    )
     allowed = {
-        key: allowed_difference(value, [repeat[key] for repeat in gradients[1:] if key in repeat])
-        for key, value in gradients[0].items()
+        key: allowed_difference(
+            gradient,
+            [repeat[key] for repeat in moved if key in repeat],
+            rounded=[repeat[key] for repeat in rounded if key in repeat],
+        )
+        for key, gradient in value.items()
     }
     for direction in (seed_of(seed, "gradients"), None):
         for sign in (1, -1):

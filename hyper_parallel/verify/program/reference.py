@@ -9,7 +9,7 @@ import numpy as np
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values
+from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values, rounded_outputs
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.worlds import World, run_world
@@ -44,6 +44,9 @@ def run_reference(
         repeats = []
         for number, perturbation in enumerate(moved_values(seed), 1):
             progress(f"one rank, perturbed ({number} of 8)")
+            repeats.append(run_world(program, quiet, perturbation, case))
+        for number, perturbation in enumerate(rounded_outputs(seed, reference), 1):
+            progress(f"one rank, half-precision outputs perturbed ({number} of 4)")
             repeats.append(run_world(program, quiet, perturbation, case))
         for number, perturbation in enumerate(displaced_gradients(seed, reference, repeats[:]), 5):
             progress(f"one rank, perturbed ({number} of 8)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.distance import Distance, distance
+from hyper_parallel.verify.program.matching import rows_of
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.wording import value_words
 
@@ -54,7 +56,7 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
                     for rank, members in chosen.items()
                 },
             )
-        weights = {rank: rows_of_rank(runs, rank) for rank in values}
+        weights = {rank: rows_of_rank(runs, rank, key[2]) for rank in values}
         if all(weights.values()):
             yield (
                 f"mean over {axis}, weighted with the rows of each rank,",
@@ -67,7 +69,20 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
             )
 
 
-def rows_of_rank(runs: PairedRuns, rank: int) -> int:
-    """Return how many rows of the batch a rank has, from the sizes recognised most often; 0 if none were."""
-    votes = {sizes: sum(counter.values()) for sizes, counter in runs.activations.rows[rank].items()}
-    return max(votes, key=lambda sizes: votes[sizes])[1] if votes else 0
+def rows_of_rank(runs: PairedRuns, rank: int, step: int) -> int:
+    """Return how many rows of the batch a rank has in a step, from the sizes recognised most often; 0 if none were.
+
+    Rows of a step whose outputs were not recognised are those of the whole run.
+    """
+    votes: Counter[int] = Counter()
+    for key in runs.bounds.reference:
+        placement = runs.activations.of(key, rank) if key[2] == step and key[0] == "output" else None
+        rows = (
+            None if placement is None or placement.positions is None else rows_of(placement.positions, placement.shape)
+        )
+        votes.update(line.size for line, total in zip(rows or (), placement.shape if placement else (), strict=False)
+                     if line.size != total)  # fmt: skip
+    if votes:
+        return votes.most_common(1)[0][0]
+    known = {sizes: sum(counter.values()) for sizes, counter in runs.activations.rows[rank].items()}
+    return max(known, key=lambda sizes: known[sizes])[1] if known else 0

@@ -301,8 +301,139 @@ def test_optimizers_sharded_by_hand(flat):
     report = verify_program(program, 3, platform="torch")
     assert report.ok, report.text()
     ranks = "0, 1, 2" if flat else "1, 2"
-    line = f"gradient of 0.weight on ranks {ranks}: no optimizer there has the parameter, and its weight is right"
+    line = f"gradient of 0.weight on ranks {ranks}: no optimizer there has the parameter"
     assert line in report.verdict.skipped
+
+
+@pytest.mark.parametrize("rows", [6, 10])
+def test_autocast_raises_no_alarm_and_hides_no_factor(rows):
+    """Gradients that were rounded to bfloat16 on each rank are right; those without a mean are not."""
+
+    def program(factor=1.0):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            inputs, targets = (torch.randn(rows, size).tensor_split(world)[rank] for size in (5, 3))
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(inputs)
+            (out.float() - targets).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad *= factor if world > 1 else 1.0
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(lambda: program(0.5), 2, platform="torch")
+    assert report.ok, report.text()
+    report = verify_program(program, 2, platform="torch")
+    assert (report.verdict.first.kind, report.verdict.first.name) == ("gradient", "3.weight")
+    assert report.verdict.first.cause.kind == "sum-for-average"
+
+
+def two_optimizers(broken):
+    """Weights and biases have an optimizer each; broken, the second one steps once only."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizers = [torch.optim.SGD([value], lr=0.1) for value in model.parameters()]
+    for step in range(2):
+        model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+        for value in model.parameters():
+            dist.all_reduce(value.grad)
+        for optimizer in optimizers if not (broken and step) else optimizers[:1]:
+            optimizer.step()
+        model.zero_grad()
+
+
+def zeroed(broken):
+    """Broken, a gradient is set to zero."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+    for value in model.parameters():
+        dist.all_reduce(value.grad)
+    if broken:
+        model.bias.grad.zero_()
+    optimizer.step()
+
+
+def loaded_state(broken):
+    """Weights of an earlier step are loaded; broken, by rank 0 alone."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(3):
+        model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+        for value in model.parameters():
+            dist.all_reduce(value.grad)
+        optimizer.step()
+        if step == 1 and not (broken and rank):
+            model.load_state_dict(kept)
+        model.zero_grad()
+
+
+def last_batch(broken):
+    """The last batch is smaller and uneven; broken, ranks are averaged alike."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in torch.randn(21, 5).split(8):
+        rows = batch.tensor_split(world)[rank]
+        model(rows).square().mean().backward()
+        for value in model.parameters():
+            value.grad *= 1 / world if broken else len(rows) / len(batch)
+            dist.all_reduce(value.grad)
+        optimizer.step()
+        model.zero_grad()
+
+
+def closures(broken):
+    """An optimizer calls the model several times a step; broken, gradients stay local."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+    inputs, targets = torch.randn(8, 5).tensor_split(world)[rank], torch.randn(8, 3).tensor_split(world)[rank]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        for value in model.parameters():
+            if not broken:
+                dist.all_reduce(value.grad)
+                value.grad /= world
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total / world
+
+    for step in range(2):
+        optimizer.step(closure) if step else optimizer.step(closure=closure)
+
+
+@pytest.mark.parametrize(
+    "program, kind, name, cause",
+    [
+        (two_optimizers, "gradient", "bias", "not-updated"),
+        (zeroed, "gradient", "bias", "no-gradient"),
+        (loaded_state, "weight", "weight", "replicas-differ"),
+        (last_batch, "gradient", "weight", "scaled-by-count"),
+        (closures, "gradient", "weight", "missing-reduction"),
+    ],
+)
+def test_programs_of_others(program, kind, name, cause):
+    """Right, they are equal; with a line broken, the first wrong tensor and its cause are named."""
+    report = verify_program(lambda: program(False), 2, platform="torch")
+    assert report.ok, report.text()
+    first = verify_program(lambda: program(dist.get_world_size() > 1), 2, platform="torch").verdict.first
+    assert (first.kind, first.name, first.cause.kind) == (kind, name, cause)
 
 
 def test_stages_that_learn_their_shapes():
