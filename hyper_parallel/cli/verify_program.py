@@ -23,12 +23,12 @@ _RUNS = 12  # the reference twice, its eight perturbed repeats, the ranks, the c
 _DESCRIPTION = """\
 Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that it
 computes: outputs of modules, losses, masks, gradients when the optimizer sees them, gradient norms, optimizer state,
-weights and buffers after each step. The first difference is named with its rank, its step and its cause.
+weights and buffers after each step. The report names the first difference with its rank, its step and its cause.
 
 FILE is a script, or file.py:function of a function that takes nothing or a mesh. Arguments of the script follow --.
 It must train the same way on one rank: read its rank and world size from torch.distributed or the environment, and take
-its part of one global batch. What bounds the difference is measured: the run on one rank is repeated with tiny
-perturbations.
+its part of one global batch. The allowed difference is measured by repeating the run on one rank with perturbations in
+the last place.
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 

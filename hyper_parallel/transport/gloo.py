@@ -202,8 +202,8 @@ def _body(chunks: list[torch.Tensor], size: int) -> torch.Tensor:
 
 def _check_head(received: torch.Tensor, expected: torch.Tensor, src: int) -> None:
     if not torch.equal(received, expected):
-        sent, wanted = (_label(head.numpy().tobytes()) for head in (received, expected))
-        msg = f"recv: rank {src} sent {sent}, {wanted} was expected"
+        sent, awaited = (_label(head.numpy().tobytes()) for head in (received, expected))
+        msg = f"recv: rank {src} sent {sent}, {awaited} was expected"
         raise CollectiveMismatchError(msg)
 
 

@@ -24,7 +24,7 @@ def test_a_bug_is_run_and_written(capsys, tmp_path):
     status, out, _ = ran(capsys, *ONE, "--report", tmp_path / "bugs.txt", "--html", tmp_path / "bugs.html")
     assert status == 0, out
     first, last = out.splitlines()
-    assert first == "torch average_for_sum: caught: gradient head.weight, average-for-sum over dp"
+    assert first == "torch average_for_sum: caught: the gradient of head.weight, average-for-sum over dp"
     assert last.startswith("1 of 1 bugs caught, 1 of 1 fixed forms pass; the tensor is right in 1, the cause in 1 (")
     assert (tmp_path / "bugs.txt").read_text() == out
     assert "NeMo Automodel 3822" in (tmp_path / "bugs.html").read_text()

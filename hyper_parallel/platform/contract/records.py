@@ -1,4 +1,4 @@
-"""The values that a run of a program leaves behind, as plain data that crosses processes.
+"""The values that a recorder takes from a run of a program, as plain data that can be sent between processes.
 
 A recorder of a framework fills these on each rank, without any communication: a recorder that communicated would change
 the program it watches. The comparison puts the ranks' values together later.
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """Equal for the same value in other runs and on other ranks."""
+        """Kind, name, step and call: the same for this value in other runs and on other ranks."""
         return self.kind, self.name, self.step, self.call
 
 
@@ -94,7 +94,7 @@ class Group:
 
 @dataclass
 class RankRecords:
-    """Everything that one rank leaves behind.
+    """Everything that was recorded on one rank.
 
     Attributes:
         rank: its number.

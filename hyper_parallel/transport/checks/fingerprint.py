@@ -33,6 +33,7 @@ Facts = tuple[tuple[str, Any], ...]
 _CHECKS_DIR = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with co_filename
 _TRANSPORT_DIR = os.path.dirname(_CHECKS_DIR) + os.sep  # noqa: PTH120
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(_CHECKS_DIR)) + os.sep  # noqa: PTH120
+_CORPUS_DIR = os.path.join(_PACKAGE_DIR, "verify", "bugs", "")  # noqa: PTH118 - its programs stand for a user's
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def call_site(*beneath: str) -> Site:
     if frame is None:
         return Site(("<unknown>", 0))
     near = (frame.f_code.co_filename, frame.f_lineno)
-    if not near[0].startswith(_PACKAGE_DIR):
+    if not near[0].startswith(_PACKAGE_DIR) or near[0].startswith(_CORPUS_DIR):
         return Site(near)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back

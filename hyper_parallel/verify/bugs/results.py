@@ -1,4 +1,4 @@
-"""What the harness said of the corpus's programs, beside the facts: caught or missed, tensor and cause right or not."""
+"""The harness's verdicts on the corpus beside the documented facts: caught or missed, tensor and cause right or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hyper_parallel.verify.bugs.registry import Bug
+from hyper_parallel.verify.bugs.registry import CALLS, Bug
+from hyper_parallel.verify.program.wording import value_words
 
 __all__ = ["CAUSE_SHARE", "TENSOR_SHARE", "BugResult", "CorpusReport", "FormResult"]
 
@@ -30,7 +31,7 @@ class FormResult:
         axis: group or mesh axis that the cause concerns.
         evidence: the numbers that show the cause.
         unplaced: values that could not be compared, as their placement could not be told.
-        error: what ended the run, if something did that is no verdict.
+        error: what ended the run without a verdict; empty if nothing did.
     """
 
     equal: bool
@@ -44,12 +45,13 @@ class FormResult:
     error: str = ""
 
     def text(self) -> str:
-        """Return the verdict in a line."""
+        """Return the verdict in one line."""
         if self.error:
             return f"ended: {self.error.splitlines()[0]}"
         if self.equal:
             return f"equal, {self.checked} values" + (f", {len(self.unplaced)} not placed" if self.unplaced else "")
-        return f"{self.kind} {self.name}, {self.cause}" + (f" over {self.axis}" if self.axis else "")
+        name = value_words(self.kind, self.name) if self.kind != CALLS else "different collectives on the ranks"
+        return f"{name}, {self.cause}" + (f" over {self.axis}" if self.axis else "")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class BugResult:
         bug: the program and its facts.
         broken: the verdict with the bug.
         fixed: the verdict without it.
-        seconds: that both took.
+        seconds: how long both took together.
     """
 
     bug: Bug
@@ -90,8 +92,8 @@ class BugResult:
 
     def text(self) -> str:
         """Return the result in one or two lines."""
-        named = "" if self.tensor_right else f"; first wrong is {self.bug.kind} {self.bug.tensor}"
-        cause = "" if self.cause_right else f"; the cause is {self.bug.cause}"
+        named = "" if self.tensor_right else f"; documented is {self.bug.kind} {self.bug.tensor}"
+        cause = "" if self.cause_right else f"; the documented cause is {self.bug.cause}"
         broken = f"caught: {self.broken.text()}{named}{cause}" if self.caught else f"MISSED: {self.broken.text()}"
         fixed = "" if self.passed else f"\n  FALSE ALARM in the fixed form: {self.fixed.text()}"
         return f"{self.bug.framework} {self.bug.name}: {broken}{fixed}"

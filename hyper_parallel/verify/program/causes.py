@@ -1,4 +1,4 @@
-"""Classes of errors of distributed training programs, which the comparison tells apart by testing the numbers."""
+"""Classes of errors of distributed training programs that the comparison tells apart by their numbers."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ __all__ = ["Distance", "distance", "within"]
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an array is from the one that it should be.
+    """How far an array is from the expected one.
 
     Attributes:
         ratio: the largest error relative to what its element is allowed; more than 1 differs.
-        error: of that element, relative to the largest expected magnitude.
-        bound: of that element, relative to the same.
-        why: what is wrong with numbers; empty if nothing is.
+        error: of the worst element, relative to the largest expected magnitude.
+        bound: what that element is allowed, relative to the same magnitude.
+        why: what differs, with numbers; empty if nothing does.
     """
 
     ratio: float

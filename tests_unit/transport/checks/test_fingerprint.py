@@ -1,10 +1,21 @@
 """Fingerprints of collectives and messages."""
 
+from pathlib import Path
+
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import ReductionError, check_ranks, check_reduction
+from hyper_parallel.transport.checks import fingerprint
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site, call_site
+
+
+def test_a_program_of_the_corpus_is_a_users():
+    """A call in a program of the bug corpus is at that program's line, although it lies inside of the library."""
+    program = str(Path(fingerprint.__file__).parents[2] / "verify" / "bugs" / "torch" / "program.py")
+    names = {"call_site": call_site}
+    exec(compile("\nsite = call_site()", program, "exec"), names)  # noqa: S102 - a program with another file name
+    assert str(names["site"]) == f"{program}:2"
 
 
 def test_call_site_is_the_callers_line():

@@ -22,15 +22,19 @@ def states(result):
 def test_a_right_result():
     """A result is right where the first value, by its pattern, and the cause are the documented ones."""
     assert states(GOOD) == (True, True, True, True)
-    assert GOOD.text() == "torch router_weight: caught: gradient router.weight, missing-reduction over tp"
+    assert GOOD.text() == "torch router_weight: caught: the gradient of router.weight, missing-reduction over tp"
 
 
 @pytest.mark.parametrize(
     "broken, expected, text",
     [
-        (replace(BROKEN, name="up.weight"), (True, False, True), "; first wrong is gradient router.*"),
-        (replace(BROKEN, kind="weight"), (True, False, True), "; first wrong is gradient router.*"),
-        (replace(BROKEN, cause="stale", axis=""), (True, True, False), "stale; the cause is missing-reduction"),
+        (replace(BROKEN, name="up.weight"), (True, False, True), "; documented is gradient router.*"),
+        (replace(BROKEN, kind="weight"), (True, False, True), "; documented is gradient router.*"),
+        (
+            replace(BROKEN, cause="stale", axis=""),
+            (True, True, False),
+            "stale; the documented cause is missing-reduction",
+        ),
         (FormResult(True, 9, unplaced=("a",)), (False, False, False), "MISSED: equal, 9 values, 1 not placed"),
         (FormResult(False, error="X: no\nmore"), (False, False, False), "MISSED: ended: X: no"),
     ],
@@ -45,7 +49,7 @@ def test_a_broken_form_that_is_judged_otherwise(broken, expected, text):
 @pytest.mark.parametrize(
     "fixed, text",
     [
-        (BROKEN, "gradient router.weight, missing-reduction over tp"),
+        (BROKEN, "the gradient of router.weight, missing-reduction over tp"),
         (FormResult(True, 0), "equal, 0 values"),
         (FormResult(True, 5, unplaced=("a",)), "equal, 5 values, 1 not placed"),
         (FormResult(False, error="X: no"), "ended: X: no"),
@@ -88,3 +92,9 @@ def test_a_report_is_plain_data():
     (bug,) = data["bugs"]
     assert bug["bug"]["mesh"] == {"tp": 3}
     assert (bug["broken"]["evidence"], bug["cause_right"]) == ("the sum is equal", True)
+
+
+def test_unequal_calls_are_no_value():
+    """Where ranks call different collectives, the result names no tensor."""
+    form = FormResult(False, kind="calls", cause="unequal-calls", evidence="rank 0 disagrees")
+    assert form.text() == "different collectives on the ranks, unequal-calls"

@@ -26,4 +26,4 @@ def test_what_is_not_right_is_shown_with_what_is_documented(samples):
     assert "documented: gradient router.*</td>" in page
     assert "documented: missing-reduction</td>" in page
     assert '<td class="bad">missed</td>' in page
-    assert "false alarm: gradient up.weight, stale over tp</td>" in page
+    assert "false alarm: the gradient of up.weight, stale over tp</td>" in page
