@@ -193,7 +193,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
         layout = dual(self._layout)
-        if type(value) is TorchDTensor and value._layout is layout:
+        if type(value) is TorchDTensor and value._layout is layout and not value.requires_grad:
             return value._local
         if not isinstance(value, TorchDTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
@@ -201,7 +201,10 @@ class TorchDTensor(DTensor, Tensor):
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(layout)._local
+        # Each rank's summand sees the same gradient; where that has a gradient itself, the ranks' shares of it add up.
+        pending = tuple(axis for axis, _ in self._layout.partials)
+        local: Tensor = value.local_for(layout, pending if value.requires_grad else ())
+        return local
 
     def backward(
         self,

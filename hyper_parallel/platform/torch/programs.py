@@ -30,6 +30,7 @@ __all__ = [
     "moved",
     "shares_memory",
     "source",
+    "unsound",
     "values_of",
 ]
 
@@ -74,6 +75,32 @@ _MODULES: dict[str, tuple[int, int, tuple[str, ...], tuple[Sample, ...]]] = {
     "MSELoss": (0, 2, (), (Sample((real("ab"), real("ab"))), Sample((real("abc"), real("abc"))))),
     "CrossEntropyLoss": (0, 2, (), (Sample((real("ab"), indices("b", "a"))),)),
 }  # fmt: skip
+
+
+_UNSOUND_IF_EMPTY = {
+    "pixel_shuffle": "its gradient does not have the shape of the operand",
+    "pixel_unshuffle": "the result has the shape of the operand",
+    "addmv": "a bias of one element is not broadcast to no rows",
+    "conv": "without channels the result has the shape of the operand",
+    "Conv": "without channels the result has the shape of the operand",
+    "multi_margin_loss": "the mean of no elements is memory that was never written",
+    "multilabel_margin_loss": "the mean of no elements is memory that was never written",
+}
+"""Calls with empty operands whose results in PyTorch 2.13 are no truth, by a part of the name."""
+
+_UNSOUND = {"unique_consecutive": "with counts and without inverse, by position, the counts are empty"}
+"""Calls whose results are no truth at all."""
+
+
+def unsound(name: str, shapes: Sequence[Sequence[int]]) -> str:
+    """Return why PyTorch's own result of a call is nothing to compare with; nothing if it is sound.
+
+    Args:
+        name: of the call.
+        shapes: of the operands.
+    """
+    tables = [_UNSOUND, _UNSOUND_IF_EMPTY] if any(0 in shape for shape in shapes) else [_UNSOUND]
+    return next((reason for table in tables for part, reason in table.items() if part in name), "")
 
 
 def modules() -> dict[str, tuple[Sample, ...]]:
@@ -202,9 +229,13 @@ def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any
     changed = tensor + torch.from_numpy(array).to(tensor.dtype)
     if gradient is not None and changed.requires_grad:
         wide = torch.complex128 if changed.is_complex() else torch.float64
-        changed.register_hook(
-            lambda grad: grad + torch.from_numpy(gradient(grad.detach().to(wide).numpy(force=True))).to(grad.dtype)
-        )
+
+        def move(grad: Any) -> Any:
+            if grad is None:  # a second gradient that does not exist
+                return None
+            return grad + torch.from_numpy(gradient(grad.detach().to(wide).numpy(force=True))).to(grad.dtype)
+
+        changed.register_hook(move)
     return changed
 
 

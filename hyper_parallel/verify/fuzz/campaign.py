@@ -86,7 +86,14 @@ def _generator(framework: str) -> Generator:
     return Generator(framework)
 
 
-def run_batch(framework: str, seed: int, number: int, count: int = BATCH, folder: str | None = None) -> Batch:
+def run_batch(
+    framework: str,
+    seed: int,
+    number: int,
+    count: int = BATCH,
+    folder: str | None = None,
+    known: frozenset[str] = frozenset(),
+) -> Batch:
     """Run the programs of one batch, and make what fails smaller.
 
     Args:
@@ -95,6 +102,7 @@ def run_batch(framework: str, seed: int, number: int, count: int = BATCH, folder
         number: of the batch.
         count: programs, at most :data:`BATCH`.
         folder: where reproducers are written; None writes none.
+        known: looks of findings that were made small already; others that look like them are only counted.
     """
     started = time.process_time()
     world_size = world_of(seed, number)
@@ -107,8 +115,12 @@ def run_batch(framework: str, seed: int, number: int, count: int = BATCH, folder
         _count(batch, programs, outcomes)
         batch.processor_seconds = time.process_time() - started
         failed = [(program, outcome) for program, outcome in zip(programs, outcomes, strict=True) if outcome.is_finding]
-        for position, (program, outcome) in enumerate(failed):
-            batch.findings.append(_finding(framework, program, outcome, folder, small=position < _MOST_SHRUNK))
+        seen = set(known)
+        for program, outcome in failed:
+            look = _look(program, outcome)
+            small = look not in seen and len(seen) - len(known) < _MOST_SHRUNK
+            seen.add(look)
+            batch.findings.append(_finding(framework, program, outcome, folder, look, small=small))
     return batch
 
 
@@ -131,10 +143,19 @@ def _first_words(text: str) -> str:
     return f"{head}: {reason}"[:120] if reason else head[:120]
 
 
-def _finding(framework: str, program: Program, outcome: Outcome, folder: str | None, *, small: bool) -> Finding:
+def _look(program: Program, outcome: Outcome) -> str:
+    """Return what programs with the same defect likely have in common: kind, message without numbers, and call."""
+    words = "".join(letter for letter in outcome.text.partition("\n")[0] if not letter.isdigit())
+    calls = [step.call for step in program.steps if outcome.first in step.outs]
+    return f"{outcome.kind} {program.mode if not calls else ''} {calls} {words[:60]}"
+
+
+def _finding(
+    framework: str, program: Program, outcome: Outcome, folder: str | None, look: str, *, small: bool
+) -> Finding:
     """Return a failed program as a finding: small, and as a file that shows it, if it fails by itself."""
     seed, number = program.seed
-    finding = Finding(framework, outcome.kind, outcome.text, seed, number, program.mesh)
+    finding = Finding(framework, outcome.kind, outcome.text, seed, number, program.mesh, look=look)
     if not small:
         return finding
 
@@ -154,7 +175,7 @@ def _finding(framework: str, program: Program, outcome: Outcome, folder: str | N
     calls = ", ".join(sorted({step.call for step in program.steps}))
     return Finding(
         framework, outcome.kind, outcome.text, seed, number, program.mesh, source, path, shown, calls=calls,
-        mode=program.mode,
+        mode=program.mode, look=look,
     )  # fmt: skip
 
 
@@ -171,7 +192,7 @@ def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = la
     started = time.monotonic()
     report = FuzzReport(settings.seed, settings.frameworks)
     try:
-        for batch in _batches(settings, started):
+        for batch in _batches(settings, started, report):
             _add(report, batch)
             report.seconds = time.monotonic() - started
             progress(report)
@@ -204,11 +225,11 @@ def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, int, int]]
         number += 1
 
 
-def _batches(settings: Settings, started: float) -> Iterator[Batch]:
+def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator[Batch]:
     tasks = _tasks(settings, started)
     if not settings.jobs:
         for framework, number, count in tasks:
-            yield run_batch(framework, settings.seed, number, count, settings.folder)
+            yield run_batch(framework, settings.seed, number, count, settings.folder, report.looks)
         return
     pool = _pool(settings.jobs)
     running: dict[Future[Batch], tuple[str, int, int]] = {}
@@ -216,7 +237,7 @@ def _batches(settings: Settings, started: float) -> Iterator[Batch]:
         while True:
             while len(running) < settings.jobs and (task := next(tasks, None)) is not None:
                 framework, number, count = task
-                future = pool.submit(run_batch, framework, settings.seed, number, count, settings.folder)
+                future = pool.submit(run_batch, framework, settings.seed, number, count, settings.folder, report.looks)
                 running[future] = task
             if not running:
                 return

@@ -170,6 +170,8 @@ class _Maker:
             return None
         if filled is None or any(array.size > _LARGEST_SIZE for array in filled.arrays):
             return None
+        if self.language.unsound(call.name, [array.shape for array in filled.arrays]):
+            return None
         brought: dict[int, Leaf] = {}
         numbers = [
             chosen[index] if index in chosen else self._bring(array, brought, requires_grad=filled.requires_grad[index])

@@ -37,6 +37,9 @@ class Language(Protocol):
     ) -> list[tuple[str, Arguments]]:
         """Return the ways to write a call of a canonical operator."""
 
+    def unsound(self, name: str, shapes: Sequence[Sequence[int]]) -> str:
+        """Return why the framework's own result of a call is nothing to compare with; nothing if it is sound."""
+
     def call_named(self, name: str) -> Callable[..., Any]:
         """Return a function, method, operator or module by its name."""
 

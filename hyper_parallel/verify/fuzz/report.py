@@ -29,6 +29,7 @@ class Finding:
         alike: number of programs with findings that look alike, this one included.
         calls: of the small program; findings with the same ones look alike.
         mode: what follows the steps of the small program.
+        look: what programs with the same defect likely have in common.
     """
 
     framework: str
@@ -43,11 +44,13 @@ class Finding:
     alike: int = 1
     calls: str = ""
     mode: str = ""
+    look: str = ""
 
-    @property
-    def signature(self) -> tuple[str, ...]:
-        """What findings that look alike have in common."""
-        return (self.framework, self.kind, self.calls, self.mode)
+    def is_like(self, other: Finding) -> bool:
+        """Whether another finding is likely the same defect: it looks alike, or the same small program is left."""
+        if (self.framework, self.kind) != (other.framework, other.kind):
+            return False
+        return self.look == other.look or bool(self.calls and (self.calls, self.mode) == (other.calls, other.mode))
 
     def lines(self) -> list[str]:
         """Return the finding as lines of text."""
@@ -114,11 +117,17 @@ class FuzzReport:
         """Whether something was checked, and nothing is wrong."""
         return self.checked and not self.findings and not self.note
 
+    @property
+    def looks(self) -> frozenset[str]:
+        """The looks of the findings that were made small."""
+        return frozenset(finding.look for finding in self.findings if finding.source)
+
     def add(self, finding: Finding) -> None:
         """Add a finding, or count it with one that looks alike."""
         for index, known in enumerate(self.findings):
-            if finding.signature == known.signature:
-                self.findings[index] = replace(known, alike=known.alike + 1)
+            if known.is_like(finding):
+                shown = known if known.source or not finding.source else finding
+                self.findings[index] = replace(shown, alike=known.alike + 1)
                 return
         self.findings.append(finding)
 

@@ -128,13 +128,10 @@ class Truth:
         reference = result.array
         repeats = [repeat[key].array for repeat in self._repeats if repeat.get(key) is not None]  # type: ignore[union-attr]
         repeats = [repeat for repeat in repeats if repeat.shape == reference.shape]
-        if not repeats:
-            return np.zeros(reference.shape)
         if reference.dtype.kind not in "fc":
-            changed = np.logical_or.reduce([repeat != reference for repeat in repeats])
-            return np.where(changed, np.inf, 0.0)
+            return np.where(_any(reference.shape, [repeat != reference for repeat in repeats]), np.inf, 0.0)
         finite = np.isfinite(reference)
-        unstable = np.logical_or.reduce([np.isfinite(repeat) != finite for repeat in repeats])
+        unstable = _any(reference.shape, [np.isfinite(repeat) != finite for repeat in repeats])
         wide = np.abs(np.where(finite, _wide(reference), 0.0))
         floor = NOISE_SHARE * self._largest(key[0])
         least = _EPS[result.dtype] * np.maximum(wide, floor)
@@ -221,6 +218,11 @@ def _equal(actual: Any, expected: Any) -> Any:
     if expected.dtype.kind in "fc":
         same = same | (np.isnan(actual) & np.isnan(expected))
     return same
+
+
+def _any(shape: tuple[int, ...], masks: list[Any]) -> Any:
+    """Return where one of the masks is true; nowhere without masks."""
+    return np.logical_or.reduce([np.zeros(shape, dtype=bool), *masks])
 
 
 def _wide(array: Any) -> Any:

@@ -412,3 +412,26 @@ def test_internal_functions_refuse_transforms_as_pytorch_does():
     assert same.equal(torch.ones(3, 2))
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.vmap(Same.apply)(x)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_gradient_of_a_pending_value_is_differentiated_by_its_cotangent(world):
+    """Each rank's summand sees the cotangent, so the cotangent's own gradient adds up over ranks."""
+    import torch
+
+    x, again = values(5, 3), values(5, 3, seed=1)
+
+    def twice(whole, cotangent, second):
+        (grads,) = torch.autograd.grad(whole.square().sum(0), whole, cotangent, create_graph=True)
+        return torch.autograd.grad(grads, [whole, cotangent], second)
+
+    seed = values(3, seed=2)
+    wanted = twice(x.clone().requires_grad_(), seed.clone().requires_grad_(), again)
+
+    def on_rank(mesh):
+        for place in (R, S0):
+            whole, cotangent = spread(x, mesh, S0).requires_grad_(), spread(seed, mesh, place).requires_grad_()
+            for grads, plain in zip(twice(whole, cotangent, spread(again, mesh, S1)), wanted, strict=True):
+                assert_whole(grads, plain)
+
+    on_ranks(on_rank, world)

@@ -37,7 +37,7 @@ def _embedding(
 
 def _without_ids(x: Tensor, weight: Tensor) -> Tensor:
     """Nothing, on the graph of ``weight``; PyTorch cannot differentiate a look-up of no ids twice."""
-    return weight[:0].reshape(*x.shape, weight.shape[1])
+    return weight[:0].reshape(*x.shape, weight.shape[1]).clone()  # no view: it may be written
 
 
 def _local_padding(padding_idx: int | None, window: Window) -> int | None:

@@ -182,7 +182,7 @@ def _ctc_loss(ops: Any, **arguments: Any) -> Any:
     return ops.ctc_loss(**arguments)
 
 
-@decomposition(torch.ctc_loss, signature=f"{_CTC}, reduction=1, zero_infinity=False")
+@decomposition(torch.ctc_loss, signature=f"{_CTC}, reduction=0, zero_infinity=False")
 def _ctc_loss_by_number(ops: Any, reduction: int, **arguments: Any) -> Any:
     return ops.ctc_loss(reduction=("none", "mean", "sum")[reduction], **arguments)
 
