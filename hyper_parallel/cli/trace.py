@@ -38,13 +38,13 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and write the trace."""
-    from hyper_parallel.transport.flight_recorder import write_json
     from hyper_parallel.transport.flight_trace import read_flight
+    from hyper_parallel.transport.whole_files import write_whole
 
     flight = read_flight(Path(arguments.folder))
     can_be_written("--perfetto", arguments.perfetto)
     if arguments.perfetto is not None:
-        write_json(Path(arguments.perfetto), flight.chrome())
+        write_whole(Path(arguments.perfetto), json.dumps(flight.chrome()))
     if arguments.json:
         raised = {str(rank): error for rank, error in flight.raised().items()}
         records = {str(rank): record for rank, record in sorted(flight.records.items())}

@@ -6,7 +6,6 @@ ends in C++ leaves its calls as well. A rank itself does nothing more than witho
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -18,8 +17,9 @@ from typing import Any
 
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer
+from hyper_parallel.transport.whole_files import write_whole
 
-__all__ = ["CALLS", "FOLDER_VARIABLE", "FlightRecorder", "recorder_from_environment", "write_json"]
+__all__ = ["CALLS", "FOLDER_VARIABLE", "FlightRecorder", "recorder_from_environment"]
 
 FOLDER_VARIABLE = "HP_FLIGHT_FOLDER"
 """Names the folder that receives the record of a failed world; without it nothing is recorded."""
@@ -115,7 +115,7 @@ class FlightRecorder:
             for earlier in self._folder.glob("rank-*.json"):
                 earlier.unlink()
             for rank in range(len(self._calls)):
-                write_json(self._folder / f"rank-{rank}.json", self._record(rank, failed))
+                write_whole(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, failed), indent=1))
         except OSError as error:
             failed.args = (f"{failed}\nthe flight record could not be written to {self._folder}: {error}",)
         else:
@@ -139,18 +139,6 @@ def recorder_from_environment(world_size: int) -> FlightRecorder | None:
     """A recorder for a world if :data:`FOLDER_VARIABLE` names a folder; else None."""
     folder = os.environ.get(FOLDER_VARIABLE)
     return FlightRecorder(world_size, Path(folder)) if folder else None
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a file so that it is never seen half written: under another name first, which is removed on any error."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def _json(call: _Call) -> dict[str, Any]:

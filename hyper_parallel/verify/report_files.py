@@ -7,6 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.transport.whole_files import write_whole
+
 __all__ = ["other_version", "read_json", "read_json_rows", "write_text"]
 
 
@@ -27,7 +29,7 @@ def write_text(path: Path | str, text: str, option: str = "") -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         msg = f"{option} {path} cannot be written: {error.strerror}".lstrip()
         raise ValueError(msg) from error

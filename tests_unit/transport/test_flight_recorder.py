@@ -17,7 +17,6 @@ from hyper_parallel.transport.flight_recorder import (
     FOLDER_VARIABLE,
     FlightRecorder,
     recorder_from_environment,
-    write_json,
 )
 from hyper_parallel.transport.flight_trace import read_flight
 from hyper_parallel.transport.launched_processes import run_launched
@@ -90,16 +89,6 @@ def test_a_record_that_cannot_be_written_costs_no_error(tmp_path, monkeypatch):
     )
     monkeypatch.delenv(FOLDER_VARIABLE)
     assert recorder_from_environment(1) is None
-
-
-def test_a_file_is_never_half_written(tmp_path):
-    """What cannot be written leaves the earlier file as it was, and nothing beside it."""
-    path = tmp_path / "record.json"
-    write_json(path, {"calls": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"calls": object()})
-    assert json.loads(path.read_text()) == {"calls": 1}
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def _fails(how):

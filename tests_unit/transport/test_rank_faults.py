@@ -1,0 +1,295 @@
+"""The table of faults, over real processes: a rank that is killed, stopped or raises; its parent, ports, the disk."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
+from hyper_parallel.transport.processes import python_command, search_path
+from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.whole_files import write_whole
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(condition):
+    """Return once the condition holds; the limit is for a machine that has stopped."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def nothing_left(tmp_path, monkeypatch):
+    """A folder into which ranks write their process numbers: after the test no rank is left, and none of its files."""
+    close_launched_teams()
+    monkeypatch.delenv(LEDGER_VARIABLE, raising=False)
+    files, pids = tmp_path / "files", tmp_path / "pids"
+    files.mkdir()
+    pids.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
+    yield pids
+    close_launched_teams()
+    started = [int(path.name) for path in pids.iterdir()]
+    assert started
+    wait_until(lambda: all(map(gone, started)))
+    assert [path.name for path in files.iterdir() if not path.name.startswith("pymp-")] == []
+    assert not {child.pid for child in multiprocessing.active_children()} & set(started)
+
+
+def _hit(fault):
+    """What happens to rank 1."""
+    if fault == "raise":
+        raise ValueError("boom")
+    os.kill(os.getpid(), getattr(signal, fault))
+
+
+def _train(fault, place, pids, folder):
+    """A step of training on three ranks, with a fault of rank 1 at a place; returns nothing."""
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    (Path(pids) / str(os.getpid())).touch()
+
+    def here(name):
+        if rank == 1 and name == place:
+            _hit(fault)
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            here("forward")
+            ctx.set_materialize_grads(True)
+            dist.all_reduce(x := x.clone())
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            here("backward")
+            assert ctx.saved_tensors == ()
+            dist.all_reduce(grad := grad.clone())
+            return grad
+
+    weight = torch.full((3,), 1.0 + rank, requires_grad=True)
+    weight.register_hook(lambda _: here("hook"))
+    here("before")
+    dist.all_reduce(torch.ones(1))
+    here("after")
+    started = dist.all_reduce(torch.ones(1), async_op=True)
+    here("in")
+    started.wait()
+    Sum.apply(weight * 2).sum().backward()
+    if place == "checkpoint":
+        _save(folder, lambda: here(place))
+    dist.barrier()
+
+
+def _save(folder, while_writing):
+    """Save two checkpoints, the second with a fault in its write."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    class Writer(dcp.FileSystemWriter):
+        def write_data(self, plan, planner):
+            done = super().write_data(plan, planner)
+            while_writing()
+            return done
+
+    dcp.save({"weight": torch.arange(5.0)}, storage_writer=dcp.FileSystemWriter(f"{folder}/1"))
+    dcp.save({"weight": torch.zeros(5)}, storage_writer=Writer(f"{folder}/2"))
+
+
+PLACES = ["before", "in", "after", "forward", "backward", "hook", "checkpoint"]
+CASES = [("SIGKILL", place) for place in PLACES] + [("raise", "backward"), ("SIGSTOP", "in")]
+
+
+@pytest.mark.parametrize("fault, place", CASES)
+def test_a_fault_of_a_rank_ends_the_world(nothing_left, tmp_path, fault, place):
+    """All ranks end within the limit, the report names rank 1 and the calls, and the last checkpoint loads."""
+    limit = 10.0 if fault == "SIGSTOP" else 120.0
+    arguments = (fault, place, str(nothing_left), str(tmp_path))
+    text = str(run_launched(pack((_train, arguments), _train), 3, "torch", limit).failure)
+    first = text.splitlines()[0]
+    if fault == "SIGSTOP":
+        assert "did not finish within 10 s" in first
+        assert "--- rank 1: was running in\n(the process does not answer)" in text
+    else:
+        assert first == "rank 1 of 3 failed", text
+        expected = "rank 1 died of SIGKILL; it was running" if fault == "SIGKILL" else "ValueError: boom"
+        assert expected in text
+    if fault == "SIGKILL" and place != "before":
+        assert "; last in dist." in text
+        assert f" at {__file__}:" in text.split("; last in dist.")[1].splitlines()[0]
+    assert "--- rank 0: " in text
+    assert "--- rank 2: " in text
+    if place == "checkpoint":
+        assert not (tmp_path / "2" / ".metadata").exists()
+        assert _loaded(tmp_path / "1") == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def _loaded(folder):
+    """The tensor of a checkpoint, read by one process."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {"weight": torch.zeros(5)}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    return state["weight"].tolist()
+
+
+_PARENT = """
+from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.serialization import pack
+
+def body(pids):
+    import os, pathlib, time
+    import torch.distributed as dist
+    dist.barrier()
+    pathlib.Path(pids, str(os.getpid())).touch()
+    if dist.get_rank():
+        dist.barrier()
+    time.sleep(600)
+
+run_launched(pack((body, (PIDS,)), body), 2, "torch", 600.0)
+"""
+
+
+def test_ranks_end_with_their_parent(tmp_path, monkeypatch):
+    """A parent that is killed leaves no rank behind: neither one that computes nor one that waits in a collective."""
+    monkeypatch.delenv(LEDGER_VARIABLE, raising=False)
+    script, pids = tmp_path / "parent.py", tmp_path / "pids"
+    pids.mkdir()
+    script.write_text(_PARENT.replace("PIDS", repr(str(pids))))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    try:
+        wait_until(lambda: len(list(pids.iterdir())) == 2 or parent.poll() is not None)
+        assert parent.poll() is None
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: all(gone(int(path.name)) for path in pids.iterdir()))
+
+
+def test_a_taken_port_stops_nobody(nothing_left):
+    """Warm ranks meet through a file, so the port that the environment names may be taken."""
+
+    def body(pids):
+        import torch.distributed as dist
+
+        (Path(pids) / str(os.getpid())).touch()
+        objects = [None, None]
+        dist.all_gather_object(objects, dist.get_rank())
+        return objects
+
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MASTER_PORT", port)
+            patch.setenv("MASTER_ADDR", "127.0.0.1")
+            done = run_launched(pack((body, (str(nothing_left),)), body), 2, "torch", 120.0)
+    assert done.failure is None, str(done.failure)
+    assert done.results == [[0, 1]] * 2
+
+
+def test_a_full_disk_leaves_the_earlier_file(tmp_path):
+    """A file of ours that does not fit is an error; the earlier one is whole, and no part is left beside it."""
+    path = tmp_path / "report.json"
+    write_whole(path, json.dumps({"run": 1}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(path, json.dumps({"run": "2" * 100_000}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads(path.read_text()) == {"run": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+_SCRIPT = """
+import json, os, pathlib, signal, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+folder, dies = pathlib.Path(sys.argv[1]), sys.argv[2] == "dies"
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# torchrun's store outlives a restart, and gloo would find the addresses of the processes before it.
+agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+attempt = dist.PrefixStore("attempt " + os.environ["TORCHELASTIC_RESTART_COUNT"], agent)
+dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+last = max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=-1)
+if last >= 0:
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=folder / str(last))
+    model.load_state_dict(state["model"])
+for step in range(last + 1, 5):
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dies and step == 3 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder / str(step))
+    (folder / f"{step}.{rank}.loss").write_text(json.dumps([loss.item(), os.environ["TORCHELASTIC_RESTART_COUNT"]]))
+dist.barrier()
+os._exit(0)  # PyTorch's threads may abort a process that leaves by itself
+"""
+
+
+def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path):
+    """A killed rank is restarted with the others from the last checkpoint, and every loss is equal bit for bit."""
+    script, losses = tmp_path / "train.py", {}
+    script.write_text(_SCRIPT)
+    for how in ("lives", "dies"):
+        folder = tmp_path / how
+        folder.mkdir()
+        command = python_command(
+            "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1",
+            str(script), str(folder), how,
+        )  # fmt: skip
+        ran = subprocess.run(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        losses[how] = {path.name: json.loads(path.read_text()) for path in folder.glob("*.loss")}
+    assert sorted(losses["lives"]) == sorted(f"{step}.{rank}.loss" for step in range(5) for rank in range(2))
+    assert {name: loss for name, (loss, _) in losses["dies"].items()} == {
+        name: loss for name, (loss, _) in losses["lives"].items()
+    }
+    restarts = [losses["dies"][f"{step}.1.loss"][1] for step in range(5)]
+    assert restarts == ["0", "0", "0", "1", "1"]
