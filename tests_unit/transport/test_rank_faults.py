@@ -266,6 +266,7 @@ os._exit(0)  # PyTorch's threads may abort a process that leaves by itself
 """
 
 
+@pytest.mark.sweep
 def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path):
     """A killed rank is restarted with the others from the last checkpoint, and every loss is equal bit for bit."""
     script, losses = tmp_path / "train.py", {}
