@@ -138,6 +138,13 @@ class Recorder:
         if taken is not None:
             self.log.add("mask", path or "(model)", taken[0] != 0, module=path, region=taken[1])
 
+    def record_attention_mask(self, kept: Any) -> None:
+        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told."""
+        if kept is not None:
+            self.record_mask(kept)
+        elif not _recomputes():
+            self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
+
     # -- backward and clipping -----------------------------------------------------------------------------------------
 
     def backward(self, plain: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:

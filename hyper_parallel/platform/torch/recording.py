@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from hyper_parallel.platform.contract.recording import RecordLog, use_log
+from hyper_parallel.platform.torch.attention_mask import attention_mask
 from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.recorder import Recorder
 from hyper_parallel.transport.base import active_transport
@@ -128,6 +129,7 @@ class _Installation:
         self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
         for name in _DROPOUTS:
             self._replace(nn.functional, name, _dropout)
+        self._replace(nn.functional, "scaled_dot_product_attention", _attention)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         plain = getattr(owner, name)
@@ -200,6 +202,22 @@ def _dropout(plain: Any) -> Any:
         return output
 
     return dropout
+
+
+def _attention(plain: Any) -> Any:
+    def scaled_dot_product_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is None or dropout_p <= 0 or torch.compiler.is_compiling():
+            return plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+        state = torch.get_rng_state()
+        output = plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+        again = functools.partial(plain, dropout_p=dropout_p, enable_gqa=kwargs.get("enable_gqa", False))
+        recorder.record_attention_mask(attention_mask(again, query, key, state))
+        return output
+
+    return scaled_dot_product_attention
 
 
 def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:

@@ -76,6 +76,7 @@ class _Comparison:
         self._missing()
         self._extra_masks()
         self._unheld()
+        self._unrecorded()
         self._replicas()
         self._losses_of_right_gradients()
         self._other_rows()
@@ -110,6 +111,13 @@ class _Comparison:
             wrong = self._seen_by_optimizers(key, wrong)
         if wrong:
             self._differs(key, wrong)
+
+    def _unrecorded(self) -> None:
+        """List the masks that a recorder could not read: those of fused kernels of devices, and of DTensors."""
+        for notes in (self.runs.reference_notes, *(rank.notes for rank in self.runs.parallel.ranks)):
+            for module in notes.get("masks that were not recorded", ()):
+                line = f"mask of {module}: drawn inside a fused attention, which does not give it out"
+                self.verdict.skipped += [] if line in self.verdict.skipped else [line]
 
     def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
         """Return the wrong gradients without those that no optimizer of their rank reads.

@@ -352,3 +352,12 @@ def test_the_report_names_everything(runs):
     assert plain["first"]["cause"]["kind"] == "missing-reduction"
     assert plain["equal"] is False
     assert plain["compared"]["gradient"] == 72
+
+
+def test_masks_that_were_not_recorded_are_listed(runs):
+    """A mask that a recorder could not read is not passed over in silence: each module is listed once."""
+    reference, repeats, run = runs(mesh={"dp": 2, "tp": 1})
+    for rank in (*reference.ranks, *run.ranks):
+        rank.notes["masks that were not recorded"] = ["attend"]
+    text = "mask of attend: drawn inside a fused attention, which does not give it out"
+    assert compare_runs(reference, repeats, run).skipped.count(text) == 1

@@ -1,0 +1,41 @@
+"""The mask of a dropout inside PyTorch's fused attention, which the function does not return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["attention_mask"]
+
+
+def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: torch.Tensor) -> torch.Tensor | None:
+    """Return which attention weights a dropout kept, and leave the generator as it is.
+
+    The attention is computed again with the same random numbers, for queries and keys of zeros, whose weights are all
+    equal, and for values that are the rows of the identity: its output is the weights after the dropout.
+
+    Args:
+        attention: ``scaled_dot_product_attention`` with its dropout; takes query, key and value.
+        query: (..., queries, width).
+        key: (..., keys, width).
+        state: of the CPU's generator before the attention was computed.
+
+    Returns:
+        (..., queries, keys), zero where a weight was dropped; None if the mask cannot be told: on another device or
+        for tensors of another class, or because the numbers drawn depend on more than the shapes.
+    """
+    if type(query) is not torch.Tensor or type(key) is not torch.Tensor or query.device.type != "cpu":
+        return None
+    keys = key.shape[-2]
+    rows = torch.eye(keys, dtype=key.dtype).expand(*key.shape[:-1], keys)
+    after = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            torch.set_rng_state(state)
+            kept: torch.Tensor = attention(torch.zeros_like(query), torch.zeros_like(key), rows)
+            same = torch.equal(torch.get_rng_state(), after)
+    finally:
+        torch.set_rng_state(after)
+    return kept if same else None
