@@ -142,7 +142,7 @@ class Recorder:
         """Record which elements the dropout inside a fused attention kept; None says that they cannot be told."""
         if kept is not None:
             self.record_mask(kept)
-        elif not _recomputes():
+        elif not (self._infers or recomputes()):
             self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
 
     # -- backward and clipping -----------------------------------------------------------------------------------------
