@@ -21,8 +21,8 @@ __all__ = ["GatheringEndpoint"]
 class GatheringEndpoint:
     """The endpoint of a real rank in a world that has no coordinator.
 
-    A started collective is complete when ``start`` returns, so it waits for the other members. That is the difference
-    to a coordinator: a program deadlocks whose members start collectives and wait for messages in different orders.
+    A started collective is complete when ``start`` returns, so it waits for the other members. Unlike with
+    a coordinator, a program deadlocks if its members start collectives and wait for messages in different orders.
 
     Args:
         transport: a real one.

@@ -57,7 +57,7 @@ def in_test_context(name: str) -> Iterator[None]:
 
 
 def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
-    """How this process is measured right now, for its ranks; None if it is not, or if measuring is paused."""
+    """Return how coverage measures this process now, for its ranks; None if it does not, or is paused."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
     if current is None or not _traced():
@@ -114,7 +114,7 @@ def _start(measurement: Measurement) -> Any:
 
 @contextmanager
 def measured(measurement: Measurement | None) -> Iterator[None]:
-    """Count what runs inside, and write the data before leaving."""
+    """Measure the code that runs in this context, and write the coverage data at its end."""
     if measurement is None:
         yield
         return

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["PROGRAM_MODULE", "OwnModules", "forget_own_modules"]
 
 PROGRAM_MODULE = "__program__"
-"""Name of a file of the user that is neither imported by name nor run as ``__main__``."""
+"""Module name of a user's file that is neither imported by name nor run as ``__main__``."""
 
 _INSTALLED = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _LIBRARY = str(Path(__file__).resolve().parents[1]) + os.sep
-_LOCKS: dict[str, Any] = vars(_bootstrap)["_module_locks"]  # - a rank may import while another one does
+_LOCKS: dict[str, Any] = vars(_bootstrap)["_module_locks"]  # a rank may import while another one does
 
 
 class OwnModules:
@@ -53,12 +53,12 @@ class OwnModules:
         return getattr(self._ops, name)
 
     def __enter__(self) -> Self:
-        """Notice imports."""
+        """Start to watch imports."""
         sys.meta_path.insert(0, self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop noticing them."""
+        """Stop watching imports."""
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Earned bounds: what rounding does to each value, measured by perturbing the reference in the last place.
+"""Allowed differences: what rounding does to each value, measured by perturbing the reference in the last place.
 
 The reference runs again, in antithetic pairs: inputs and weights are moved by one unit in the last place, in random
 directions and then in the opposite ones (:func:`perturb`). What that does to a value is its scale of rounding, with
@@ -141,7 +141,7 @@ def allowed_difference(
     """
     reference = np.asarray(reference)
     if not repeats:
-        raise ValueError("a bound is earned from repeats of the reference, but there are none")
+        raise ValueError("allowed differences are measured from repeats of the reference, but there are none")
     if reference.dtype.kind not in "fc":
         changed = np.zeros(reference.shape, dtype=bool)
         for repeat in (*repeats, *displaced, *rounded):

@@ -1,4 +1,4 @@
-"""Bounds that are earned: what changes in the last place do to each value of the single-device run.
+"""Allowed errors of `verify model`: what changes in the last place do to each value of the single-device run.
 
 Rounding makes two correct runs differ, and how far depends on the model: a softmax that cancels, AdamW's division by a
 small second moment, or many steps magnify it. So the single-device run is repeated with its inputs, weights, outputs of

@@ -247,7 +247,9 @@ def test_values_that_are_not_finite():
 
 def test_bad_repeats_are_refused():
     """Without repeats there is no bound; a repeat has the reference's shape."""
-    with pytest.raises(ValueError, match="a bound is earned from repeats of the reference, but there are none"):
+    with pytest.raises(
+        ValueError, match="allowed differences are measured from repeats of the reference, but there are none"
+    ):
         allowed_difference(np.ones(2), [])
     with pytest.raises(ValueError, match=r"a repeat of the reference has shape \[3\], not \[2\]"):
         allowed_difference(np.ones(2), [np.ones(3)])

@@ -63,15 +63,15 @@ class _DescribedGroup(MessageGroup):
         return self
 
     def shutdown(self) -> None:
-        """Nothing: the group ends with the simulation."""
+        """Does nothing: the group ends with the simulation."""
 
     abort = shutdown
 
     def set_timeout(self, timeout: Any) -> None:
-        """Nothing: what never ends is found without a time limit."""
+        """Does nothing: the simulation detects hangs without a time limit."""
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing: the coordinator counts."""
+        """Does nothing: the coordinator counts collectives."""
 
     def merge_remote_group(self, *arguments: Any) -> None:
         """Refuse it.

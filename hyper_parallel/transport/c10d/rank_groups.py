@@ -123,7 +123,7 @@ class RankGroups:
 
 
 def _is_built(backend: str) -> bool:
-    """Whether PyTorch has the engine that the program names; the simulation needs none, but PyTorch asks it things."""
+    """Whether PyTorch was built with the program's backend; the simulation needs none, but PyTorch's code does."""
     return "nccl" not in str(backend).lower() or dist.is_nccl_available()
 
 
@@ -144,7 +144,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _inside_init() -> bool:
-    """Whether ``init_process_group`` asks; it refuses to initialise a world twice, and a rank's own is none of its."""
+    """Whether ``init_process_group`` is calling; it refuses a second world, and the rank's ready one must not count."""
     frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to tell that function, which users import by name
     for _ in range(3):
         if frame is not None and frame.f_code is _INIT_CODE:

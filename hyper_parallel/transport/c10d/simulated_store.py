@@ -1,4 +1,4 @@
-"""The store of a simulated world: waiting for a key lets the other ranks run, and a key that nobody sets is named."""
+"""The store of a simulated world: a rank that waits lets the others run; a key that nobody sets is an error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return self._values[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until every key is set; what nobody can set any more is an error at once, so there is no timeout."""
+        """Wait until every key is set; a key that no rank can set any more is an error at once, without a timeout."""
         del timeout
         if all(key in self._values for key in keys):
             return
@@ -98,13 +98,13 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds, 0 at first; the sum."""
+        """Add to the number that a key holds, 0 at first; return the sum."""
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put a value behind the one that a key holds."""
+        """Append a value to the one that a key holds."""
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -117,7 +117,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return self._values[key]
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was set."""
+        """Forget a key; return whether it was set."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
@@ -147,7 +147,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
     multiGet, multiSet, hasExtendedApi = multi_get, multi_set, has_extended_api  # noqa: N815
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing: what never ends is found without a time limit."""
+        """Does nothing: the simulation detects hangs without a time limit."""
 
     @property
     def timeout(self) -> timedelta:

@@ -39,7 +39,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other members and write the outputs; the simulation finds what never ends, so no timeout.
+        """Wait for the other members and write the outputs; the simulation detects hangs, so no timeout is needed.
 
         Raises:
             CollectiveMismatchError: members call different collectives, or one never calls; on every wait.

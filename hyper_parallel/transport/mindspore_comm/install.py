@@ -28,7 +28,7 @@ from hyper_parallel.transport.mindspore_comm.world import GroupManager, begin_wo
 __all__ = ["VERSION", "begin", "begin_again"]
 
 VERSION = "2.10"
-"""Of MindSpore for which the replacements were last checked."""
+"""The MindSpore release for which the replacements were last checked."""
 
 _BACKENDS = ("hccl", "nccl", "mccl")
 _MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
@@ -113,7 +113,7 @@ def _primitive(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_own_class(values: Sequence[Any]) -> bool:
-    """Whether a tensor is a subclass's, which MindSpore asks about every operator: DTensors refuse these."""
+    """Whether a tensor is of a subclass: MindSpore lets the subclass handle the operator, and DTensors refuse it."""
     return any(
         _has_own_class(value)
         if isinstance(value, (list, tuple))
@@ -147,7 +147,7 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 
 
 def _replace(function: Any, replacement: Callable[..., Any]) -> None:
-    """Replace a function in every module that holds it, a program's modules included."""
+    """Replace a function in every module that has a name for it, the program's modules included."""
     for module in list(sys.modules.values()):  # some entries are no modules
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is function:

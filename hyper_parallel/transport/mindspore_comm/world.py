@@ -206,7 +206,7 @@ class GroupManager:
         return named.ranks.index(world_rank)
 
     def create_group(self, group: str, ranks: Sequence[int], options: Any = None) -> bool:
-        """Make a group; options of an engine mean nothing here."""
+        """Make a group; options of a backend are ignored."""
         del options
         current_world().create(group, ranks)
         return True
@@ -221,7 +221,7 @@ class GroupManager:
         return {name: list(group.ranks) for name, group in current_world().groups.items()}
 
     def wait_all_comm_init(self) -> bool:
-        """Nothing to wait for."""
+        """Return at once: groups are ready when they are made."""
         return True
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -75,7 +75,7 @@ class ActivationPlacements:
         return self._placements.get((key, rank))
 
     def other_rows(self) -> dict[Key, list[int]]:
-        """Return values that ranks have other rows of than of the values before: nothing wrong if they are put back."""
+        """Return values of which ranks have other rows than of earlier values: no error if they are put back later."""
         first: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
         other: dict[Key, list[int]] = {}
         for key, rank in ((key, rank) for key in self.bounds.reference for rank in range(len(self.ranks))):
@@ -147,7 +147,7 @@ class ActivationPlacements:
                     votes[tuple(int(row) for row in line)] += 1
 
     def _place_again(self, key: Key) -> None:
-        """Place the ranks of a value that has elements on no rank where they should be, if other values tell."""
+        """If elements of a value are on no rank, place it by the rows of other values instead."""
         shapes = {rank: np.shape(index[key].value) for rank, index in enumerate(self.ranks) if key in index}
         likely = {rank: self._likely(key, rank, shape, trusted=False) for rank, shape in shapes.items()}
         for rank, placement in likely.items():

@@ -147,7 +147,7 @@ class _Comparison:
         return distance is not None and distance.ratio <= 1
 
     def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
-        """Return ranks whose output of a module is not its last: they have some of its layers, and another rank has it.
+        """Return pipeline stages: ranks that call a module with some of its layers, while another rank has its output.
 
         The stages of a pipeline call the same module, each with its own layers. Where no rank has the right output, all
         of them are wrong. Ranks that call a layer with parameters which the right ranks call, too, are no stages: they

@@ -121,9 +121,9 @@ class ProgramReport:
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
         ranks = _RANKS[self.launch].format(self.world_size)
-        steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
+        steps = f", {self.steps} optimizer step{'' if self.steps == 1 else 's'}" if self.verdict is not None else ""
         run = f"{self.name} on {self.platform}: {ranks}{axes} against a single device"
-        lines = [f"{run}, {steps}, seed {self.seed}, {self.seconds:.1f} s"]
+        lines = [f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"]
         if self.verdict is not None:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
