@@ -13,14 +13,16 @@ import numpy as np
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.batches import other_batch
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
 from hyper_parallel.verify.program.comparison import compare_paired
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
-from hyper_parallel.verify.program.reference import run_reference
+from hyper_parallel.verify.program.reference import check_recorded, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.sizes import OtherSize, unequal_axes, uneven_sizes
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
@@ -28,6 +30,9 @@ __all__ = ["Hardening"]
 
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
 """Changes in the order in which they are dropped where a program does not take them."""
+
+_SIZES = ("equal-sizes", "even-dims")
+"""What other numbers of ranks repair."""
 
 _DRAWS = 4
 """How often masks are drawn until the ranks' parts select different numbers of elements."""
@@ -59,14 +64,72 @@ class Hardening:
     spots: list[BlindSpot] = field(default_factory=list)
     cases: list[HardenedCase] = field(default_factory=list)
 
-    def run(self, runs: PairedRuns, spots: Sequence[BlindSpot]) -> None:
-        """Run the hardened case.
+    def run(self, runs: PairedRuns, spots: Sequence[BlindSpot], reference: Run, repeats: Sequence[Run]) -> None:
+        """Run the hardened cases: other values on the same ranks, then other numbers of ranks.
 
         Args:
             runs: of the case as it is, which were equal.
             spots: of that case.
+            reference: the run on one rank.
+            repeats: of it, perturbed.
         """
         self.spots = list(spots)
+        self._change_values(runs, spots)
+        for spot in spots:
+            if spot in self.spots and spot.kind in _SIZES:
+                self._change_sizes(spot, runs, reference, repeats)
+
+    def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Run, repeats: Sequence[Run]) -> None:
+        """Run the program on other numbers of ranks, until it is equal on one of them.
+
+        A program may train right on some numbers of ranks only, so a difference counts if it is equal on none.
+        """
+        mesh = self.mesh if self.program.function or self.mesh is None else None
+        worlds = unequal_axes(runs, mesh) if spot.kind == "equal-sizes" else uneven_sizes(runs, spot.subject, mesh)
+        reasons: list[str] = []
+        differing: list[HardenedCase] = []
+        for other in worlds:
+            case, why = self._run_size(other, reference, repeats)
+            if not why and case.verdict is not None and case.ok:
+                left = {(each.kind, each.subject) for each in case.verdict.spots}
+                if spot.kind not in {kind for kind, _ in left} or (spot.kind, spot.subject) not in left:
+                    self.cases.append(case)
+                    self.spots = [each for each in self.spots if each.kind not in _SIZES or _key(each) in left]
+                    return
+                why = "is as blind"
+            if why:
+                reasons.append(f"{other}: {why}")
+            else:
+                differing.append(case)
+        self.cases += differing[:1]
+        why = "; ".join(reasons) or "no other number of ranks fits what the program shards"
+        self.spots = [_with_reason(each, {spot.kind: why}) if each == spot else each for each in self.spots]
+
+    def _run_size(self, other: OtherSize, reference: Run, repeats: Sequence[Run]) -> tuple[HardenedCase, str]:
+        """Return the case of another number of ranks, and why it says nothing about the program (empty if it does)."""
+        axes = tuple(other.mesh.items()) if other.mesh else (("world", other.size),)
+        case = HardenedCase([f"{other} instead of {self.world.size}"])
+        self.progress(f"{other}, hardened ({self.world.launch})")
+        try:
+            run = run_world(self.program, replace(self.world, size=other.size, mesh=axes))
+            check_recorded(self.program, run)
+            verdict = compare_paired(PairedRuns(reference, repeats, run, other.mesh, self.declared))
+        except RankFailedError as error:
+            return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
+        except ValueError as error:
+            return case, _first_line(error)
+        case = replace(case, verdict=verdict)
+        first = verdict.first
+        if first is None and not case.ok:
+            return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0]
+        if first is not None and first.step < 0:
+            return case, f"the ranks hold other weights before training: {first}"
+        if first is not None and other_batch(reference, run, self.program.name) is not None:
+            return case, "the ranks see another batch"
+        return case, ""
+
+    def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot]) -> None:
+        """Run the program with other values, without what it does not take."""
         dropped: dict[str, str] = {}
         draw = 0
         while True:
@@ -129,6 +192,10 @@ class Hardening:
             for spot in self.spots
             if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in changes.shared)
         ]
+
+
+def _key(spot: BlindSpot) -> tuple[str, str]:
+    return spot.kind, spot.subject
 
 
 def _equal_by_chance(changes: Changes, after: Sequence[BlindSpot]) -> bool:

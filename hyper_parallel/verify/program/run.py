@@ -155,15 +155,15 @@ class _Verification:
         if problem is not None:
             raise InputError(problem)
         if self.harden and report.equal:
-            self._harden(runs, report.verdict)
+            self._harden(runs, report.verdict, reference, repeats)
 
-    def _harden(self, runs: PairedRuns, verdict: Verdict) -> None:
+    def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Run, repeats: list[Run]) -> None:
         """Run the hardened cases, and leave in the verdict what the case still cannot show."""
         hardening = Hardening(
             self.program, self.alone, self.world, self.report.mesh or None, self.declared, self.report.seed,
             self.progress,
         )  # fmt: skip
-        hardening.run(runs, verdict.spots)
+        hardening.run(runs, verdict.spots, reference, repeats)
         verdict.spots = hardening.spots
         self.report.hardened = hardening.cases
 

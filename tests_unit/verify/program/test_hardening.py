@@ -177,6 +177,72 @@ def contiguous_inputs():
     train(nn.Sequential(Forward(reread), linear()), batches(), squares)
 
 
+def equal_sizes(mesh):
+    """Gradients of means are divided by the size of one axis, squared, instead of by both."""
+    rank, dp, cp = dist.get_rank(), mesh["dp"].size(), mesh["cp"].size()
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches(2, 24):
+        part, wanted = (whole.chunk(dp * cp)[rank] for whole in (inputs, targets))
+        (model(part) - wanted).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dp * dp
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Columns(nn.Module):
+    """A layer whose outputs are on several ranks; each writes its own where even parts would lie."""
+
+    def __init__(self, start):
+        super().__init__()
+        parts = linear(WIDTH, 6).weight.detach().tensor_split(dist.get_world_size())
+        self.weight = nn.Parameter(parts[dist.get_rank()].clone())
+        self.begin = start(parts, dist.get_rank())
+
+    def forward(self, x):
+        """Return the outputs of all ranks."""
+        own = x @ self.weight.T
+        whole = torch.zeros(len(x), 6, dtype=x.dtype)
+        whole[:, self.begin : self.begin + own.shape[1]] = own
+        return _AllReduce.apply(whole)
+
+
+def right_start(parts, rank):
+    """Count the rows of the ranks before."""
+    return sum(len(part) for part in parts[:rank])
+
+
+def even_dims(start=lambda parts, rank: rank * len(parts[rank])):
+    """Parts are put where they would lie if all had the same size."""
+    data = [(x, torch.cat((y, y), 1)) for x, y in batches()]
+    train(Columns(start), data, squares, reduce=no_reduction, split=False)
+
+
+class LowRank(nn.Module):
+    """Two factors, the second of which is zero at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Parameter(linear(WIDTH, 2).weight.detach().clone())
+        self.up = nn.Parameter(torch.zeros(OUT, 2, dtype=torch.float64))
+
+    def forward(self, x):
+        """Return the product."""
+        return x @ self.down.T @ self.up.T
+
+
+def zero_gradients():
+    """One step, in which the first factor's gradient is zero and is not reduced."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = LowRank()
+    ((inputs, targets),) = batches(1)
+    squares(model(inputs.tensor_split(ranks)[rank]), targets.tensor_split(ranks)[rank]).backward()
+    dist.all_reduce(model.up.grad)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
 SABOTAGE = {
     "equal-data": (equal_data, {}),
     "constant-parameters": (constant_parameters, {}),
@@ -185,6 +251,9 @@ SABOTAGE = {
     "one-step": (one_step, {"steps": 1}),
     "equal-masks": (equal_masks, {}),
     "contiguous-inputs": (contiguous_inputs, {}),
+    "equal-sizes": (equal_sizes, {"mesh": {"dp": 2, "cp": 2}}),
+    "even-dims": (even_dims, {}),
+    "zero-gradients": (zero_gradients, {}),
 }
 
 
@@ -192,12 +261,18 @@ SABOTAGE = {
 def test_a_blind_program_is_caught(kind):
     """As it is, the case says what it cannot show; hardened, the error shows."""
     program, options = SABOTAGE[kind]
-    report = verify_program(program, 2, platform="torch", **options)
+    options = {"platform": "torch", "world_size": None if "mesh" in options else 2, **options}
+    report = verify_program(program, **options)
     assert report.equal, report.text()
     assert kind in {spot.kind for spot in report.verdict.spots}
     assert report.status == (3 if kind == "equal-data" else 0)
-    hardened = verify_program(program, 2, platform="torch", harden=True, **options)
+    hardened = verify_program(program, harden=True, **options)
     assert hardened.status == 1, hardened.text()
+
+
+def test_every_blind_spot_has_a_blind_program():
+    """The ten ways of being blind are those that are tried."""
+    assert set(SABOTAGE) == set(BLIND)
 
 
 # Right programs, and cases that are refused
@@ -286,6 +361,48 @@ def test_equal_outputs_of_different_work_are_accepted():
     assert report.status == 0, report.text()
     (spot,) = [spot for spot in report.verdict.spots if spot.kind == "equal-data"]
     assert spot.repair.endswith("(not repaired: whether the ranks of world do the same work cannot be told)")
+
+
+def test_right_programs_pass_on_other_numbers_of_ranks():
+    """Uneven parts and unequal axes are tried, and the report names the ranks."""
+
+    def uneven():
+        even_dims(right_start)
+
+    report = verify_program(uneven, 2, platform="torch", harden=True)
+    assert report.status == 0, report.text()
+    assert ["4 ranks instead of 2"] in [case.words for case in report.hardened]
+    assert "even-dims" not in {spot.kind for spot in report.verdict.spots}
+
+    def unequal(mesh):
+        rank, ranks, model = dist.get_rank(), mesh.size(), linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in batches(2, 16):  # a mean of means, where six ranks have unequal parts
+            squares(model(inputs.chunk(ranks)[rank]), targets.chunk(ranks)[rank]).div(16 // ranks).backward()
+            for parameter in model.parameters():
+                average(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(unequal, mesh={"dp": 2, "cp": 2}, platform="torch", harden=True)
+    assert report.status == 0, report.text()
+    assert ["8 ranks (dp=2 x cp=4) instead of 4"] in [case.words for case in report.hardened]
+    assert "equal-sizes" not in {spot.kind for spot in report.verdict.spots}
+
+
+def test_numbers_of_ranks_that_a_program_does_not_take_are_said():
+    """A program for four ranks alone stays unrepaired, with the ranks' errors."""
+
+    def program(mesh):
+        assert mesh.size() in (1, 4), "four ranks"
+        train(linear(), batches(), squares)
+
+    report = verify_program(program, mesh={"dp": 2, "cp": 2}, platform="torch", harden=True)
+    assert report.status == 0, report.text()
+    (spot,) = [spot for spot in report.verdict.spots if spot.kind == "equal-sizes"]
+    assert (
+        "(not repaired: 6 ranks (dp=2 x cp=3): a rank fails: AssertionError: four ranks; 6 ranks (dp=3" in spot.repair
+    )
 
 
 def test_a_program_that_trains_nothing_is_refused():
