@@ -15,6 +15,7 @@ from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.platform.mindspore.changed_case import ChangedCase
 from hyper_parallel.platform.mindspore.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.platform.mindspore.recorded_values import read_tensor, write_tensor
 from hyper_parallel.transport.mindspore import to_host
@@ -49,6 +50,7 @@ class Recorder:
         self._steps: dict[int, int] = {}
         self._optimizers: list[Any] = []
         self._in_step = False
+        self._changed = ChangedCase(log)
         log.take = read_tensor
 
     # -- cells ---------------------------------------------------------------------------------------------------------
@@ -75,27 +77,32 @@ class Recorder:
             self._open.pop()
         if not (wrapper or isinstance(cell, _NO_PART) or _RECOMPUTED in path):
             self._record_output(cell, path, output)
+            output = self._changed.output(self._output_name(path), output)
         return output
 
     def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._names.add(cell)
         self._evaluates = not (self._differentiating or is_wrapper(cell))
         if not self._steps:
+            self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
+        args, kwargs = self._changed.inputs(args, kwargs)
         if self.log.perturbation is None:
             return args, kwargs
         self._inputs += 1
         changed: tuple[Any, Any] = tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
         return changed
 
+    def _output_name(self, path: str) -> str:
+        return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
+
     def _record_output(self, cell: nn.Cell, path: str, output: Any) -> None:
         if not self.log.records_outputs(path or "(model)"):
             return
         if isinstance(cell, _DROPOUTS) and cell.training and (getattr(cell, "p", None) or 0) > 0:
             self.record_mask(path, output)
-        name = (path or "(model)") + (" (no_grad)" if self._evaluates else "")
-        for leaf_name, value in named_leaves(name, output, CONTAINERS):
+        for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
                 self.log.add("output", leaf_name, taken[0], module=path, region=taken[1])
@@ -126,9 +133,11 @@ class Recorder:
         """Run a backward, in which cells are only recomputed."""
         before, self._in_backward = self._in_backward, True
         try:
-            return plain(*args, **kwargs)
+            gradients = plain(*args, **kwargs)
         finally:
             self._in_backward = before
+        self._changed.note_gradients(gradients)
+        return gradients
 
     def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
         """Record the norm that this rank clips by, and the factor that clips."""

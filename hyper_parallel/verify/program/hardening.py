@@ -31,6 +31,15 @@ __all__ = ["Hardening"]
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
 """Changes in the order in which they are dropped where a program does not take them."""
 
+_UNSUPPORTED = {
+    "mindspore": {
+        "equal-data": "the recorder of MindSpore cannot weight losses",
+        "symmetric-inputs": "parts of a batch are copies in MindSpore",
+        "equal-masks": "parts of a batch are copies in MindSpore",
+    }
+}
+"""Changes that the recorder of a framework cannot make, and why."""
+
 _SIZES = ("equal-sizes", "even-dims")
 """What other numbers of ranks repair."""
 
@@ -130,7 +139,7 @@ class Hardening:
 
     def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot]) -> None:
         """Run the program with other values, without what it does not take."""
-        dropped: dict[str, str] = {}
+        dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
         while True:
             changes = changes_of(runs, spots, self.seed + draw, tuple(dropped))

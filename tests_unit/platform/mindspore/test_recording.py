@@ -97,7 +97,9 @@ def test_a_step_leaves_everything_under_the_models_names():
     assert all(site.startswith(__file__) for site in sites.values())
     assert set(sites) == {"loss", "norm"}
     assert result.records[0].step == -1
-    assert result.notes == {"optimizers": ["AdamW"], "optimizer steps": 2}
+    assert set(result.notes) == {"inputs", "contiguous inputs", "own gradients", "optimizers", "optimizer steps"}
+    assert (result.notes["optimizers"], result.notes["optimizer steps"]) == (["AdamW"], 2)
+    assert len(result.notes["own gradients"]["all parameters"]) == len(PARAMETERS)
     assert result.groups == []
     assert [nn.Cell.__call__, nn.Optimizer.__call__] == kinds
 
