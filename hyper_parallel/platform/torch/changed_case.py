@@ -103,7 +103,8 @@ class OwnGradients:
     """Notes the gradients of parameters as this rank's own backward makes them, before any reduction.
 
     Ranks whose own gradients are equal do the same work. Parameters that already have hooks, and DTensors, are left
-    out: what is seen of them may be reduced already. Those that ``fully_shard`` keeps are named.
+    out: what is seen of them may be reduced already. Those that ``fully_shard`` keeps are
+    named with the ranks of their mesh.
 
     Args:
         log: of the rank.
@@ -125,7 +126,9 @@ class OwnGradients:
                 continue
             self._seen.add(name)
             if id(parameter) in sharded:
-                self._log.notes.setdefault("fully sharded parameters", []).append(name)
+                mesh: Any = getattr(parameter, "device_mesh", None)
+                if mesh is not None and mesh.ndim == 1:  # of two dims, one may shard the computation
+                    self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
             elif type(parameter.data) is torch.Tensor and not parameter._backward_hooks:  # noqa: SLF001 - not public
                 self._handles.append(parameter.register_hook(partial(self._note, name)))
 

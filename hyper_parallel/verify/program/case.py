@@ -67,13 +67,15 @@ def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
     """
     notes = [runs.parallel.ranks[rank].notes for rank in group]
     own = [note.get("own gradients", {}) for note in notes]
-    sharded = [set(note.get("fully sharded parameters", ())) for note in notes]
+    sharded = {
+        name for name, ranks in notes[0].get("fully sharded parameters", {}).items() if sorted(ranks) == sorted(group)
+    }
     trained = {key[1] for rank in group for key in runs.ranks[rank] if key[0] == "gradient"}
     noted = trained if own[0].get(ALL_PARAMETERS) else set(own[0])
-    weights = [key for key in runs.bounds.reference if key[0] == "weight" and key[2] == -1 and key[1] not in sharded[0]]
+    weights = [key for key in runs.bounds.reference if key[0] == "weight" and key[2] == -1 and key[1] not in sharded]
     return (
         bool(trained)
-        and trained <= noted | sharded[0]
+        and trained <= noted | sharded
         and all(gradients == own[0] for gradients in own)
         and all(key in runs.ranks[rank] for key in weights for rank in group)
         and all(_equal_on(runs, key, group) for key in weights)

@@ -13,7 +13,6 @@ import numpy as np
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.batches import other_batch
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
 from hyper_parallel.verify.program.comparison import compare_paired
@@ -22,6 +21,7 @@ from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import check_recorded, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.runs import PairedRuns
+from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.sizes import OtherSize, unequal_axes, uneven_sizes
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from hyper_parallel.verify import verify_program
@@ -403,6 +406,27 @@ def test_numbers_of_ranks_that_a_program_does_not_take_are_said():
     assert (
         "(not repaired: 6 ranks (dp=2 x cp=3): a rank fails: AssertionError: four ranks; 6 ranks (dp=3" in spot.repair
     )
+
+
+def test_tensor_parallel_ranks_of_fully_sharded_weights_are_not_taken_for_replicas():
+    """Equal outputs along an axis that shards the computation are no equal work."""
+
+    def program():
+        mesh = init_device_mesh("cpu", (max(1, dist.get_world_size() // 2), min(2, dist.get_world_size())),
+                                mesh_dim_names=("dp", "tp"))  # fmt: skip
+        style = ColwiseParallel(output_layouts=Replicate())
+        model = parallelize_module(nn.Sequential(linear()), mesh["tp"], {"0": style})
+        fully_shard(model, mesh=mesh["dp"])
+        part, parts = mesh.get_local_rank("dp"), mesh["dp"].size()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in batches():
+            outputs = model(inputs.chunk(parts)[part])
+            (outputs - targets.chunk(parts)[part]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 4, platform="torch", harden=True)
+    assert report.status == 0, report.text()
 
 
 def test_a_program_that_trains_nothing_is_refused():
