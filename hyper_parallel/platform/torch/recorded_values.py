@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.records import Pending, Region
 from hyper_parallel.transport.c10d import to_host
 
-__all__ = ["HALF_TYPES", "local_of", "read_tensor"]
+__all__ = ["HALF_TYPES", "local_of", "read_part", "read_tensor"]
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 """Types that are recorded as float32: NumPy has no bfloat16."""
@@ -37,6 +37,20 @@ def read_tensor(value: Any) -> tuple[Any, Region | None] | None:
             return None
         return _array(_parts(value)), _region(value)
     return (_array(value), None) if isinstance(value, torch.Tensor) else None
+
+
+def read_part(parameter: Any, value: Any) -> tuple[Any, Region | None] | None:
+    """Return :func:`read_tensor` of a parameter, its gradient or state, without what FSDP1 has padded it with.
+
+    Args:
+        parameter: a shard of one of FSDP1's flat parameters ends with padding if its size does not divide evenly.
+        value: the parameter, or a tensor of its shape; others are read as they are.
+    """
+    taken = read_tensor(value)
+    padding = getattr(parameter, "_shard_numel_padded", 0)
+    if taken is None or not padding or taken[0].shape != tuple(parameter._sharded_size):  # noqa: SLF001 - no public name
+        return taken
+    return taken[0][: len(taken[0]) - padding], None
 
 
 def local_of(value: Any) -> Any:

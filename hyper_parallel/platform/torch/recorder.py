@@ -21,7 +21,7 @@ from hyper_parallel.platform.contract.records import Region
 from hyper_parallel.platform.torch.changed_case import ChangedCase, OwnGradients
 from hyper_parallel.platform.torch.recorded_calls import infers_shapes, recomputes
 from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
-from hyper_parallel.platform.torch.recorded_values import HALF_TYPES, local_of, read_tensor
+from hyper_parallel.platform.torch.recorded_values import HALF_TYPES, local_of, read_part, read_tensor
 
 __all__ = ["Recorder"]
 
@@ -166,7 +166,7 @@ class Recorder:
         """Record gradients before they are clipped, the norm that they are clipped by, and the factor."""
         chosen = {id(value) for value in parameters}
         for name, parameter in self._names.parameters().items():
-            taken = read_tensor(parameter.grad) if id(parameter) in chosen else None
+            taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
             if taken is not None:
                 self.log.add("gradient", name, taken[0], module=_owner(name), region=taken[1])
         taken = read_tensor(total)
@@ -224,7 +224,7 @@ class Recorder:
                     self._note("parameters without a gradient", name)
                 continue
             self._displace(name, step, parameter.grad)
-            taken = read_tensor(parameter.grad)
+            taken = read_part(parameter, parameter.grad)
             if taken is not None:
                 self.log.add("gradient", name, taken[0], module=_owner(name), step=step, region=taken[1])
 
@@ -236,7 +236,7 @@ class Recorder:
         step = self._steps[id(optimizer)]
         for name, parameter in self._seen_by(optimizer).items():
             for key, value in optimizer.state.get(parameter, {}).items():
-                taken = read_tensor(torch.as_tensor(value) if isinstance(value, (int, float)) else value)
+                taken = read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
                 if taken is not None:
                     full = f"{name}:{key}"
                     self.log.add("state", full, taken[0], module=_owner(name), step=step, region=taken[1])
@@ -305,7 +305,7 @@ class Recorder:
             named.update(self._seen_by(optimizer))
         for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
             for name, value in tensors.items():
-                taken = read_tensor(value)
+                taken = read_part(value, value)
                 if taken is not None:
                     self.log.add(kind, name, taken[0], module=_owner(name), step=step, region=taken[1])
         frozen = [name for name, value in named.items() if not value.requires_grad]

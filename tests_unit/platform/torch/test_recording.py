@@ -29,7 +29,7 @@ from hyper_parallel.platform.torch.recorded_values import read_tensor
 from hyper_parallel.platform.torch.recording import recording
 from hyper_parallel.transport.base import active_transport, use_transport
 from hyper_parallel.transport.endpoint import RankAbortedError
-from hyper_parallel.verify import simulate
+from hyper_parallel.verify import simulate, verify_program
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -410,3 +410,34 @@ def test_a_recording_after_the_end_is_refused():
     with use_transport(transports[0]), pytest.raises(RankAbortedError), recording(RecordLog(0)):
         pass
     assert nn.Module.__call__ is plain
+
+
+def train_flat():
+    """Train 66 weights in a flat parameter of FSDP1 on a part of the batch."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+    model = FullyShardedDataParallel(plain, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(2):
+        part = torch.randn(8, 5).tensor_split(dist.get_world_size())[dist.get_rank()]
+        model(part).square().mean().backward()
+        if dist.get_rank() == train_flat.wrong:
+            for parameter in model.parameters():
+                parameter.grad.mul_(1.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_flat_parameters_are_compared_without_padding(wrong, monkeypatch):
+    """66 weights on 4 ranks are 17, 17, 17 and 15: values, gradients and states of each, and two of padding."""
+    monkeypatch.setattr(train_flat, "wrong", wrong, raising=False)
+    report = verify_program(train_flat, 4, platform="torch")
+    assert report.ok == (wrong is None), report.text()
+    if wrong is None:
+        assert report.verdict.counts["gradient"] == 8
+        assert not report.verdict.unplaced
+    else:
+        assert (report.verdict.first.kind, report.verdict.first.name) == ("gradient", "_flat_param")
