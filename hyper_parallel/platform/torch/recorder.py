@@ -231,18 +231,22 @@ class Recorder:
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
         self._in_step -= 1
-        if self._in_step:
+        if self._in_step:  # one that another optimizer calls, as PyTorch's ZeroRedundancyOptimizer does
+            self._record_state(optimizer, max(self._steps.values()))
             return
         step = self._steps[id(optimizer)]
+        self._record_state(optimizer, step)
+        self._unrecorded = step
+        self._steps[id(optimizer)] = step + 1
+        self.log.step = max(self._steps.values())
+
+    def _record_state(self, optimizer: Any, step: int) -> None:
         for name, parameter in self._seen_by(optimizer).items():
             for key, value in optimizer.state.get(parameter, {}).items():
                 taken = read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
                 if taken is not None:
                     full = f"{name}:{key}"
                     self.log.add("state", full, taken[0], module=_owner(name), step=step, region=taken[1])
-        self._unrecorded = step
-        self._steps[id(optimizer)] = step + 1
-        self.log.step = max(self._steps.values())
 
     def _end_step(self) -> None:
         """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.

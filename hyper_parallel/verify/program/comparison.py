@@ -215,12 +215,25 @@ class _Comparison:
             holders = self.runs.holders(key)
             if key[0] == "gradient" and np.any(record.value):
                 self._missing_gradient(key, [rank for rank in last if rank not in holders and last[rank] >= key[2]])
-            elif not holders and key[0] == "norm" and all(step >= key[2] for step in last.values()):
+            elif not holders and key[0] == "norm" and self._clips_otherwise(key[2], last):
                 self._lacks(key, tuple(last), "no rank has it, the single device does")
             elif not holders:
                 absent.setdefault(key[:2])
         if absent:
             self.verdict.skipped.append(f"{summary(list(absent))}: missing on all ranks in some step")
+        shapes = {
+            str(shape): None for rank in self.runs.parallel.ranks
+            for shape in rank.notes.get("parameters that no model has", ())
+        }  # fmt: skip
+        if shapes:
+            sizes = ", ".join(list(shapes)[:4])
+            line = f"gradients and state of parameters that only an optimizer has, of shapes {sizes}: they have no name"
+            self.verdict.skipped.append(line)
+
+    def _clips_otherwise(self, step: int, last: Mapping[int, int]) -> bool:
+        """Return whether all ranks make a step, and a gradient of it is wrong: clipping another way would be right."""
+        wrong = any(key[0] == "gradient" and key[2] == step for key in self.wrong)
+        return wrong and all(end >= step for end in last.values())
 
     def _missing_gradient(self, key: Key, ranks: Sequence[int]) -> None:
         """Report a gradient that ranks with the parameter lack, if the weight is wrong after the step or not known."""

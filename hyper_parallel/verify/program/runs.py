@@ -81,6 +81,8 @@ class PairedRuns:
             index_records([renamed(record, names) for record in rank.records])
             for rank, names in zip(parallel.ranks, self.names, strict=True)
         ]
+        if "optimizers that call the model" not in self.reference_notes:
+            self.ranks = [_last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
         self.parameters = ParameterPlacements(self.bounds.reference, self.ranks, self.axes, self.declared)
         self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
 
@@ -165,6 +167,28 @@ class PairedRuns:
             else:
                 same.append(rank)
         yield from groups
+
+
+def _last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
+    """Return a rank's records with the last gradient of each step under the call that the reference's last has.
+
+    Gradients that a function of the framework clips are recorded before and after; a rank may clip in another way.
+    """
+    last, own = _last_calls(reference), _last_calls(index)
+    aligned: dict[Key, Record] = {}
+    for key, record in index.items():
+        call = key[3] + last.get(key[:3], own.get(key[:3], 0)) - own.get(key[:3], 0) if key[0] == "gradient" else key[3]
+        if call >= 0:
+            aligned[key if call == key[3] else (*key[:3], call)] = record
+    return aligned
+
+
+def _last_calls(index: Mapping[Key, Record]) -> dict[tuple[str, str, int], int]:
+    calls: dict[tuple[str, str, int], int] = {}
+    for key in index:
+        if key[0] == "gradient":
+            calls[key[:3]] = max(calls.get(key[:3], 0), key[3])
+    return calls
 
 
 def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:

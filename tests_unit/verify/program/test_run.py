@@ -303,6 +303,8 @@ def test_optimizers_sharded_by_hand(flat):
     ranks = "0, 1, 2" if flat else "1, 2"
     line = f"gradient of 0.weight on ranks {ranks}: no optimizer there has the parameter"
     assert line in report.verdict.skipped
+    line = "gradients and state of parameters that only an optimizer has, of shapes [13]: they have no name"
+    assert (line in report.verdict.skipped) is flat
 
 
 @pytest.mark.parametrize("rows", [6, 10])
@@ -434,6 +436,57 @@ def test_programs_of_others(program, kind, name, cause):
     assert report.ok, report.text()
     first = verify_program(lambda: program(dist.get_world_size() > 1), 2, platform="torch").verdict.first
     assert (first.kind, first.name, first.cause.kind) == (kind, name, cause)
+
+
+def test_clipping_in_another_way():
+    """Ranks may clip by themselves what one device clips by a function: what the optimizer sees is compared."""
+
+    def program(wrong=False):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+            for value in model.parameters():
+                dist.all_reduce(value.grad)
+            if world == 1:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            else:
+                norms = [value.grad.norm() for value in model.parameters()]
+                norm = norms[0] if wrong else torch.stack(norms).norm()
+                for value in model.parameters():
+                    value.grad *= min(1.0, 0.5 / float(norm))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 2, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["gradient"] == 8
+    assert any("norm" in line and "missing on all ranks" in line for line in report.verdict.skipped)
+    report = verify_program(lambda: program(wrong=True), 2, platform="torch")
+    assert (report.verdict.first.kind, report.verdict.first.step) in {("gradient", 0), ("norm", 0)}
+
+
+def test_state_of_an_optimizer_in_an_optimizer():
+    """PyTorch's ZeroRedundancyOptimizer keeps the state of its parameters in another optimizer, which is compared."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+        for _ in range(2):
+            model(torch.randn(7, 5).tensor_split(world)[rank]).square().sum().backward()
+            for value in model.parameters():
+                dist.all_reduce(value.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 2, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["state"] == 2 * 2 * 3
 
 
 def test_stages_that_learn_their_shapes():
