@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
+from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
@@ -163,7 +163,7 @@ def place_parameter(
     else:
         moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)
     if name in parameters:
-        moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(_local(value)), name=name)
+        moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(_local(value)))
     platform.set_parameter(module, name, moved)
 
 
@@ -201,12 +201,12 @@ def local_data_for(parameter: Any, data: Any) -> Any:
 
 def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_data_rank: int | None = 0) -> None:
     """Replace plain parameters and buffers of ``module`` and its children by replicated DTensors."""
-    ties = TiedParameters(platform, module)
-    for _, child in platform.get_cells_and_names(module):
-        for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
-            if not isinstance(value, DTensor):
-                place_parameter(platform, child, name, mesh, [Replicate()] * mesh.ndim, src_data_rank=src_data_rank)
-                ties.restore()
+    with replacing_parameters(platform, module) as ties:
+        for _, child in platform.get_cells_and_names(module):
+            for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
+                if not isinstance(value, DTensor):
+                    place_parameter(platform, child, name, mesh, [Replicate()] * mesh.ndim, src_data_rank=src_data_rank)
+                    ties.restore()
 
 
 def distribute_module(
@@ -240,10 +240,10 @@ def distribute_module(
         raise RuntimeError(msg)
     hooks = [_hook(fn, name) for fn, name in ((input_fn, "input_fn"), (output_fn, "output_fn"))]
     if partition_fn is not None:
-        ties = TiedParameters(platform, module)
-        for path, child in list(platform.get_cells_and_names(module)):
-            partition_fn(path, child, mesh)
-            ties.restore()
+        with replacing_parameters(platform, module) as ties:
+            for path, child in list(platform.get_cells_and_names(module)):
+                partition_fn(path, child, mesh)
+                ties.restore()
     replicate_module(platform, module, mesh)
     before, after = hooks
     if before is not None:

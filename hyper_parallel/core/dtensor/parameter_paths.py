@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches"]
+__all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches", "replacing_parameters"]
 
 Slot = tuple[str, Any, str]
 """Path, owning module and attribute name of a parameter."""
@@ -55,6 +56,26 @@ class TiedParameters:
         for _, module, name in slots:
             self._platform.set_parameter(module, name, new)
         return new
+
+
+@contextmanager
+def replacing_parameters(platform: Platform, root: Any) -> Iterator[TiedParameters]:
+    """Let parameters under ``root`` be replaced inside; modules that hold them in containers too get the new ones.
+
+    Args:
+        platform: the framework of the module.
+        root: module whose parameters are replaced.
+
+    Yields:
+        the tied parameters of ``root``.
+    """
+    slots = [slot for group in owners_by_parameter(platform, root).values() for slot in group]
+    before = [(module, name, platform.direct_parameters(module)[name]) for _, module, name in slots]
+    try:
+        yield TiedParameters(platform, root)
+    finally:
+        pairs = ((old, platform.direct_parameters(module).get(name)) for module, name, old in before)
+        platform.parameters_replaced(root, [(old, new) for old, new in pairs if new is not None and new is not old])
 
 
 def path_matches(pattern: str, path: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
-from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
+from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
 from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
 from hyper_parallel.platform.select import platform_of_argument
@@ -60,11 +60,11 @@ def parallelize_module(
     report.raise_problems()
     for note in report.notes:
         warnings.warn(f"parallelize_module: {note}", stacklevel=2)
-    ties = TiedParameters(platform, module)
-    for match in matched_modules(module, parallelize_plan):
-        match.style.src_data_rank = src_data_rank
-        match.style.apply(match.module, mesh)
-        ties.restore()
+    with replacing_parameters(platform, module) as ties:
+        for match in matched_modules(module, parallelize_plan):
+            match.style.src_data_rank = src_data_rank
+            match.style.apply(match.module, mesh)
+            ties.restore()
     if mesh.ndim > 1:
         replicate_module(platform, module, mesh, src_data_rank=src_data_rank)
     trace_modules(platform, module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -52,6 +52,30 @@ def check_hook(member: str, hook: Any) -> None:
         raise TypeError(msg)
 
 
+_REGISTRIES = frozenset({"_params", "_cells", "_buffers", "_parameters", "_modules"})
+
+
+def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
+    """Return ``value`` with the parameters in it replaced by id; itself where none is in it.
+
+    Lists and dicts are changed in place, since other objects may hold them too.
+    """
+    if id(value) in successors:
+        return successors[id(value)]
+    if isinstance(value, (list, dict)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            replaced = _with_successors(value[key], successors)
+            if replaced is not value[key]:
+                value[key] = replaced
+        return value
+    if not isinstance(value, tuple):
+        return value
+    items = [_with_successors(item, successors) for item in value]
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
 class ModulesFacet(abc.ABC):
     """Facet *modules*."""
 
@@ -74,6 +98,25 @@ class ModulesFacet(abc.ABC):
     @abc.abstractmethod
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace the module's own parameter or buffer ``name``."""
+
+    def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Put new parameters wherever modules under ``root`` hold the old ones outside of their registry.
+
+        Modules iterate over lists, tuples and dicts of their parameters; a forward that went on with the old ones would
+        use values that no optimizer trains.
+
+        Args:
+            root: the module whose parameters were replaced.
+            pairs: each old parameter with its replacement.
+        """
+        if not pairs:
+            return
+        successors = {id(old): new for old, new in pairs}
+        for _, module in self.get_cells_and_names(root):
+            attributes = vars(module)
+            for name, value in list(attributes.items()):
+                if name not in _REGISTRIES:
+                    attributes[name] = _with_successors(value, successors)
 
     @abc.abstractmethod
     def new_parameter(self, data: Any, *, requires_grad: bool, name: str | None = None) -> Any:

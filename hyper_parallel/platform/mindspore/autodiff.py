@@ -1,7 +1,7 @@
 """``value_and_grad`` that returns gradients as DTensors.
 
-MindSpore differentiates functions and returns gradients of the local tensors. Under the gradient contract those are
-the true gradients already; here they only get their layouts.
+MindSpore differentiates functions and returns gradients; ``gradients.py`` gives them their layouts. Here the value that
+is differentiated is reduced inside of the function, and gradients whose reduction was deferred are added.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import mindspore
 
 from hyper_parallel.core.dtensor.deferred_gradients import DeferredGradient, add_deferred, clear_deferred, get_deferred
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.platform.mindspore.dtensor import wrap
 
 __all__ = ["DIFFERENTIATED", "value_and_grad"]
 
@@ -47,12 +45,11 @@ def value_and_grad(
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         with _differentiating_by(weights):
             value, grads = run(*args, **kwargs)
-            if grad_position is None:
-                return value, _laid_out(grads, weights)
-            inputs = args[grad_position] if isinstance(grad_position, int) else [args[index] for index in grad_position]
             if weights is None:
-                return value, _laid_out(grads, inputs)
-            return value, (_laid_out(grads[0], inputs), _laid_out(grads[1], weights))
+                return value, grads
+            if grad_position is None:
+                return value, _with_deferred(grads, weights)
+            return value, (grads[0], _with_deferred(grads[1], weights))
 
     return differentiated
 
@@ -87,16 +84,16 @@ def _reduced(out: Any) -> Any:
     return out.reduce_partial() if isinstance(out, DTensor) else out
 
 
-def _laid_out(grads: Any, values: Any) -> Any:
-    """Return gradients as DTensors in their values' dual layouts; a single gradient comes without a tuple."""
+def _with_deferred(grads: Any, values: Any) -> Any:
+    """Return gradients with those added that were deferred; a single gradient comes without a tuple."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
-        return type(grads)(_laid_out(grad, source) for grad, source in zip(grads, sources, strict=True))
+        return type(grads)(_with_deferred(grad, source) for grad, source in zip(grads, sources, strict=True))
     if isinstance(values, (list, tuple)):
         (values,) = values
-    if not isinstance(values, DTensor):
+    deferred = get_deferred(values._local) if isinstance(values, DTensor) else None
+    if deferred is None:
         return grads
-    deferred = get_deferred(values._local)
-    own = DeferredGradient(dual(values.layout), grads, None, "")
-    whole = own if deferred is None else add_deferred(deferred, own, values._platform)
-    return wrap(whole.partial_value, whole.layout)
+    own = DeferredGradient(grads.layout, grads._local, None, "")
+    whole = add_deferred(deferred, own, values._platform)
+    return values._platform.wrap(whole.partial_value, whole.layout)

@@ -130,17 +130,21 @@ class MindSporeDTensor(DTensor, Tensor):
         return int(self.full_tensor().__index__())
 
     def asnumpy(self) -> Any:
-        """Raise: the caller must choose the global or the local tensor."""
-        raise UnsupportedOperatorError(_host_message("asnumpy"))
+        """Values of the whole tensor, as a read-only array; partial values are reduced first.
 
-    def numpy(self) -> Any:
-        """Refused, as :meth:`asnumpy`."""
-        raise UnsupportedOperatorError(_host_message("numpy"))
+        Every rank must call it unless the tensor is replicated. A plain tensor's array shares its storage, which that
+        of a whole tensor cannot, so writing to it raises.
+        """
+        whole = np.array(self.full_tensor().asnumpy(), order="C")
+        whole.setflags(write=False)
+        return whole
+
+    numpy = asnumpy
 
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
-        """Refused, as :meth:`asnumpy`."""
-        del dtype, copy
-        raise UnsupportedOperatorError(_host_message("asnumpy"))
+        """As :meth:`asnumpy`."""
+        whole = self.asnumpy()
+        return np.array(whole, dtype) if copy else whole.astype(whole.dtype if dtype is None else dtype, copy=False)
 
     # -- indexing and iteration ----------------------------------------------------------------------------------
 
@@ -321,13 +325,6 @@ def _copied(local: Tensor) -> Tensor:
 def _rebuild(local: Tensor, layout: Layout, options: tuple[str, bool] | None) -> Any:
     dtensor = wrap(local, layout)
     return dtensor if options is None else Parameter(dtensor, name=options[0], requires_grad=options[1])
-
-
-def _host_message(member: str) -> str:
-    return (
-        f"{member}() of a DTensor: say x.full_tensor().{member}() for the whole, "
-        f"x.to_local().{member}() for this rank's shard"
-    )
 
 
 def install(platform: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,9 +11,11 @@ from mindspore.common.api import _no_grad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
+from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import delayed
+from hyper_parallel.platform.mindspore.gradients import mark_replaced
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 
 __all__ = ["MindSporeModules"]
@@ -51,6 +53,12 @@ class MindSporeModules(ModulesFacet):
         if isinstance(value, Parameter) and isinstance(old, Parameter) and _unnamed(value):
             value.name = old.name
         cell.insert_param_to_cell(name, value, check_name_contain_dot=False)
+
+    def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """A ``ParameterTuple`` too, as recurrent cells have; differentiating by an old parameter raises afterwards."""
+        super().parameters_replaced(root, pairs)
+        for old, new in pairs:
+            mark_replaced(old, new)
 
     def new_parameter(self, data: Any, *, requires_grad: bool, name: str | None = None) -> Any:
         """``mindspore.Parameter``."""
@@ -124,7 +132,8 @@ class MindSporeModules(ModulesFacet):
             for _, cell in _walk(module, "")
             for name, parameter in self.direct_parameters(cell).items()
         ]
-        delayed.materialize(parameters, stage_index)
+        with replacing_parameters(self, module):
+            delayed.materialize(parameters, stage_index)
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
         """``no_init_parameters`` for meta; elsewhere MindSpore computes where it computes."""

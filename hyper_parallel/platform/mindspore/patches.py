@@ -29,6 +29,14 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import replayable_constructor
 from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.gradients import (
+    check_current,
+    local_gradients,
+    returning_layouts,
+    returning_reduced,
+    seeded_locally,
+    vjp_seeded_locally,
+)
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
 
 __all__ = ["PATCHES", "Patch", "install"]
@@ -98,7 +106,7 @@ def _places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
     return tuple(
         (module, name)
         for path, module in list(sys.modules.items())
-        if path.startswith(("mindspore.ops", "mindspore.mint"))
+        if path == "mindspore" or path.startswith(("mindspore.ops", "mindspore.mint", "mindspore.nn"))
         for name, value in list(vars(module).items())
         if value is function
     )
@@ -174,6 +182,7 @@ def _refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_current("the optimizer", list(self.parameters))
         lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
         for grads in lists:
             for parameter, grad in zip(self.parameters, grads, strict=False):
@@ -257,7 +266,7 @@ def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(plain)
     def bprop(self: Any, *args: Any) -> Any:
-        with random.replay(self.__dict__[_STATES].pop()):
+        with random.replay(self.__dict__[_STATES].pop()), local_gradients():
             return plain(self, *args)
 
     return bprop
@@ -266,6 +275,7 @@ def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
+_LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
 _SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
 
 PATCHES: tuple[Patch, ...] = (
@@ -324,6 +334,10 @@ PATCHES: tuple[Patch, ...] = (
         )
         for name in (_FORWARD, _BACKWARD)
     ),
+    Patch(((base, _FORWARD), (grad_func, _FORWARD)), returning_reduced, _LOCAL_GRADIENTS),
+    Patch(((base, _BACKWARD), (grad_func, _BACKWARD)), returning_layouts, _LOCAL_GRADIENTS),
+    Patch(((base, "_pynative_forward_run"),), seeded_locally, _LOCAL_GRADIENTS),
+    Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
     Patch(
         ((_RecomputeHandle, "__init__"),),
         lambda init: replayable_constructor(init, random.get_state, random.replay),

@@ -14,10 +14,10 @@ from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import (
-    TiedParameters,
     describe_nearest,
     owners_by_parameter,
     path_matches,
+    replacing_parameters,
 )
 from hyper_parallel.core.shard.custom.function_map import places_one_tensor
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
@@ -80,11 +80,11 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     platform = platform_of(module)
     layouts = _checked_layouts(platform, module, mesh, sharding_plan)
     owners = dict(platform.get_cells_and_names(module))
-    ties = TiedParameters(platform, module)
-    for path, layout in layouts.items():
-        owner, _, name = path.rpartition(".")
-        place_parameter(platform, owners[owner], name, mesh, layout)
-        ties.restore()
+    with replacing_parameters(platform, module) as ties:
+        for path, layout in layouts.items():
+            owner, _, name = path.rpartition(".")
+            place_parameter(platform, owners[owner], name, mesh, layout)
+            ties.restore()
     replicate_module(platform, module, mesh)
     local = sharding_plan.return_local_tensor or ()
     for path, cell in owners.items():
