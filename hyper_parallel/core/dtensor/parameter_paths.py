@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.platform.contract.modules import ModulesFacet
 
 __all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches", "replacing_parameters"]
 
@@ -16,7 +16,7 @@ Slot = tuple[str, Any, str]
 """Path, owning module and attribute name of a parameter."""
 
 
-def owners_by_parameter(platform: Platform, root: Any) -> dict[int, list[Slot]]:
+def owners_by_parameter(platform: ModulesFacet, root: Any) -> dict[int, list[Slot]]:
     """Return every (path, owning module, attribute name) of each parameter under ``root``, by the parameter's id."""
     owners: dict[int, list[Slot]] = {}
     for path, module in platform.get_cells_and_names(root):
@@ -33,7 +33,7 @@ class TiedParameters:
         root: module whose parameters are examined: those that are one object under several paths are tied.
     """
 
-    def __init__(self, platform: Platform, root: Any) -> None:
+    def __init__(self, platform: ModulesFacet, root: Any) -> None:
         self._platform = platform
         self._groups = [
             (slots, self._parameter(slots[0]))
@@ -59,7 +59,7 @@ class TiedParameters:
 
 
 @contextmanager
-def replacing_parameters(platform: Platform, root: Any) -> Iterator[TiedParameters]:
+def replacing_parameters(platform: ModulesFacet, root: Any) -> Iterator[TiedParameters]:
     """Let parameters under ``root`` be replaced inside; modules that hold them in containers too get the new ones.
 
     Args:
