@@ -45,6 +45,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--platform", metavar="torch", help="default: those that are installed and have such programs")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all programs (default: 0)")
     parser.add_argument("--count", type=int, metavar="N", help=f"programs (default: {_DEFAULT_COUNT})")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first program, in 64s")
     parser.add_argument("--minutes", type=float, metavar="M", help="run for so long, or until --count is reached")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
@@ -92,9 +93,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         if value is not None and not value > 0:
             msg = f"--{option} {value}: give a number above 0"
             raise ValueError(msg)
-    if arguments.seed < 0:
-        msg = f"--seed {arguments.seed}: give a number of at least 0"
-        raise ValueError(msg)
+    for option in ("seed", "first"):
+        if getattr(arguments, option) < 0:
+            msg = f"--{option} {getattr(arguments, option)}: give a number of at least 0"
+            raise ValueError(msg)
     frameworks = platforms(arguments.platform)
     if arguments.platform is None:
         frameworks = [framework for framework in frameworks if framework in LANGUAGES] or frameworks
@@ -103,7 +105,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     count = _DEFAULT_COUNT if arguments.count is None and arguments.minutes is None else arguments.count
     seconds = None if arguments.minutes is None else 60 * arguments.minutes
     can_be_written("--findings", arguments.findings, folder=True)
-    return Settings(tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings)
+    return Settings(
+        tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings, arguments.first
+    )
 
 
 def _write(arguments: argparse.Namespace, report: FuzzReport) -> None:

@@ -60,6 +60,7 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
         (["--minutes", "nan"], "--minutes nan: give a number above 0"),
         (["--jobs", "-1"], "--jobs -1: give a number above 0"),
         (["--seed", "-1"], "--seed -1: give a number of at least 0"),
+        (["--first", "-1"], "--first -1: give a number of at least 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(capsys, options, message):

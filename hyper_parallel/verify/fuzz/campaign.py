@@ -46,6 +46,7 @@ class Settings:
         frameworks: names.
         seed: of all programs.
         count: programs per framework; None for no limit.
+        first: number of the first program; rounded down to a whole batch.
         seconds: wall time after which no further batch begins; None for no limit.
         jobs: worker processes; 0 runs everything in this process.
         folder: where reproducers are written; None writes none.
@@ -57,6 +58,7 @@ class Settings:
     seconds: float | None = None
     jobs: int = 1
     folder: str | None = None
+    first: int = 0
 
 
 @dataclass
@@ -215,14 +217,14 @@ def _add(report: FuzzReport, batch: Batch) -> None:
 
 def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, int, int]]:
     """Yield framework, number of the batch, and number of its programs, framework by framework in turn."""
-    number = 0
-    while settings.count is None or number * BATCH < settings.count:
-        left = BATCH if settings.count is None else min(BATCH, settings.count - number * BATCH)
+    number, done = settings.first // BATCH, 0
+    while settings.count is None or done < settings.count:
+        left = BATCH if settings.count is None else min(BATCH, settings.count - done)
         for framework in settings.frameworks:
             if settings.seconds is not None and time.monotonic() - started > settings.seconds:
                 return
             yield framework, number, left
-        number += 1
+        number, done = number + 1, done + left
 
 
 def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator[Batch]:

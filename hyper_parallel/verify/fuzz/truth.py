@@ -52,7 +52,7 @@ def result_of(tensor: Any, platform: Platform) -> Result | None:
     """Return a plain tensor as data; None stays None."""
     if tensor is None:
         return None
-    array = np.array(platform.tensor_to_numpy(platform.detach(tensor)))
+    array = np.array(platform.tensor_to_numpy(platform.detach(tensor)), order="C")
     return Result(array, str(tensor.dtype).rpartition(".")[2].lower())
 
 

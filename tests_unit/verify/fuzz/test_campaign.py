@@ -40,6 +40,19 @@ def test_a_run_counts_what_it_compared():
     assert report.json()["outcomes"]["torch"]["equal"] == report.outcomes["torch"]["equal"]
 
 
+def test_a_run_may_start_later(monkeypatch):
+    """The first program is one of a batch, which runs whole; the count is that of the programs that run."""
+    numbers = []
+
+    def note(framework, _, number, count, *__):
+        numbers.append((number, count))
+        return campaign.Batch(framework, 2)
+
+    monkeypatch.setattr(campaign, "run_batch", note)
+    run_campaign(replace(SHORT, first=2 * campaign.BATCH + 5, count=campaign.BATCH + 3))
+    assert numbers == [(2, campaign.BATCH), (3, 3)]
+
+
 def test_no_time_and_no_program_is_no_good_run():
     """A run in which nothing was checked is not ok, and says so."""
     report = run_campaign(replace(SHORT, seconds=-1.0))

@@ -28,7 +28,8 @@ spelling("bincount", "bincount", aten.bincount.default)
 @kernel("bincount_to")
 def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
     if weights is not None and not x.numel():  # of an empty shard PyTorch counts, in integers
-        return torch.bincount(x.new_zeros(1), weights.new_zeros(1), count)[:count]
+        nothing = torch.cat([weights, weights.new_zeros(1)])  # which requires a gradient where the weights do
+        return torch.bincount(x.new_zeros(1), nothing, count)[:count]
     return torch.bincount(x, weights, count)
 
 
