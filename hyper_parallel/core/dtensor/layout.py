@@ -8,11 +8,11 @@ split follows the ceil rule (``core/dtensor/README.md``); an inner axis splits t
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, rebuild_mesh
 from hyper_parallel.core.dtensor.placements import (
     DimAxes,
     Partial,
@@ -30,7 +30,7 @@ from hyper_parallel.core.dtensor.placements import (
 )
 from hyper_parallel.errors import LayoutError, MeshMismatchError, PlacementError, notation
 
-__all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
+__all__ = ["Box", "Layout", "chunk_bounds", "parse_placements", "rebuilt_by"]
 
 Box = tuple[tuple[int, int], ...]
 """A half-open index range ``(start, stop)`` per dim."""
@@ -400,6 +400,11 @@ def _check_mesh(mesh: DeviceMesh, layout: Layout) -> None:
     if own is not mesh and (own.shape, own.names, own.ranks) != (mesh.shape, mesh.names, mesh.ranks):
         msg = f"placements: the layout is on {own!r}, the tensor on {mesh!r}; give a layout of the tensor's mesh"
         raise MeshMismatchError(msg)
+
+
+def rebuilt_by() -> tuple[Callable[..., Any], ...]:
+    """The functions that a pickled layout calls; they only describe, so a loader of plain data may allow them."""
+    return (_intern, rebuild_mesh)
 
 
 def _intern(

@@ -22,7 +22,7 @@ from hyper_parallel.transport.base import active_transport
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
+__all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
 
@@ -325,7 +325,7 @@ class DeviceMesh:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value; the mesh that is unpickled is that of the rank that unpickles it."""
-        return (_rebuild, (self.device_type, self.mesh, self.mesh_dim_names))
+        return (rebuild_mesh, (self.device_type, self.mesh, self.mesh_dim_names))
 
     def __copy__(self) -> DeviceMesh:
         """Return the mesh itself, which is immutable."""
@@ -409,7 +409,8 @@ def get_current_mesh() -> DeviceMesh | None:
     return stack[-1] if stack else None
 
 
-def _rebuild(device_type: str, mesh: list[Any], names: tuple[str, ...] | None) -> DeviceMesh:
+def rebuild_mesh(device_type: str, mesh: list[Any], names: tuple[str, ...] | None) -> DeviceMesh:
+    """Return the mesh that was pickled, as the rank that unpickles it sees it."""
     return DeviceMesh(device_type, mesh, mesh_dim_names=names)
 
 

@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.boxes import whole_box
@@ -247,9 +248,9 @@ def distribute_module(
     replicate_module(platform, module, mesh)
     before, after = hooks
     if before is not None:
-        platform.register_forward_pre_hook(module, lambda cell, inputs: before(cell, inputs, mesh))
+        platform.register_forward_pre_hook(module, partial(_before, before, mesh))
     if after is not None:
-        platform.register_forward_hook(module, lambda cell, _, outputs: after(cell, outputs, mesh))
+        platform.register_forward_hook(module, partial(_after, after, mesh))
     setattr(module, _APPLIED, True)
     return module
 
@@ -267,9 +268,23 @@ def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None
             FutureWarning,
             stacklevel=3,
         )
-        return lambda _, values, mesh: fn(values, mesh)
+        return partial(_without_module, fn)
     msg = f"{name} takes {count} arguments, it must take 3: (module, inputs_or_outputs, device_mesh)"
     raise ValueError(msg)
+
+
+def _before(fn: Callable[..., Any], mesh: DeviceMesh, module: Any, inputs: Any) -> Any:
+    return fn(module, inputs, mesh)
+
+
+def _after(fn: Callable[..., Any], mesh: DeviceMesh, module: Any, inputs: Any, outputs: Any) -> Any:
+    del inputs
+    return fn(module, outputs, mesh)
+
+
+def _without_module(fn: Callable[..., Any], module: Any, values: Any, mesh: DeviceMesh) -> Any:
+    del module
+    return fn(values, mesh)
 
 
 def _positional(fn: Callable[..., Any]) -> Sequence[inspect.Parameter]:

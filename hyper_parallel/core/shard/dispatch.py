@@ -6,6 +6,7 @@ framework and wraps the result. Everything else happens once per key.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Number
@@ -93,7 +94,9 @@ class Dispatcher:
             else:
                 parts.append(self._key(value))
         if entry.by_dtype:
-            parts.extend(tensor.dtype for tensor in self.tensors((*args, *kwargs.values())))
+            for tensor in self.tensors((*args, *kwargs.values())):
+                parts.append(tensor.dtype)
+                parts.append(self._records(tensor))
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -278,16 +281,22 @@ class Dispatcher:
             distributed = isinstance(tensor, DTensor)
             layout = tensor._layout if distributed else self._plain_layout(leaf_name, tensor, mesh)
             local = tensor._local if distributed else tensor
-            operands.append(Operand(leaf_name, layout, local.dtype, self.platform.is_floating(local)))
+            floating, records = self.platform.is_floating(local), self._records(tensor)
+            operands.append(Operand(leaf_name, layout, local.dtype, floating, records))
             marks.append(leaf)
             return Ref(len(operands) - 1)
 
         return tree_map_named(refer, name, value)
 
+    def _records(self, tensor: Any) -> bool:
+        """Whether a gradient of ``tensor`` is recorded."""
+        local = tensor._local if isinstance(tensor, DTensor) else tensor
+        return self.platform.grad_enabled() and self.platform.needs_grad(local)
+
     def _plain_layout(self, name: str, tensor: Any, mesh: DeviceMesh) -> Layout:
-        """The layout of a constant, which is replicated; any other plain tensor is refused."""
+        """The layout of a constant of one element, which is replicated; any other plain tensor is refused."""
         shape = tuple(tensor.shape)
-        if self.platform.needs_grad(tensor) or (shape and not _REPLICATE_PLAIN.get()):
+        if self.platform.needs_grad(tensor) or (math.prod(shape) != 1 and not _REPLICATE_PLAIN.get()):
             raise plain_tensor_error(f"argument {name}", name, shape, mesh)
         return replicated_layout(mesh, shape)
 

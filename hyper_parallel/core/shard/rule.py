@@ -59,12 +59,14 @@ class Operand:
         layout: placement and global shape before any redistribution.
         dtype: the framework's own dtype object.
         floating: True for floating and complex tensors.
+        needs_grad: whether the call records a gradient of it; only rules that are ``by_dtype`` may read it.
     """
 
     name: str
     layout: Layout
     dtype: Any = None
     floating: bool = True
+    needs_grad: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -207,7 +209,7 @@ class Rule:
         signature: parameters, as in ``"x, weight, bias=None"``.
         strategies: the placement function.
         by_value: whether placement depends on the values of Python numbers; if not, they are not part of the cache key.
-        by_dtype: True where placement depends on the operands' dtype.
+        by_dtype: True where placement depends on the operands' dtype, or on whether they need a gradient.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
         itself: True where the framework may return its first operand itself; the call on DTensors then also does.

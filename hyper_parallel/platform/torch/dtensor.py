@@ -26,7 +26,7 @@ from hyper_parallel.core.dtensor.deferred_gradients import (
     set_deferred,
 )
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.layout import Layout, rebuilt_by
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
@@ -523,6 +523,22 @@ _OWN = frozenset({"_local", "_layout", "_views", "_origin", "_is_bypassed", "_gr
 
 
 def _rebuild(local: Tensor, layout: Layout, extras: dict[str, Any]) -> TorchDTensor:
+    """Make a DTensor of what a file or another process gave, which may be anything that ``torch.load`` allows.
+
+    Raises:
+        LayoutError: it is not the local tensor of that layout.
+    """
+    plain = isinstance(local, Tensor) and not isinstance(local, DTensor)
+    if not plain or not isinstance(layout, Layout) or not _OWN.isdisjoint(extras):
+        msg = "a pickled DTensor must be a local tensor, its layout, and attributes that others attached; load another"
+        raise LayoutError(msg)
+    if layout.local_shape != tuple(local.shape):
+        msg = (
+            f"a pickled DTensor says {layout.notation(local.dtype)}, of which rank {layout.mesh.rank} holds "
+            f"{list(layout.local_shape)}, but its local tensor is {list(local.shape)}; load the file that this "
+            "rank wrote"
+        )
+        raise LayoutError(msg)
     tensor = wrap(local, layout)
     vars(tensor).update(extras)
     return tensor
@@ -539,6 +555,7 @@ def install(platform: Any) -> None:
     TorchDTensor._dispatch = dispatcher.dispatch  # noqa: SLF001 - this module's own class
     platform.dispatcher = dispatcher
     register_optimizer_step_pre_hook(_refuse_pending)
+    torch.serialization.add_safe_globals([_rebuild, *rebuilt_by()])
     for name, method in vars(TorchDTensor).copy().items():  # torch.Tensor.detach_(x) is x.detach_()
         if callable(method) and not name.startswith("_"):
             spellings = (getattr(home, name, None) for home in (torch, Tensor))

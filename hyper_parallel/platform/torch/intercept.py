@@ -79,7 +79,10 @@ def function(  # noqa: PLR0911 - one return per kind of call
     if "out" in kwargs:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         name = entry.name if entry is not None else getattr(func, "__name__", str(func))
-        return _into(tables.dispatcher.dtensor_type, name, kwargs["out"], function(func, types, args, rest))
+        result = function(func, types, args, rest)
+        if func in _CONSTANTS:
+            result = _with_constants_replicated(result, kwargs)
+        return _into(tables.dispatcher.dtensor_type, name, kwargs["out"], result)
     if entry is not None:
         return tables.dispatcher.dispatch(entry, args, kwargs)
     if hasattr(func, RECORDED):
@@ -124,6 +127,9 @@ def _with_constants_replicated(result: Any, arguments: Any) -> Any:
 
     return tree_map(wrap, result)
 
+
+# Made of numbers alone, equal on every rank.
+_CONSTANTS = frozenset((torch.arange, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones, torch.zeros))
 
 # With ``out=`` PyTorch returns None from these.
 _WITHOUT_RESULT = frozenset({"split_copy", "split_with_sizes_copy", "unbind_copy"})
@@ -183,6 +189,11 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
         leaf._layout.notation(leaf.dtype) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)
     )
     name = str(func).split(".")[1]
+    if name == "alias":
+        return (
+            f"forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
+            f"{layouts}; use torch.autograd.grad, or torch.func.vjp, which go backward"
+        )
     if name in _RESHAPING:
         plain = name.removesuffix("_")
         return (

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from inspect import getattr_static
-from types import FunctionType
+from inspect import getattr_static, signature
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch.testing._comparison import TensorLikePair
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
@@ -40,12 +41,15 @@ class Patch:
         replace: makes the replacement of the original function.
         reason: why PyTorch's original does not work.
         version: PyTorch version for which the reason was last checked.
+        references: functions without closure are replaced by their code, so that a reference that was taken before
+            calls the replacement, too.
     """
 
     places: tuple[tuple[Any, str], ...]
     replace: Callable[[Call], Call]
     reason: str
     version: str = "2.13"
+    references: bool = False
 
     def install(self) -> None:
         """Replace the function; again does nothing new."""
@@ -55,10 +59,34 @@ class Patch:
         original = static if method is None else static.__func__
         if hasattr(original, _ORIGINAL):
             return
+        if self.references:
+            _replace_code(original, self.replace)
+            return
         replacement = self.replace(original)
         setattr(replacement, _ORIGINAL, original)
         for owner, name in self.places:
             setattr(owner, name, replacement if method is None else method(replacement))
+
+
+def _replace_code(function: FunctionType, replace: Callable[[Call], Call]) -> None:
+    """Let ``function`` itself call its replacement."""
+    original = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.__signature__ = signature(original)  # type: ignore[attr-defined] # what inspect reads
+    name = f"_hyper_parallel_{function.__name__}"
+    function.__globals__[name] = replace(original)
+    setattr(function, _ORIGINAL, original)
+    function.__code__ = _calling(name)
+
+
+def _calling(name: str) -> CodeType:
+    """The code of a function that calls the global function ``name`` of its module."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replaced(*args, **kwargs)  # type: ignore[name-defined] # noqa: F821 - it gets its name below
+
+    code = call.__code__
+    return code.replace(co_names=tuple(name if used == "replaced" else used for used in code.co_names))
 
 
 def install() -> None:
@@ -120,6 +148,23 @@ def _functions_of_masked() -> list[str]:
     return [name for name in torch.masked.__all__ if isinstance(inner.get(name), FunctionType)]
 
 
+def _pair_with_storage_format(method: Call) -> Call:
+    """A method of a pair of tensors that are compared; the pair keeps them."""
+
+    @wraps(method)
+    def call(pair: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (*args, *(getattr(pair, name, None) for name in ("actual", "expected")))
+        if not any(isinstance(tensor, DTensor) for tensor in tensors):
+            return method(pair, *args, **kwargs)
+        token = STORAGE_FORMAT.set(True)
+        try:
+            return method(pair, *args, **kwargs)
+        finally:
+            STORAGE_FORMAT.reset(token)
+
+    return call
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         ((torch.autograd.Function, "apply"),),
@@ -134,7 +179,16 @@ PATCHES: tuple[Patch, ...] = (
             ((torch.masked, name), (torch.masked._ops, name)),  # noqa: SLF001 - where its functions call each other
             _with_storage_format,
             "it does not call __torch_function__, and compares x.layout, a DTensor's layout, with torch.strided",
+            references=True,
         )
         for name in _functions_of_masked()
+    ),
+    *(
+        Patch(
+            ((TensorLikePair, name),),
+            _pair_with_storage_format,
+            "torch.testing.assert_close compares x.layout, a DTensor's layout, with torch.strided",
+        )
+        for name in ("__init__", "compare")
     ),
 )

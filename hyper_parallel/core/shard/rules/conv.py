@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.labels import Labels, nonempty_rows
-from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, rule
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, replicated_row, rule
 from hyper_parallel.core.shard.sample import real, sample
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def convolution(call: OpCall) -> Strategies:
     inputs = (("n", "c" if groups == 1 else None, *windows), tuple(kernel), ("o" if groups == 1 else None,))[:count]
     output = ("n", "o" if groups == 1 else None, *windows)
     joins = (2,) if count > 2 else ()
+    if not x.shape[1]:
+        # PyTorch's result has no channels either, whatever the weight has and although a bias might be added.
+        return Strategies((replicated_row(count),), ((x.shape[0], 0, *_sizes(call)),))
     rows = nonempty_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:
         rows = (*rows, Row((Shard(1), Shard(0), Shard(0))[:count], (Shard(1),), sizes=((0, 1, groups),)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.labels import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 from hyper_parallel.core.shard.rule import (
+    LocalCall,
     OpCall,
     Operand,
     R,
@@ -40,6 +41,7 @@ from hyper_parallel.core.shard.sample import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hyper_parallel.core.dtensor.layout import Layout
 
 __all__ = ["elementwise", "is_floating_dtype", "partial_rows"]
 
@@ -141,6 +143,14 @@ def _addcdiv(call: OpCall) -> Strategies:
     return elementwise(call, joint=_indices(call, "x", "tensor1"))
 
 
+def _extremum_of_two(call: OpCall) -> Strategies:
+    """The maximum of maxima over ranks is theirs; with a gradient they are reduced, since ties share it."""
+    tensors = [operand for operand in call.operands if isinstance(operand, Operand)]
+    exact = len(tensors) == len(call.args) and not any(operand.floating and operand.needs_grad for operand in tensors)
+    same = len({operand.dtype for operand in tensors}) == 1 and not str(tensors[0].dtype).lower().endswith("bool")
+    return elementwise(call, extra=partial_rows(2, (0, 1), (call.op.removesuffix("imum"),)) if exact and same else ())
+
+
 def _where(call: OpCall) -> Strategies:
     """Linear in ``x`` and ``y`` together, unless one of them is a nonzero number."""
     picked = [name for name in ("x", "y") if isinstance(call[name], Operand)]
@@ -194,7 +204,7 @@ POLYNOMIALS = (
     "shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w"
 )
 _BINARY = {
-    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp logaddexp2 "
+    "pow fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp logaddexp2 "
     "xlogy xlog1py heaviside eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
     "bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm ldexp nextafter igamma igammac zeta complex "
     "polar": "x, y",
@@ -202,7 +212,8 @@ _BINARY = {
     POLYNOMIALS: "x, y",
 }
 # The names of all of them, for the frameworks' tables.
-STEPWISE, NONLINEAR, BINARY = (" ".join(table) for table in (_STEPWISE, _NONLINEAR, _BINARY))
+STEPWISE, NONLINEAR = (" ".join(table) for table in (_STEPWISE, _NONLINEAR))
+BINARY = " ".join(("maximum minimum", *_BINARY))
 _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
     # canonical name, signature, placement function, whether Python numbers influence placement
     ("neg", "x", _linear, False),
@@ -229,6 +240,8 @@ for _table, _monotone in ((_STEPWISE, True), (_NONLINEAR, False), (_BINARY, Fals
             register_rule(Rule(_name, _signature, _stepwise if _monotone else _nonlinear, by_value=False))
 for _name, _signature, _strategies, _by_value in _OTHERS:
     register_rule(Rule(_name, _signature, _strategies, by_value=_by_value))
+for _name in ("maximum", "minimum"):
+    register_rule(Rule(_name, "x, y", _extremum_of_two, by_value=False, by_dtype=True))
 
 
 # -- copies, fills and factories --------------------------------------------------------------------------------------
@@ -291,9 +304,19 @@ def _zero(call: OpCall) -> Strategies:
 
 
 def _fill(call: OpCall) -> Strategies:
-    constant = not isinstance(call["value"], Operand)
-    # The average and the extrema of equal constants are the constant; their sum is not.
-    return elementwise(call, extra=partial_rows(1, (0,), ("avg", "max", "min")) if constant else ())
+    if isinstance(call["value"], Operand):
+        return elementwise(call)
+    # The average and the extrema of equal constants are the constant; of a sum the first rank holds all of it.
+    elements = elementwise(call, extra=partial_rows(1, (0,), ("sum", "avg", "max", "min")))
+    return Strategies(elements.rows, elements.outputs, _summand)
+
+
+def _summand(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    """What this rank holds of a constant that is a pending sum."""
+    del call, outputs
+    coordinate = targets[0].mesh.own_coordinate()
+    rest = any(op == "sum" and coordinate[axis] for axis, op in targets[0].partials)
+    return LocalCall({"value": 0}) if rest else None
 
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"

@@ -167,7 +167,8 @@ def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
     def run(platform: Any, args: dict[str, Any]) -> Any:
         x = args["x"]
         sampled = platform.from_numpy(random.uniform(layout), device=x.device)
-        return platform.local_op("cast_as")(sampled < platform.detach(x), x)
+        drawn = platform.local_op("cast_as")(sampled < platform.detach(x), x)
+        return drawn + x * 0 if platform.needs_grad(x) else drawn  # its gradient is zero, not absent
 
     return LocalCall(run=run)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_row
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Rule, Strategies, decomposition, register_rule, rule
-from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
+from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype, partial_rows
 from hyper_parallel.core.shard.sample import booleans, dtype, integers, nonfinite, real, sample
 from hyper_parallel.errors import LayoutError
 
@@ -134,11 +134,17 @@ register_rule(Rule("all", "x, dim=None, keepdim=False", _booleans))
 
 
 def _extremum(call: OpCall) -> Strategies:
-    """A sharded dim of integers leaves Partial; floating dims must be whole, since ties share a gradient."""
+    """A sharded dim of integers leaves Partial; floating dims must be whole, since ties share a gradient.
+
+    Without a gradient, a maximum of maxima needs no collective, nor does a minimum of minima.
+    """
     x = call["x"]
     strategies = _reduction(call, None)
-    if x.floating or str(x.dtype).lower().endswith("bool"):
+    if str(x.dtype).lower().endswith("bool"):
         return strategies
+    if x.floating:
+        passing = () if x.needs_grad else partial_rows(1, (0,), (call.op[1:],))
+        return Strategies((*strategies.rows, *passing), strategies.outputs)
     return Strategies((*strategies.rows, *_partial_extrema(call)), strategies.outputs)
 
 
@@ -189,17 +195,20 @@ for _name, _signature in {
     register_rule(Rule(_name, _signature, _whole_pair))
 
 
-@rule("extreme_all", "x, largest")
+@rule("extreme_all", "x, largest", by_dtype=True)
 def extreme_all(call: OpCall) -> Strategies:
-    """The largest or smallest of all elements; ``x`` must be whole."""
+    """The largest or smallest of all elements; ``x`` must be whole, or the same extremum over ranks, as ``amax``."""
     x = call["x"]
-    return Strategies(labelled_rows(Labels(((None,) * x.ndim,), ((),), None)), ((),))
+    rows = labelled_rows(Labels(((None,) * x.ndim,), ((),), None))
+    if not (x.floating and x.needs_grad) and not str(x.dtype).lower().endswith("bool"):
+        rows = (*rows, *partial_rows(1, (0,), ("max" if call["largest"] else "min",)))
+    return Strategies(rows, ((),))
 
 
 @rule("median_all", "x, skip_nan=False")
 def median_all(call: OpCall) -> Strategies:
     """The median of all elements; ``x`` must be whole."""
-    return extreme_all(call)
+    return Strategies(labelled_rows(Labels(((None,) * call["x"].ndim,), ((),), None)), ((),))
 
 
 def _median(op: str) -> None:

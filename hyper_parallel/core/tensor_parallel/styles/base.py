@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -106,21 +107,21 @@ class LayerStyle(ParallelStyle):
                 platform, module, name, device_mesh, on_axis(device_mesh, placement), src_data_rank=self.src_data_rank
             )
         module.__dict__[_STYLED] = type(self).__name__
-        before = self._before(platform, device_mesh, first_argument(platform, module))
+        # Methods, not closures: a module is pickled with its hooks.
+        axis, name = parallel_axis(device_mesh), first_argument(platform, module)
+        before = partial(self._before, device_mesh, axis, name)
         platform.register_forward_pre_hook(module, before, with_kwargs=True)
-        platform.register_forward_hook(module, self._after(device_mesh))
+        platform.register_forward_hook(module, partial(self._after, device_mesh, axis))
         return module
 
-    def _before(self, platform: Platform, mesh: DeviceMesh, name: str) -> Any:
-        axis = parallel_axis(mesh)
-
-        def before(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            boundary = Boundary(type(self).__name__, module, mesh, axis)
-            return convert_first(
-                boundary, name, args, kwargs, lambda value: self._enter(boundary, platform, module, value, name)
-            )
-
-        return before
+    def _before(
+        self, mesh: DeviceMesh, axis: int, name: str, module: Any, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        platform = platform_of(module)
+        boundary = Boundary(type(self).__name__, module, mesh, axis)
+        return convert_first(
+            boundary, name, args, kwargs, lambda value: self._enter(boundary, platform, module, value, name)
+        )
 
     def _enter(self, boundary: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
         boundary.require_tensor(value, name)
@@ -130,16 +131,11 @@ class LayerStyle(ParallelStyle):
         entered = boundary.enter(value, self._source(platform, module), name, known)
         return boundary.move(entered, self._computation_placement(platform, module), name)
 
-    def _after(self, mesh: DeviceMesh) -> Any:
-        axis = parallel_axis(mesh)
-
-        def after(module: Any, args: Args, output: Any) -> Any:
-            del args
-            boundary = Boundary(type(self).__name__, module, mesh, axis)
-            moved = boundary.move(output, self.output_layouts[0], "output")
-            return moved.to_local() if self.use_local_output else moved
-
-        return after
+    def _after(self, mesh: DeviceMesh, axis: int, module: Any, args: Args, output: Any) -> Any:
+        del args
+        boundary = Boundary(type(self).__name__, module, mesh, axis)
+        moved = boundary.move(output, self.output_layouts[0], "output")
+        return moved.to_local() if self.use_local_output else moved
 
     def _features(self, platform: Platform, module: Any) -> int:
         """Global number of input features of a linear layer, whose weight is ``[out, in]``."""
@@ -171,18 +167,19 @@ class ReplicatedStyle(ParallelStyle):
         platform = platform_of(module)
         axis, name = parallel_axis(device_mesh), first_argument(platform, module)
         replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
-
-        def before(cell: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            boundary = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return convert_first(boundary, name, args, kwargs, lambda value: self._enter(boundary, value, name))
-
-        def after(cell: Any, _: Any, output: Any) -> Any:
-            boundary = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return platform.tree_map(lambda value: self._leave(boundary, value), output)
-
-        platform.register_forward_pre_hook(module, before, with_kwargs=True)
-        platform.register_forward_hook(module, after)
+        platform.register_forward_pre_hook(module, partial(self._before, device_mesh, axis, name), with_kwargs=True)
+        platform.register_forward_hook(module, partial(self._after, device_mesh, axis))
         return module
+
+    def _before(
+        self, mesh: DeviceMesh, axis: int, name: str, cell: Any, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        boundary = Boundary(type(self).__name__, cell, mesh, axis)
+        return convert_first(boundary, name, args, kwargs, lambda value: self._enter(boundary, value, name))
+
+    def _after(self, mesh: DeviceMesh, axis: int, cell: Any, _: Any, output: Any) -> Any:
+        boundary = Boundary(type(self).__name__, cell, mesh, axis)
+        return platform_of(cell).tree_map(lambda value: self._leave(boundary, value), output)
 
     @abc.abstractmethod
     def _enter(self, boundary: Boundary, value: Any, name: str) -> DTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Placement
@@ -72,14 +73,15 @@ class PrepareModuleInput(ParallelStyle):
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Register the hooks that convert inputs."""
-        axis = parallel_axis(device_mesh)
-
-        def before(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return self._positional(edge, args), self._named(edge, kwargs)
-
+        before = partial(self._before, device_mesh, parallel_axis(device_mesh))
         platform_of(module).register_forward_pre_hook(module, before, with_kwargs=True)
         return module
+
+    def _before(
+        self, mesh: DeviceMesh, axis: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        edge = Boundary(type(self).__name__, module, mesh, axis)
+        return self._positional(edge, args), self._named(edge, kwargs)
 
     def _positional(self, edge: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
         source, target = self.input_layouts, self.desired_input_layouts
@@ -133,14 +135,13 @@ class PrepareModuleOutput(ParallelStyle):
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Hook the outputs."""
-        axis = parallel_axis(device_mesh)
-
-        def after(cell: Any, args: Any, output: Any) -> Any:
-            del args
-            return self._outputs(Boundary(type(self).__name__, cell, device_mesh, axis), output)
-
+        after = partial(self._after, device_mesh, parallel_axis(device_mesh))
         platform_of(module).register_forward_hook(module, after)
         return module
+
+    def _after(self, mesh: DeviceMesh, axis: int, module: Any, args: Any, output: Any) -> Any:
+        del args
+        return self._outputs(Boundary(type(self).__name__, module, mesh, axis), output)
 
     def _outputs(self, edge: Boundary, output: Any) -> Any:
         several = isinstance(output, (list, tuple))

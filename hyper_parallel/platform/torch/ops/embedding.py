@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.platform.torch.ops.index import Window, within
-from hyper_parallel.platform.torch.ops.registry import aten, kernel, spelling
+from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kernel, spelling
 
-spelling("embedding", F.embedding, canonical=True)
 spelling("embedding_bag", F.embedding_bag)
 spelling("lookup", aten.embedding.default, canonical=True)
 
@@ -33,6 +33,58 @@ def _embedding(
         return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     table, local, inside = within(weight, 0, x, window)
     return F.embedding(local, table, _local_padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by ``scale``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any) -> Any:
+        ctx.save_for_backward(scale)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (scale,) = ctx.saved_tensors
+        return grad * scale, None
+
+
+@decomposition(
+    F.embedding,
+    signature="x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
+    op="embedding",
+)
+def _embedding_with_options(
+    ops: Any,
+    x: Any,
+    weight: Any,
+    padding_idx: int | None,
+    max_norm: float | None,
+    norm_type: float,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> Any:
+    """A look-up; ``max_norm`` shortens the rows that are looked up, frequent ids may share one gradient."""
+    if max_norm is None and not scale_grad_by_freq:
+        return ops.embedding(x, weight, padding_idx, sparse=sparse)
+    with torch.no_grad():
+        counts = _counts(x, weight)
+        if max_norm is not None:
+            norms = torch.linalg.vector_norm(weight, norm_type, 1)
+            longer = (counts > 0) & (norms > max_norm)
+            weight.mul_(torch.where(longer, max_norm / (norms + 1e-7), torch.ones_like(norms)).unsqueeze(1))
+    rows = ops.embedding(x, weight, padding_idx, sparse=sparse)
+    if not scale_grad_by_freq:
+        return rows
+    share = ops.embedding(x, (1.0 / counts.clamp(min=1)).unsqueeze(1))
+    return _ScaledGradient.apply(rows, share.to(weight.dtype))
+
+
+def _counts(x: Any, weight: Any) -> Any:
+    """How often each row of ``weight`` is looked up."""
+    ids = x.reshape(-1)
+    counts = weight.new_zeros((weight.shape[0],), dtype=torch.float64)
+    return counts.scatter_add(0, ids, torch.ones_like(ids, dtype=torch.float64))
 
 
 def _without_ids(x: Tensor, weight: Tensor) -> Tensor:

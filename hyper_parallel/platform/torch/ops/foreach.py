@@ -33,13 +33,13 @@ def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
         columns = [column for column in arguments.values() if column is not None]
         first = columns[0]
         if not first:
-            return None if in_place else []
+            return first if in_place else []
         if _share_layouts([*columns, *named.values()]):
             outs = call(*map(_locals_of, columns), **named)
-            return _mark_written(first) if in_place else _wrapped(ops.platform, outs, first)
+            return _written(first) if in_place else _wrapped(ops.platform, outs, first)
         columns.extend(named.pop(name) for name in ("scalars", "weight") if name in named)
         results = [element(*row, **named) for row in _rows(columns, len(first))]
-        return None if in_place else results
+        return first if in_place else results
 
     return run
 
@@ -70,9 +70,11 @@ def _rows(columns: list[Any], count: int) -> Iterator[list[Any]]:
         yield [column[index] if isinstance(column, (list, tuple)) else column for column in columns]
 
 
-def _mark_written(tensors: Any) -> None:
+def _written(tensors: Any) -> Any:
     for tensor in tensors:
-        tensor.drop_views()
+        if isinstance(tensor, DTensor):
+            tensor.drop_views()
+    return tensors
 
 
 def _wrapped(platform: Any, outs: Any, operands: Any) -> list[Any]:
@@ -108,12 +110,35 @@ def _norm(_ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:
 
 
 @decomposition(torch._foreach_copy_, signature="x, y, non_blocking=False")
-def _copy(_ops: Any, x: Any, y: Any, non_blocking: Any) -> None:
+def _copy(_ops: Any, x: Any, y: Any, non_blocking: Any) -> Any:
     for target, source in zip(x, y, strict=True):
         target.copy_(source, non_blocking)
+    return x
 
 
 @decomposition(torch._foreach_zero_, signature="x")
-def _zero(_ops: Any, x: Any) -> None:
+def _zero(_ops: Any, x: Any) -> Any:
     for tensor in x:
         tensor.zero_()
+    return x
+
+
+@decomposition(torch._foreach_clone, signature="x, *, memory_format=None")
+def _clone(_ops: Any, x: Any, memory_format: Any) -> list[Any]:
+    del memory_format  # locals are dense
+    return [tensor.clone() for tensor in x]
+
+
+@decomposition(torch._foreach_max, signature="x")
+def _max(_ops: Any, x: Any) -> list[Any]:
+    return [tensor.max() for tensor in x]
+
+
+@decomposition(torch._foreach_powsum, signature="x, ord=2, dtype=None")
+def _powsum(_ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:
+    return [(tensor if dtype is None else tensor.to(dtype)).abs().pow(ord).sum() for tensor in x]
+
+
+@decomposition(torch._foreach_mm, signature="x, y")
+def _mm(_ops: Any, x: Any, y: Any) -> list[Any]:
+    return [torch.mm(*pair) for pair in zip(x, y, strict=True)]

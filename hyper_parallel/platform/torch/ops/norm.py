@@ -103,3 +103,13 @@ def _normalise(
                 per_channel = current.detach().mean([dim for dim in range(x.ndim) if dim != 1]) * scale
                 statistic.copy_(statistic * (1.0 - momentum) + per_channel * momentum)
     return out
+
+
+# -- weights given by direction and length -----------------------------------------------------------------------------
+
+
+@decomposition(torch._weight_norm, signature="v, g, dim=0")
+def _weight_norm(_ops: Any, v: Any, g: Any, dim: int) -> Any:
+    """``v`` with the norms ``g`` along ``dim`` (-1: as a whole), as ``weight_norm`` computes weights."""
+    rest = None if dim == -1 else [other for other in range(v.ndim) if other != dim % v.ndim]
+    return v * (g / torch.linalg.vector_norm(v, 2, rest, keepdim=rest is not None))

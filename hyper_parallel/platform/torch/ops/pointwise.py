@@ -159,12 +159,18 @@ spelling("contiguous", Tensor.contiguous, *overloads_named("contiguous"))
 spelling("detach", torch.detach, *overloads_named("detach"))
 spelling("copy", Tensor.copy_, *overloads_named("copy_"))
 spelling("zero", Tensor.zero_, torch.zero_, *overloads_named("zero_"))
-spelling("fill", Tensor.fill_, torch.fill_, torch.fill, *overloads_named("fill", "fill_"))
+spelling("fill", Tensor.fill_, torch.fill_, *overloads_named("fill_"))
 for _op in ("zeros_like", "ones_like", "empty_like", "full_like", "linspace", "logspace"):
     spelling(_op, getattr(torch, _op), *overloads_named(_op))
 for _op in ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"):
     spelling(_op, getattr(Tensor, _op), *overloads_named(_op))
 spelling("dropout_backward", aten.native_dropout_backward.default)
+
+
+@decomposition(torch.fill, *overloads_named("fill"), signature="x, value")
+def _filled(_ops: Any, x: Any, value: Any) -> Any:
+    """A copy of ``x``, filled."""
+    return x.clone().fill_(value)
 
 
 @kernel("clone")

@@ -115,7 +115,7 @@ for _op in ("var", "std", "var_mean", "std_mean"):
 spelling("norm")
 spelling(
     "norm", aten.norm.ScalarOpt_dim, aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype,
-    signature="x, p, dim=None, keepdim=False, *, dtype=None",
+    signature="x, p=2, dim=None, keepdim=False, *, dtype=None",
 )  # fmt: skip
 spelling("vector_norm", torch.linalg.vector_norm, aten.linalg_vector_norm.default, canonical=True)
 spelling("dist", "dist", aten.dist.default)

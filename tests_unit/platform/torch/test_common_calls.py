@@ -1,0 +1,429 @@
+"""Calls that ordinary scripts make of DTensors: each means what it means on one device."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+from torch.masked import (
+    mean as masked_mean,  # before anything of the library is imported, as scripts do
+    sum as masked_sum,
+)
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import strict
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
+from hyper_parallel.core.tensor_parallel.styles import ColwiseParallel, RowwiseParallel
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+PLACES = [R, S0, S1]
+
+
+def values(*shape, seed=0):
+    """Random values, equal on every rank."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def on_ranks(function, *shape):
+    """``function(mesh)`` on every rank of a mesh of ``shape``; their results."""
+    return simulate(lambda: function(init_device_mesh("cpu", shape)), math.prod(shape), "torch")
+
+
+def whole(value):
+    """A plain tensor, off the graph."""
+    return value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+
+
+def close(actual, expected):
+    """Every tensor is close to its counterpart."""
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(whole(one), whole(other))
+
+
+VIEWS = [
+    lambda y: y[1], lambda y: y[1:], lambda y: y.reshape(-1), lambda y: y.flatten(), lambda y: y.split(2)[1],
+    lambda y: y.narrow(0, 1, 2), lambda y: y.view(20), lambda y: y[1:][1:], lambda y: y.t()[2],
+    lambda y: y.unbind(0)[3],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_views_that_move_data_work_in_inference_mode(world, place):
+    """Views of tensors made in, and before, inference mode have the values of one device."""
+    base = values(5, 4)
+
+    def on_rank(mesh):
+        x = distribute_tensor(base, mesh, [place])
+        with torch.inference_mode():
+            return [whole(view(y)) for view in VIEWS for y in (x * 2, x)]
+
+    with torch.inference_mode():
+        expected = [view(y) for view in VIEWS for y in (base * 2, base)]
+        for results in on_ranks(on_rank, world):
+            close(results, expected)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_foreach_functions_mean_the_same_for_mixed_lists(world):
+    """Every torch._foreach function of this release, over layouts that differ; those in place return their list."""
+    tensors, others = [values(5, 4).abs() + 1, values(3, seed=1).abs() + 1], [values(5, 4, seed=2), values(3, seed=3)]
+    third = [values(5, 4, seed=4).abs() + 1, values(3, seed=5).abs() + 1]
+    extra = {"add": 1, "sub": 1, "mul": 1, "div": 1, "pow": 1, "maximum": 1, "minimum": 1, "clamp_min": 1,
+             "clamp_max": 1, "copy_": 1, "lerp": 2, "addcmul": 2, "addcdiv": 2}  # fmt: skip
+    names = [name.removeprefix("_foreach_") for name in dir(torch) if name.startswith("_foreach_")]
+
+    def run(place):
+        for name in names:
+            lists = [[place(tensor) for tensor in column] for column in (tensors, others, third)]
+            function = getattr(torch, f"_foreach_{name}")
+            if name == "mm":
+                yield function([lists[0][0]], [lists[1][0].t()])[0]
+                continue
+            count = extra.get(name, extra.get(name.removesuffix("_"), 0))
+            arguments = (lists[1], 0.25) if name.startswith("lerp") else lists[1 : 1 + count]
+            result = function(lists[0], *arguments)
+            if name.endswith("_"):
+                assert all(one is other for one, other in zip(result, lists[0], strict=True)), name
+            yield from result
+
+    expected = list(run(torch.clone))
+
+    def on_rank(mesh):
+        places = itertools.cycle([S0, R])
+        return [whole(tensor) for tensor in run(lambda tensor: distribute_tensor(tensor, mesh, [next(places)]))]
+
+    for results in on_ranks(on_rank, world):
+        for actual, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(actual, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [("Adam", {"amsgrad": True}), ("AdamW", {"amsgrad": True}), ("Adamax", {})])
+def test_foreach_optimizers_take_plain_parameters_beside_dtensors(options):
+    """Amsgrad and Adamax train distributed and plain parameters to the values of one device."""
+    name, more = options
+
+    def train(first):
+        parameters = [torch.nn.Parameter(first), torch.nn.Parameter(values(3, seed=1))]
+        optimizer = getattr(torch.optim, name)(parameters, lr=0.1, foreach=True, **more)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for parameter in parameters:
+                (parameter**2).sum().backward()
+            optimizer.step()
+        return parameters
+
+    for results in on_ranks(lambda mesh: [*map(whole, train(distribute_tensor(values(5, 3), mesh, [S0])))], 3):
+        close(results, train(values(5, 3)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shapes", [((1, 0, 5), (4, 0, 3)), ((2, 0, 5), (1, 0, 2)), ((0, 3, 5), (4, 3, 2))])
+def test_convolutions_of_nothing_have_the_sizes_of_one_device(shapes, place):
+    """Without channels or samples the result has PyTorch's sizes, and gradients."""
+    x, weight = (torch.ones(shape) for shape in shapes)
+
+    def run(x, weight):
+        x.requires_grad_()
+        y = torch.nn.functional.conv1d(x, weight, padding=1)
+        y.sum().backward()
+        return [tuple(y.shape), tuple(x.grad.shape)]
+
+    expected = run(x.clone(), weight)
+    actual = on_ranks(lambda mesh: run(distribute_tensor(x, mesh, [place]), distribute_tensor(weight, mesh, [R])), 2)
+    assert actual == [expected] * 2
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_saved_tensors_load_with_plain_data_alone(world):
+    """torch.load's default, weights_only, loads DTensors, parameters and the state of a parallel module."""
+
+    def on_rank(mesh):
+        model = parallelize_module(torch.nn.Linear(4, 7), mesh, ColwiseParallel())
+        state = {"w": distribute_tensor(values(5, 4), mesh, [S0]), **model.state_dict(), "p": model.weight}
+        file = io.BytesIO()
+        torch.save(state, file)
+        loaded = torch.load(io.BytesIO(file.getvalue()))
+        assert type(loaded["p"]) is type(model.weight)
+        assert all(loaded[name].layout is tensor.layout for name, tensor in state.items())
+        close(loaded.values(), state.values())
+
+    on_ranks(on_rank, world)
+
+
+def test_a_hostile_file_makes_no_dtensor():
+    """What a file gives in place of a local tensor, its layout or attributes is refused with the reason."""
+    from hyper_parallel.platform.torch.dtensor import _rebuild
+
+    def on_rank(mesh):
+        layout = Layout.place(mesh, [S0], (5, 4))
+        texts = []
+        for local, placed, extras in [
+            (torch.ones(9, 4), layout, {}), ("data", layout, {}), (torch.ones(3, 4), "layout", {}),
+            (torch.ones(layout.local_shape), layout, {"_layout": 3}),
+        ]:  # fmt: skip
+            with pytest.raises(LayoutError) as caught:
+                _rebuild(local, placed, extras)
+            texts.append(str(caught.value))
+        return texts
+
+    kinds = "a pickled DTensor must be a local tensor, its layout, and attributes that others attached; load another"
+    assert on_ranks(on_rank, 2)[1] == [
+        (
+            "a pickled DTensor says f32[5@0, 4], of which rank 1 holds [2, 4], but its local tensor is [9, 4]; "
+            "load the file that this rank wrote"
+        ),
+        kinds, kinds, kinds,
+    ]  # fmt: skip
+
+
+def test_a_parallel_module_is_pickled_with_its_hooks():
+    """A module with parallel styles, or with functions of distribute_module, is copied and unpickled whole."""
+    x = values(3, 4)
+
+    def on_rank(mesh):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+        model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301 - its own bytes
+            torch.testing.assert_close(other(x), model(x))
+        replicated = distribute_module(torch.nn.Linear(4, 2), mesh, input_fn=entering, output_fn=leaving)
+        torch.testing.assert_close(pickle.loads(pickle.dumps(replicated))(x), replicated(x))  # noqa: S301 - as above
+
+    on_ranks(on_rank, 2)
+
+
+def entering(module, inputs, mesh):
+    """Replicate the first input."""
+    del module
+    return distribute_tensor(inputs[0], mesh, [R])
+
+
+def leaving(module, outputs, mesh):
+    """Give the whole tensor."""
+    del module, mesh
+    return outputs.full_tensor()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_assert_close_compares_dtensors(place):
+    """torch.testing.assert_close passes equal DTensors and names the greatest difference of others."""
+
+    def on_rank(mesh):
+        x = distribute_tensor(values(5, 4), mesh, [place])
+        torch.testing.assert_close(x, x.clone())
+        with pytest.raises(AssertionError) as caught:
+            torch.testing.assert_close(x, x * torch.where(x == x.max(), 2.0, 1.0))
+        assert x.layout is not torch.strided
+        return "Mismatched elements: 1 / 20" in str(caught.value)
+
+    assert on_ranks(on_rank, 3) == [True] * 3
+
+
+def test_masked_functions_may_be_imported_first():
+    """References to torch.masked's functions that a script took before take DTensors, and plain tensors as ever."""
+    x, mask = values(5, 4), values(5, 4, seed=1) > 0
+    expected = [masked_sum(x, 1, mask=mask), masked_mean(x, 0, mask=mask)]
+
+    def on_rank(mesh):
+        placed, placed_mask = (distribute_tensor(tensor, mesh, [S0]) for tensor in (x, mask))
+        return [whole(masked_sum(placed, 1, mask=placed_mask)), whole(masked_mean(placed, 0, mask=placed_mask))]
+
+    for results in on_ranks(on_rank, 3):
+        close(results, expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_samples_of_probabilities_have_a_gradient_of_zero(place):
+    """torch.bernoulli of probabilities that need a gradient gives them zeros."""
+
+    def on_rank(mesh):
+        p = distribute_tensor(values(5, 4).sigmoid(), mesh, [place]).requires_grad_()
+        sample = torch.bernoulli(p)
+        sample.sum().backward()
+        assert set(whole(sample).unique().tolist()) == {0.0, 1.0}
+        return whole(p.grad)
+
+    for gradient in on_ranks(on_rank, 3):
+        assert torch.equal(gradient, torch.zeros(5, 4))
+
+
+def test_constants_of_one_element_may_be_plain():
+    """A plain tensor of one element and no gradient is a constant; others are refused as before."""
+    x, constants = values(5, 4), [torch.tensor(2.0), torch.tensor([2.0]), torch.tensor([[3.0]])]
+
+    def run(x):
+        x.requires_grad_()
+        results = [(x * constant + constant) / constant for constant in constants]
+        return [*results, torch.autograd.grad(sum(result.sum() for result in results), x)[0]]
+
+    expected = run(x.clone())
+    for places in PLACES:
+        for results in on_ranks(lambda mesh, p=places: [*map(whole, run(distribute_tensor(x, mesh, [p])))], 2):
+            close(results, expected)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
+def test_a_constant_may_be_written_into_a_pending_value(op, shape):
+    """fill_ of a pending sum or extremum gives the constant on every rank, and torch.fill leaves its operand."""
+
+    def on_rank(mesh):
+        places = [Partial(op)] * mesh.ndim
+        local = values(5, 4, seed=mesh.rank)
+        x = get_torch_platform().wrap(local, Layout.place(mesh, places, (5, 4)))
+        before = whole(x)
+        filled = torch.fill(x, 7.0)
+        assert torch.equal(whole(x), before)
+        with strict():
+            x.fill_(3.0)
+        assert x.placements == tuple(places)
+        return [whole(x), whole(filled)]
+
+    for results in on_ranks(on_rank, *shape):
+        close(results, [torch.full((5, 4), 3.0), torch.full((5, 4), 7.0)])
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_weights_by_length_and_direction_train_alike(dim):
+    """nn.utils.parametrizations.weight_norm over distributed weights has the outputs and gradients of one device."""
+    x = values(3, 4)
+
+    def run(place, data):
+        layer = torch.nn.Linear(4, 7)
+        layer.weight = torch.nn.Parameter(place(values(7, 4, seed=1), 0))
+        layer.bias = torch.nn.Parameter(place(values(7, seed=2), 1))
+        layer = torch.nn.utils.parametrizations.weight_norm(layer, dim=dim)
+        y = layer(data)
+        (y**2).sum().backward()
+        return [y, *(parameter.grad for parameter in layer.parameters())]
+
+    expected = run(lambda tensor, _: tensor, x)
+
+    def on_rank(mesh):
+        return [
+            [
+                *map(
+                    whole,
+                    run(lambda t, i, p=p: distribute_tensor(t, mesh, [(p, R)[i]]), distribute_tensor(x, mesh, [R])),
+                )
+            ]
+            for p in PLACES
+        ]
+
+    for results in on_ranks(on_rank, 3):
+        for result in results:
+            close(result, expected)
+
+
+@pytest.mark.parametrize("options", [
+    {"max_norm": 1.0}, {"scale_grad_by_freq": True},
+    {"max_norm": 0.5, "norm_type": 1.0, "scale_grad_by_freq": True, "padding_idx": 3},
+])  # fmt: skip
+def test_embeddings_with_options_train_alike(options):
+    """max_norm and scale_grad_by_freq over tables and ids however sharded: values, gradients and shortened rows."""
+    ids, table = torch.tensor([[1, 1, 3], [6, 6, 6]]), values(7, 4)
+
+    def run(ids, weight):
+        y = torch.nn.functional.embedding(ids, weight, **options)
+        (y**2).sum().backward()
+        return [y, weight.grad, weight]
+
+    expected = run(ids, torch.nn.Parameter(table.clone()))
+
+    def on_rank(mesh):
+        placed = itertools.product(PLACES, repeat=2)
+        return [
+            [
+                *map(
+                    whole,
+                    run(distribute_tensor(ids, mesh, [p]), torch.nn.Parameter(distribute_tensor(table, mesh, [q]))),
+                )
+            ]
+            for p, q in placed
+        ]
+
+    for results in on_ranks(on_rank, 3):
+        for result in results:
+            close(result, expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_identities_and_constants_are_written_into_parameters(place):
+    """nn.init.eye_, and functions that write numbers with out=, fill a distributed parameter."""
+
+    def on_rank(mesh):
+        weight = torch.nn.Parameter(distribute_tensor(values(5, 4), mesh, [place]))
+        torch.nn.init.eye_(weight)
+        out = distribute_tensor(values(4, 3), mesh, [place])
+        return [whole(weight), whole(torch.ones(4, 3, out=out).clone())]
+
+    for results in on_ranks(on_rank, 3):
+        close(results, [torch.eye(5, 4), torch.ones(4, 3)])
+
+
+def test_forward_mode_differentiation_is_refused_with_an_alternative():
+    """torch.func.jvp says what goes; grad and vjp of torch.func have the gradients of one device."""
+    x = values(5)
+
+    def on_rank(mesh):
+        placed = distribute_tensor(x, mesh, [S0])
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            torch.func.jvp(lambda y: (y * y).sum(), (placed,), (placed,))
+        value, pull = torch.func.vjp(lambda y: (y * y).sum(), placed)
+        gradients = [torch.func.grad(lambda y: (y * y).sum())(placed), pull(torch.ones_like(value))[0]]
+        return str(caught.value), [*map(whole, gradients)]
+
+    message = (
+        "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
+        "f32[5@0]; use torch.autograd.grad, or torch.func.vjp, which go backward"
+    )
+    for text, gradients in on_ranks(on_rank, 2):
+        assert text == message
+        close(gradients, [2 * x, 2 * x])
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_extrema_of_pending_extrema_need_no_collective(op, world):
+    """maximum, amax and max of Partial(max) stay pending without a gradient; with one, ties share it."""
+    pairs = [torch.randint(-2, 3, (5, 4), generator=torch.Generator().manual_seed(seed)).float() for seed in (1, 2)]
+    combine = getattr(torch, f"{op}imum")
+
+    def functions(x, y):
+        return [combine(x, y), getattr(torch, op)(x, y), getattr(x, op)(), getattr(x, f"a{op}")(0)]
+
+    def on_rank(mesh):
+        made = []
+        for dtype in (torch.float32, torch.int64):
+            placed = [
+                distribute_tensor(pair.to(dtype), mesh, [R]).redistribute(placements=[Partial(op)]) for pair in pairs
+            ]
+            with strict():
+                results = functions(*placed)
+            assert all(result.placements == (Partial(op),) for result in results)
+            made.extend(map(whole, results))
+        leaves = [distribute_tensor(pair, mesh, [R]).requires_grad_() for pair in pairs]
+        results = functions(*(leaf.redistribute(placements=[Partial(op)]) for leaf in leaves))
+        sum((result * result).sum() for result in results).backward()
+        return made, [whole(leaf.grad) for leaf in leaves]
+
+    leaves = [pair.clone().requires_grad_() for pair in pairs]
+    sum((result * result).sum() for result in functions(*leaves)).backward()
+    expected = [*functions(*pairs), *functions(*(pair.long() for pair in pairs))]
+    for made, gradients in on_ranks(on_rank, world):
+        close(made, expected)
+        close(gradients, [leaf.grad for leaf in leaves])
