@@ -522,7 +522,7 @@ def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 _OWN = frozenset({"_local", "_layout", "_views", "_origin", "_is_bypassed", "_grad_kept", "_data_taken"})
 
 
-def _rebuild(local: Tensor, layout: Layout, extras: dict[str, Any]) -> TorchDTensor:
+def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
     """Make a DTensor of what a file or another process gave, which may be anything that ``torch.load`` allows.
 
     Raises:

@@ -145,7 +145,7 @@ def _addcdiv(call: OpCall) -> Strategies:
 
 def _extremum_of_two(call: OpCall) -> Strategies:
     """The maximum of maxima over ranks is theirs; with a gradient they are reduced, since ties share it."""
-    tensors = [operand for operand in call.operands if isinstance(operand, Operand)]
+    tensors = call.operands
     exact = len(tensors) == len(call.args) and not any(operand.floating and operand.needs_grad for operand in tensors)
     same = len({operand.dtype for operand in tensors}) == 1 and not str(tensors[0].dtype).lower().endswith("bool")
     return elementwise(call, extra=partial_rows(2, (0, 1), (call.op.removesuffix("imum"),)) if exact and same else ())
