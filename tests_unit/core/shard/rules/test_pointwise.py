@@ -211,7 +211,7 @@ def test_in_place(name):
 
 WRITING = [
     lambda x: (x * 1).exp_(), lambda x: (x * 1).sqrt_(), lambda x: (x * 1).clamp_(0.2, 1.0), lambda x: (x * 1).add_(1),
-    lambda x: (x * 1).fill_(3.0) + x, lambda x: (x * 1).masked_fill_(x > 1, 2.0), lambda x: (x * 1).pow_(2),
+    lambda x: (x * 1).masked_fill_(x > 1, 2.0), lambda x: (x * 1).pow_(2),
     lambda x: F.relu(x * 1, inplace=True), lambda x: F.silu(x * 1, inplace=True), lambda x: (x * 1).sigmoid_(),
 ]  # fmt: skip
 
