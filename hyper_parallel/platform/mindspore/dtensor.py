@@ -255,7 +255,7 @@ class MindSporeDTensor(DTensor, Tensor):
     def clone(self, init: Any = "same") -> Any:
         """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy."""
         if not isinstance(self, Parameter):
-            return self * 1
+            return intercept.call("Identity", (self,))
         parameter = self._parameter(_copied(self._local))
         if init != "same":
             parameter.set_data(init if isinstance(init, Tensor) else initializer(init, self.local_shape, self.dtype))

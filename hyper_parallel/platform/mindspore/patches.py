@@ -19,6 +19,7 @@ from mindspore.common._grad_function import _Function
 from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _pynative_executor, _PyNativeExecutor
 from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 from mindspore.experimental import optim
+from mindspore.graph._utils.pijit_context import PIJitCaptureContext
 from mindspore.ops import primitive as primitives
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
@@ -29,6 +30,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import replayable_constructor
 from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import (
     check_current,
     local_gradients,
@@ -151,9 +153,11 @@ def _without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Cal
 
 
 def _has_dtensor_parameters(caller: Any) -> bool:
-    """True for a compiled Cell with a DTensor among its parameters."""
+    """True for a compiled Cell with a DTensor among its parameters, or a compiled function that reaches a DTensor."""
     cell = getattr(caller, "obj", None)
-    return isinstance(cell, nn.Cell) and intercept.holds_dtensor(cell.get_parameters())
+    if isinstance(cell, nn.Cell) and intercept.holds_dtensor(cell.get_parameters()):
+        return True
+    return isinstance(caller, (_JitExecutor, PIJitCaptureContext)) and reaches_dtensor(caller.fn)
 
 
 def _steps_by_element(args: tuple[Any, ...]) -> bool:
@@ -301,6 +305,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Parameter, "__new__"),), _refusing_parameters, "Parameter(p) copies the local values of a DTensor"),
     Patch(
         ((_JitExecutor, "__call__"),),
+        partial(
+            _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
+        ),
+        _SEES_LOCAL_TENSORS,
+    ),
+    Patch(
+        ((PIJitCaptureContext, "__enter__"),),
         partial(
             _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
         ),

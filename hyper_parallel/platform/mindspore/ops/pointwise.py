@@ -46,13 +46,13 @@ Erf erf  Erfc erfc  Erfinv erfinv  Sigmoid sigmoid  Sign sign  Ceil ceil  Floor 
 Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num
 IsFinite isfinite  IsInf isinf  IsNegInf isneginf
 IsNan isnan  LogicalNot logical_not  BitwiseNot bitwise_not  Invert bitwise_not
-Inv reciprocal  Lgamma lgamma  Digamma digamma
+Lgamma lgamma  Digamma digamma
 ReLU relu  ReLU6 relu6  SiLU silu  GeluExt gelu  HSwish hardswish  HSigmoid hardsigmoid  MishExt mish  Mish mish
 SoftShrink softshrink  HShrink hardshrink  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
 LeakyReLU leaky_relu  EluExt elu  Elu elu
 CeLU celu  SoftplusExt softplus  Softplus softplus  Hardtanh hardtanh  Threshold threshold
 AddExt add  AddScalar add  Add add  SubExt sub  SubScalar sub  Sub sub  Mul mul  Muls mul
-Div div  Divs div  RealDiv div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum
+Div div  Divs div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum
 Atan2Ext atan2  Atan2 atan2  FmodTensor fmod  FmodScalar fmod  RemainderTensorTensor remainder
 RemainderTensorScalar remainder  RemainderScalarTensor remainder  FloorDiv floor_divide  FloorDivScalar floor_divide
 FloorMod remainder  Mod fmod
@@ -143,9 +143,9 @@ kernel("rad2deg")(lambda x: x * (180 / math.pi))
 # Its kernel refuses the ones and twos by which the shapes of other results are found.
 kernel("mvlgamma", empty_shape=COMPUTED)(lambda x, p: ops.mvlgamma(x, p))
 kernel("polygamma")(lambda x, n: ops.polygamma(Tensor(n, mindspore.int32), x))
-kernel("real")(lambda x: ops.real(x) if x.is_complex() else x * 1)
+kernel("real")(lambda x: ops.real(x) if x.is_complex() else copied(x))
 kernel("imag")(lambda x: ops.imag(x))
-kernel("conj")(lambda x: ops.conj(x) if x.is_complex() else x * 1)
+kernel("conj")(lambda x: ops.conj(x) if x.is_complex() else copied(x))
 
 
 @kernel("round", no_gradient=(0,))
@@ -350,6 +350,32 @@ def _rounded_quotient(ops: Any, _: Any, x: Any, y: Any, rounding_mode: Any = Non
 @decomposition("TruncateDiv")
 def _truncated_quotient(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.div(x, y, rounding_mode="trunc")
+
+
+@decomposition("RealDiv")
+def _quotient_of_one_dtype(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    """Integers by integers are rounded towards zero, unlike by ``Div``."""
+    whole = all(_is_integral(operand) for operand in (x, y))
+    return ops.div(x, y, rounding_mode="trunc") if whole else ops.div(x, y)
+
+
+@decomposition("Inv")
+def _inverse(ops: Any, _: Any, x: Any) -> Any:
+    """Of floating-point numbers; MindSpore's quotient of integers has no rule.
+
+    Raises:
+        UnsupportedOperatorError: ``x`` is not floating-point or complex.
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        msg = f"operator Inv: of {x.dtype} it has no sharding rule; cast to a floating-point dtype first"
+        raise UnsupportedOperatorError(msg)
+    return ops.reciprocal(x)
+
+
+def _is_integral(operand: Any) -> bool:
+    if not isinstance(operand, Tensor):
+        return isinstance(operand, int)
+    return not (operand.is_floating_point() or operand.is_complex())
 
 
 @decomposition("TruncateMod")

@@ -262,12 +262,14 @@ kernel("log_softmax")(lambda x, dim, dtype=None: ops.log_softmax(_converted(x, d
 
 @decomposition("ReduceSum", "ReduceMean", "ReduceProd")
 def _legacy_reduction(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:
-    """Legacy reductions carry ``keep_dims`` as an attribute."""
+    """Legacy reductions carry ``keep_dims`` as an attribute; the sum of booleans is a boolean."""
     if getattr(primitive, "skip_mode", False) and dim == ():
         return x
     keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
     op = {"ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceProd": ops.prod}[primitive.name]
-    return op(x, None if dim == () else dim, keep)
+    result = op(x, None if dim == () else dim, keep)
+    flags = primitive.name == "ReduceSum" and x.dtype == mindspore.bool_
+    return ops.cast(result, dtype=mindspore.bool_) if flags else result
 
 
 @decomposition("ReduceStd")
