@@ -139,8 +139,8 @@ def _without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Cal
     @wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         dtensors = (
-            intercept.holds_dtensor(args)
-            or (kwargs and intercept.holds_dtensor(kwargs.values()))
+            reaches_dtensor([arg for arg in args if isinstance(arg, (Tensor, list, tuple, dict))])
+            or reaches_dtensor(kwargs)
             or _has_dtensor_parameters(args[0])
         )
         # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.

@@ -62,6 +62,7 @@ def _refusals():
         "jacrev": lambda: ms.jacrev(function)(Tensor(X)),
         "jacfwd": lambda: ms.jacfwd(function)(Tensor(X)),
     }
+    doors["a mutable tuple"] = lambda: ms.amp.all_finite((distribute_tensor(Tensor(X), mesh, [Shard(0)]),))
     messages = {}
     for name, door in doors.items():
         with pytest.raises(UnsupportedOperatorError) as caught:
