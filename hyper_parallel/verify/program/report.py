@@ -87,10 +87,10 @@ class ProgramReport:
     failure: str = ""
     cause: str = ""
     kind: str = ""
-    calls: tuple[str, ...] = ()
+    calls: Sequence[str] = ()
     seconds: float = 0.0
     hardened: list[HardenedCase] = field(default_factory=list)
-    allowed: tuple[str, ...] = ()
+    allowed: Sequence[str] = ()
 
     @property
     def equal(self) -> bool:
@@ -111,7 +111,7 @@ class ProgramReport:
 
     @property
     def status(self) -> int:
-        """Exit status: 0 if all is well, 3 if only the case is refused, else 1."""
+        """The exit status, which is 0 if all is well, 3 if only the case is refused, else 1."""
         if self.ok:
             return 0
         return 3 if self.equal else 1

@@ -82,7 +82,7 @@ def verify_program(
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
-        allow: kinds of blind spots (:data:`hyper_parallel.verify.program.blind_spots.BLIND`) with which the program
+        allow: kinds of blind spots (``BLIND`` of ``verify/program/blind_spots.py``) with which the program
             is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
         progress: called with the name of each run before it starts.
 

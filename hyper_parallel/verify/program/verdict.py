@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def heading(self) -> str:
-        """When, what and where: ``in step 1: the gradient of head.weight on ranks 0, 1``."""
+        """The time, the value and its ranks, as in ``in step 1: the gradient of head.weight on ranks 0, 1``."""
         when = when_words(self.kind, self.step, self.call)
         return f"{when}: {value_words(self.kind, self.name)} on {ranks_words(self.ranks)}"
 
