@@ -83,12 +83,16 @@ _UNSOUND_IF_EMPTY = {
     "addmv": "a bias of one element is not broadcast to no rows",
     "conv": "without channels the result has the shape of the operand",
     "Conv": "without channels the result has the shape of the operand",
+    "pdist": "its gradient ends the process",
     "multi_margin_loss": "the mean of no elements is memory that was never written",
     "multilabel_margin_loss": "the mean of no elements is memory that was never written",
 }
 """Calls with empty operands whose results in PyTorch 2.13 are no truth, by a part of the name."""
 
-_UNSOUND = {"unique_consecutive": "with counts and without inverse, by position, the counts are empty"}
+_UNSOUND = {
+    "unique_consecutive": "with counts and without inverse, by position, the counts are empty",
+    "cov": "with weights it writes to its operand",
+}
 """Calls whose results are no truth at all."""
 
 
