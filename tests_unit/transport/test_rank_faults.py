@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import signal
@@ -47,6 +48,7 @@ def nothing_left(tmp_path, monkeypatch):
     files, pids = tmp_path / "files", tmp_path / "pids"
     files.mkdir()
     pids.mkdir()
+    multiprocessing.util.get_temp_dir()  # of this process, for its sockets, whose paths must be short
     monkeypatch.setattr(tempfile, "tempdir", str(files))
     yield pids
     close_launched_teams()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import HyperParallelError
 
@@ -51,6 +54,27 @@ class TorchrunProcesses:
         self._store: Any = PrefixStore(  # which takes and returns bytes, whatever its types say
             f"hyper_parallel/{os.environ['TORCHELASTIC_RUN_ID']}/{restart}", store
         )
+        self._groups: list[Any] = []
+
+    @contextlib.contextmanager
+    def keep_groups(self) -> Iterator[None]:
+        """Keep the process groups that are made inside alive as long as this object.
+
+        The thread in which gloo frees a finished collective may drop the last reference to a DistributedDataParallel.
+        If that destroys the group as well, the thread waits for itself, with the interpreter lock (PyTorch 2.13).
+        """
+        plain: Any = vars(distributed_c10d)["_new_process_group_helper"]
+
+        def create(*args: Any, **kwargs: Any) -> Any:
+            created = plain(*args, **kwargs)
+            self._groups.append(created)
+            return created
+
+        setattr(distributed_c10d, "_new_process_group_helper", create)  # noqa: B010 - private to PyTorch's types
+        try:
+            yield
+        finally:
+            setattr(distributed_c10d, "_new_process_group_helper", plain)  # noqa: B010 - as above
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of every process, in rank order, on rank 0, which waits for all; an empty list elsewhere."""

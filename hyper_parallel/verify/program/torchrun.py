@@ -52,7 +52,7 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
     if world.size != processes.world_size:
         msg = f"--world-size is {world.size}, and torchrun has started {processes.world_size} processes; leave it out"
         raise InputError(msg)
-    with started_by_python(program, "stderr"), forget_own_modules():
+    with processes.keep_groups(), started_by_python(program, "stderr"), forget_own_modules():
         own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
     gathered = processes.gather(pickle.dumps(own))
     if processes.rank:

@@ -412,29 +412,31 @@ def test_a_group_of_another_rank_is_refused():
 
 
 def test_a_thread_that_a_rank_starts():
-    """It finds the rank's world, and is refused by name when it communicates."""
+    """It finds the rank's world, and is refused by name when it communicates: the rank fails, whatever it catches."""
+    worlds, errors = [], []
 
     def body():
-        found, errors = [], []
-
         def helper():
-            found.extend([dist.is_initialized(), dist.get_rank()])
+            worlds.append((dist.is_initialized(), dist.get_rank()))
             try:
                 dist.all_reduce(ones())
             except UnsupportedOnBackend as error:
                 errors.append(str(error))
 
-        thread = threading.Thread(target=helper, name="helper")
-        thread.start()
-        thread.join()
-        return found, errors
+        if dist.get_rank() == 1:
+            thread = threading.Thread(target=helper, name="helper")
+            thread.start()
+            thread.join()
 
-    (_, (found, errors)) = simulate(body, 2, "torch")
-    assert found == [True, 1]
-    assert "".join(errors) == (
+    message = (
         "thread 'helper', which simulated rank 1 started, communicates: only the rank's own thread may; do it there, "
         "without the other thread (dcp.save for dcp.async_save)"
     )
+    with pytest.raises(RankFailedError) as caught:
+        simulate(body, 2, "torch")
+    assert message in str(caught.value)
+    assert errors == [message]
+    assert worlds == [(True, 1)]
 
 
 def test_two_runs_are_equal():
