@@ -131,7 +131,8 @@ def test_frameworks_agree():
     assert first.losses == pytest.approx(second.losses, rel=2**-24)
 
     def collectives(report):
-        forward = [row for row in report.traffic if row.phase == "forward" and row.module != "(loss)"]
+        # MindSpore's transforms return a loss that is reduced, outside of any module.
+        forward = [row for row in report.traffic if row.phase == "forward" and row.module not in ("(loss)", "")]
         return [(row.module, row.collective, row.axes, row.count, row.bytes) for row in forward]
 
     assert collectives(first) == collectives(second)

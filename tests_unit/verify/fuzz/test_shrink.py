@@ -61,6 +61,29 @@ def test_a_gradient_is_kept_where_it_is_what_fails(small):
     assert len(small.steps) <= 1
 
 
+def test_second_gradients_and_their_outputs_are_left_out(small):
+    """Of a program with second gradients of two outputs, what only needs first gradients keeps those of one."""
+    leaf = {"placements": (Shard(0),), "integral": False}
+    leaves = {0: small.leaf(**leaf), 1: small.leaf(**leaf, seed=1)}
+    seeds = {number: small.leaf(**leaf, seed=number) for number in (4, 5, 6, 7)}
+    steps = (small.step("torch.exp", small.x(0), outs=(2,)), small.step("torch.sin", small.x(1), outs=(3,)))
+    program = Program((0, 0), (3,), {**leaves, **seeds}, steps, "double", (2, 3), (4, 5), ((0, 6), (1, 7)))
+
+    def judge(candidate):
+        return Outcome("wrong" if candidate.mode != "forward" and candidate.outputs else "equal")
+
+    smaller, outcome = shrink(program, Outcome("wrong"), judge, "torch")
+    assert outcome.kind == "wrong"
+    assert (smaller.mode, smaller.second) == ("grad", ())
+    assert len(smaller.outputs) == len(smaller.differentiated) == 1
+
+
+def test_a_framework_without_random_programs_is_refused():
+    """The message names the frameworks that have some."""
+    with pytest.raises(ValueError, match=r"^no random programs are written for 'mindspore'; there are some for torch$"):
+        language_of("mindspore")
+
+
 def test_another_kind_of_failure_is_not_followed(small):
     """A smaller program with another outcome does not count."""
 

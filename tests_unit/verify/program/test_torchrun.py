@@ -91,3 +91,28 @@ def test_the_size_of_the_world_is_checked_before_the_program_runs(monkeypatch):
     with pytest.raises(InputError) as caught:
         verify_under_torchrun(Program("train.py"), World(3, "torch", "torchrun"), lambda run: run)
     assert str(caught.value) == "--world-size is 3, and torchrun has started 2 processes; leave it out"
+
+
+def test_a_refusal_by_the_comparison_reaches_every_process(monkeypatch, tmp_path):
+    """What makes no sense to rank 0 when it compares is an error of the call, after the records were gathered."""
+    from torch.distributed import TCPStore
+
+    from hyper_parallel.verify.model_case import InputError
+    from hyper_parallel.verify.program.program import Program
+    from hyper_parallel.verify.program.torchrun import verify_under_torchrun
+    from hyper_parallel.verify.program.worlds import World
+
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.ones(3, requires_grad=True).sum().backward()\n")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"TORCHELASTIC_RUN_ID": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}.items():
+        monkeypatch.setenv(name, value)
+
+    def compare(run):
+        assert run.world_size == 1
+        msg = "no such axis"
+        raise InputError(msg)
+
+    with pytest.raises(InputError, match=r"^no such axis$"):
+        verify_under_torchrun(Program("train.py", str(script)), World(1, "torch", "torchrun"), compare)

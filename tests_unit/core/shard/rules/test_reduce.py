@@ -90,6 +90,12 @@ def test_integers(fn, mesh):
     holds(fn, [np.random.default_rng(0).integers(-9, 9, (5, 3))], mesh)
 
 
+@pytest.mark.parametrize("mesh", [(2,), (3,)])
+def test_extrema_of_booleans(mesh):
+    """The largest of booleans is computed of whole dims: PyTorch reduces no booleans by maximum."""
+    holds(lambda x: (x.amax(0), x.amin(1)), [np.random.default_rng(0).integers(0, 2, (5, 3)) > 0], mesh)
+
+
 def test_mean_of_nothing():
     """The mean over a dim of size zero is NaN on any number of ranks."""
 
