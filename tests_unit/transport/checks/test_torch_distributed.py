@@ -145,6 +145,8 @@ def _agreeing():
     total = torch.ones(2)
     dist.all_reduce(total) if rank else fc.all_reduce_inplace(total, "sum", world)
     dist.all_gather_into_tensor(torch.empty(9), z)
+    if rank == 0:  # a tensor without data meets nobody
+        fc.all_reduce(torch.empty(2, device="meta"), "sum", world)
     pair = dist.new_group([0, 2])
     dist.all_reduce(torch.ones(1), group=pair)  # has no effect on rank 1, which gets a warning
     return (
