@@ -290,6 +290,7 @@ def test_the_projects_own_floors():
             "transport/checks/torch_distributed.py",
             "transport/gloo.py",
             "verify/bugs/torch/*",
+            "verify/fuzz/*",
             "verify/ops/mutation/source_runner.py",
             "verify/ops/mutation/suite/*",
         ),
