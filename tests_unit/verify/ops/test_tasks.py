@@ -7,6 +7,7 @@ import pytest
 from hyper_parallel.cli import main, verify_ops
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import rule_names
+from hyper_parallel.verify.ops import tasks
 from hyper_parallel.verify.ops.selection import QUICK, Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator
 from hyper_parallel.verify.ops.tasks import library_tasks
@@ -37,3 +38,14 @@ def test_no_operator_is_left_out_for_lack_of_time(capsys, monkeypatch):
         least = sweep_operator("torch", operator["op"], Effort(meshes=((2,),), choices=1))
         assert operator["checks"] == least.checks > 0
         assert operator["rows"] == least.rows > 0
+
+
+def test_operators_that_nobody_declares_are_refused_with_near_names():
+    """A name that is neither the file's nor the library's is told with what the file has, and with similar names."""
+    task = {"file": "ops.py", "platform": "torch"}
+    assert tasks._unknown(["mine", "add"], ["mine"], task) == ""
+    message = tasks._unknown(["mines"], ["mine"], task)
+    assert message.startswith("--op: ops.py on torch has no 'mines'; it declares mine; near: mine")
+    assert tasks._unknown(["nothing_alike_xyzzy"], [], task) == (
+        "--op: ops.py on torch has no 'nothing_alike_xyzzy'; it declares no operator"
+    )
