@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -39,12 +40,11 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and write the trace."""
     from hyper_parallel.transport.flight_trace import read_flight
-    from hyper_parallel.transport.whole_files import write_whole
 
     flight = read_flight(Path(arguments.folder))
     can_be_written("--perfetto", arguments.perfetto)
     if arguments.perfetto is not None:
-        write_whole(Path(arguments.perfetto), json.dumps(flight.chrome()))
+        write_text(arguments.perfetto, json.dumps(flight.chrome()), "--perfetto")
     if arguments.json:
         raised = {str(rank): error for rank, error in flight.raised().items()}
         records = {str(rank): record for rank, record in sorted(flight.records.items())}

@@ -17,8 +17,27 @@ HALF_PRECISION = "half precision"
 """The note of a recorder that a module returned numbers of bfloat16 or float16."""
 
 
+class _Unchanged:
+    """A perturbation that leaves every value as it is; each kind overrides what it changes."""
+
+    def moved(self, name: str, array: Any) -> Any:
+        """Return the input or weight as it is."""
+        del name
+        return array
+
+    def rounded(self, name: str, array: Any) -> Any:
+        """Return the output as it is."""
+        del name
+        return array
+
+    def displaced(self, name: str, step: int, array: Any) -> Any:
+        """Return the gradient as it is."""
+        del name, step
+        return array
+
+
 @dataclass(frozen=True)
-class Moved:
+class Moved(_Unchanged):
     """Inputs and weights moved by a unit in the last place.
 
     Attributes:
@@ -34,19 +53,9 @@ class Moved:
         """See :class:`Perturbation`."""
         return perturb(array, seed_of(self.seed, name), self.sign)
 
-    def rounded(self, name: str, array: Any) -> Any:
-        """Return the output as it is."""
-        del name
-        return array
-
-    def displaced(self, name: str, step: int, array: Any) -> Any:
-        """Return the gradient as it is."""
-        del name, step
-        return array
-
 
 @dataclass(frozen=True)
-class Rounded:
+class Rounded(_Unchanged):
     """Outputs of modules in half precision, and their gradients, moved by a unit in the last place.
 
     Attributes:
@@ -58,23 +67,13 @@ class Rounded:
     sign: int
     words = ROUNDED
 
-    def moved(self, name: str, array: Any) -> Any:
-        """Return the input or weight as it is."""
-        del name
-        return array
-
     def rounded(self, name: str, array: Any) -> Any:
         """See :class:`Perturbation`."""
         return perturb(array, seed_of(self.seed, name), self.sign)
 
-    def displaced(self, name: str, step: int, array: Any) -> Any:
-        """Return the gradient as it is."""
-        del name, step
-        return array
-
 
 @dataclass(frozen=True)
-class Displaced:
+class Displaced(_Unchanged):
     """Gradients moved by all that is allowed to them.
 
     Attributes:
@@ -87,16 +86,6 @@ class Displaced:
     sign: int
     allowed: dict[tuple[str, int], Any] = field(repr=False)
     words = DISPLACED
-
-    def moved(self, name: str, array: Any) -> Any:
-        """Return the input or weight as it is."""
-        del name
-        return array
-
-    def rounded(self, name: str, array: Any) -> Any:
-        """Return the output as it is."""
-        del name
-        return array
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
         """See :class:`Perturbation`."""
