@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import threading
 from pathlib import Path
@@ -50,6 +51,23 @@ def _forget_plans():
     for candidate in gc.get_objects():
         if type(candidate) is OpEntry:
             candidate.cache.clear()
+
+
+@pytest.fixture(scope="session")
+def load_file():
+    """Return a function that loads a Python file as a module of its stem's name, prefixed.
+
+    Pytest's importlib mode puts no test folder on the path, so tests cannot import a file beside them.
+    """
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(f"hyper_parallel_{path.parent.name}_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses and pickle look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The scripts of `ci/`, which is no package, as modules."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,6 @@ CI = Path(__file__).resolve().parents[2] / "ci"
 
 
 @pytest.fixture(scope="session")
-def script():
+def script(load_file):
     """Return a function that loads `ci/name.py` as a fresh module."""
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"hyper_parallel_ci_{name}", CI / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return lambda name: load_file(CI / f"{name}.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,9 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 @pytest.fixture(scope="module")
-def soak():
-    """The module ``soak.py`` beside this file; pytest's importlib mode puts no test folder on the path."""
-    spec = importlib.util.spec_from_file_location("transport_soak", Path(__file__).with_name("soak.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def soak(load_file):
+    """The module ``soak.py`` beside this file."""
+    return load_file(Path(__file__).with_name("soak.py"))
 
 
 @pytest.mark.parametrize("kind", ["collectives", "groups", "steps"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,9 @@ COUNT = 10_000
 
 
 @pytest.fixture(scope="module")
-def models():
+def models(load_file):
     """The script of the random models."""
-    path = Path(__file__).with_name("random_models.py")
-    spec = importlib.util.spec_from_file_location("hyper_parallel_random_models", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(Path(__file__).with_name("random_models.py"))
 
 
 @pytest.mark.parametrize("first", [0, 6])

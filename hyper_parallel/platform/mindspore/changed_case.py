@@ -7,46 +7,37 @@ batch are copies, so that inputs keep their values.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 from mindspore import Tensor, mint
 
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, tree_map
-from hyper_parallel.platform.contract.recording import RecordingError, RecordLog
+from hyper_parallel.platform.contract.changed_case import BaseChangedCase
+from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.mindspore.recorded_values import read_tensor, write_tensor
 
 __all__ = ["ChangedCase"]
 
 
-class ChangedCase:
-    """Applies the changes of a log, and notes what the case is.
+class ChangedCase(BaseChangedCase):
+    """Applies the changes of a log to weights, strides of inputs, and outputs; notes what the case is.
 
     Args:
         log: of the rank; ``log.changes`` says what is changed.
     """
 
     def __init__(self, log: RecordLog) -> None:
-        self._log = log
-        self._written: list[str] = []
+        super().__init__(log)
         self._calls = 0
 
-    def write_weights(self, named: Mapping[str, Any]) -> None:
-        """Write initial values into parameters, each once.
+    def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
+        """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
+        taken = read_tensor(parameter)
+        return None if taken is None else taken[0].shape
 
-        Raises:
-            RecordingError: a parameter has another shape than the values.
-        """
-        for name, array in self._log.changes.weights.items():
-            taken = read_tensor(named[name]) if name in named and name not in self._written else None
-            if taken is None:
-                continue
-            if taken[0].shape != array.shape:
-                msg = f"{name} has the shape {list(taken[0].shape)} in this run, and had {list(array.shape)} before"
-                raise RecordingError(msg)
-            write_tensor(named[name], array)
-            self._written.append(name)
-            self._log.notes["changed weights"] = self._written
+    def write(self, parameter: Any, array: Any) -> None:
+        """Write an array into what this rank holds of a parameter."""
+        write_tensor(parameter, array)
 
     def output(self, name: str, output: Any) -> Any:
         """Return a cell's output, multiplied by its factors; called after it was recorded.
@@ -54,15 +45,8 @@ class ChangedCase:
         Raises:
             RecordingError: the output has another shape than the factors.
         """
-        factors = self._log.changes.outputs
-        key = (name, self._log.step, self._log.count("output", name) - 1)
-        if key not in factors or type(output) is not Tensor:
-            return output
-        if tuple(output.shape) != factors[key].shape:
-            msg = f"the output {name!r} has the shape {list(output.shape)}, and had {list(factors[key].shape)} before"
-            raise RecordingError(msg)
-        self._log.notes["changed outputs"] = self._log.notes.get("changed outputs", 0) + 1
-        return output * Tensor(factors[key], dtype=output.dtype)
+        factors = self.factors_of(name, tuple(output.shape)) if type(output) is Tensor else None
+        return output if factors is None else output * Tensor(factors, dtype=output.dtype)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of a model, with other strides if that is asked for; note those of the first step."""

@@ -1,7 +1,4 @@
-"""Changes the case of a PyTorch program on one rank while it is recorded: weights, inputs, outputs, losses.
-
-What was changed is noted, so that nobody takes a change for made that the program never met.
-"""
+"""Changes the case of a PyTorch program on one rank while it is recorded: weights, inputs, outputs, losses."""
 
 from __future__ import annotations
 
@@ -15,40 +12,24 @@ from torch.distributed.fsdp import FSDPModule
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.case_changes import IGNORED_LABEL, kept_elements, noise_of
-from hyper_parallel.platform.contract.recording import RecordingError, RecordLog
+from hyper_parallel.platform.contract.changed_case import BaseChangedCase
+from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.torch.recorded_values import local_of, read_tensor
 
 __all__ = ["ChangedCase", "OwnGradients"]
 
 
-class ChangedCase:
-    """Applies the changes of a log.
+class ChangedCase(BaseChangedCase):
+    """Applies the changes of a log to weights, inputs, outputs and losses."""
 
-    Args:
-        log: of the rank; ``log.changes`` says what is changed.
-    """
+    def local_shape(self, parameter: Any) -> tuple[int, ...]:
+        """Return the shape of what this rank holds of a parameter."""
+        return tuple(local_of(parameter).shape)
 
-    def __init__(self, log: RecordLog) -> None:
-        self._log = log
-        self._written: list[str] = []
-
-    def write_weights(self, named: Mapping[str, Any]) -> None:
-        """Write initial values into parameters, each once.
-
-        Raises:
-            RecordingError: a parameter has another shape than the values.
-        """
-        for name, array in self._log.changes.weights.items():
-            if name not in named or name in self._written:
-                continue
-            local = local_of(named[name])
-            if tuple(local.shape) != array.shape:
-                msg = f"{name} has the shape {list(local.shape)} in this run, and had {list(array.shape)} before"
-                raise RecordingError(msg)
-            with torch.no_grad():
-                local.copy_(torch.from_numpy(array))
-            self._written.append(name)
-            self._log.notes["changed weights"] = self._written
+    def write(self, parameter: Any, array: Any) -> None:
+        """Write an array into what this rank holds of a parameter."""
+        with torch.no_grad():
+            local_of(parameter).copy_(torch.from_numpy(array))
 
     def losses(self, tensors: Any) -> Any:
         """Return what enters a backward, multiplied by the rank's share."""
@@ -61,17 +42,13 @@ class ChangedCase:
         return tuple(tensor * share for tensor in tensors)
 
     def output(self, name: str, output: Any) -> Any:
-        """Return a module's output, multiplied by its factors; called after it was recorded."""
-        factors = self._log.changes.outputs
-        key = (name, self._log.step, self._log.count("output", name) - 1)
-        if key not in factors or type(output) is not torch.Tensor:
-            return output
-        weights = torch.from_numpy(factors[key]).to(output)
-        if weights.shape != output.shape:
-            msg = f"the output {name!r} has the shape {list(output.shape)}, and had {list(weights.shape)} before"
-            raise RecordingError(msg)
-        self._log.notes["changed outputs"] = self._log.notes.get("changed outputs", 0) + 1
-        return output * weights
+        """Return a module's output, multiplied by its factors; called after it was recorded.
+
+        Raises:
+            RecordingError: the output has another shape than the factors.
+        """
+        factors = self.factors_of(name, tuple(output.shape)) if type(output) is torch.Tensor else None
+        return output if factors is None else output * torch.from_numpy(factors).to(output)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of a model, changed; note of how much memory each is a view."""

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
-from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
+from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of, replace_function
 
 __all__ = ["guard_messages"]
 
@@ -46,31 +44,19 @@ def guard_messages(messages: _Messages) -> None:
         messages: talks to the coordinator.
     """
     for name in ("isend", "irecv"):
-        guarded = _guarded(getattr(distributed_c10d, name), messages, sending=name == "isend")
-        setattr(distributed_c10d, name, guarded)
-        setattr(dist, name, guarded)
+        replace_function(name, functools.partial(_carry, messages, sending=name == "isend"), (_TRANSPORT,))
 
 
-def _guarded(plain: Callable[..., Any], messages: _Messages, *, sending: bool) -> Any:
-    signature = inspect.signature(plain)
+def _carry(messages: _Messages, plain: Callable[..., Any], bound: inspect.BoundArguments, *, sending: bool) -> Any:
+    """Send or receive by the coordinator what it can carry, and by PyTorch what not."""
     peer_name = "dst" if sending else "src"
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - the only cheap way to a caller
-        if caller.startswith(_TRANSPORT):
-            return plain(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        x, tag, group = bound.arguments["tensor"], bound.arguments["tag"], bound.arguments["group"]
-        group = dist.group.WORLD if group is None else group
-        peer = _peer(group, bound.arguments[peer_name], bound.arguments[f"group_{peer_name}"], sending=sending)
-        if peer is None or not _carried(x, tag, group):
-            return plain(*args, **kwargs)
-        message = _message(x, peer, tag, group, sending=sending)
-        return _send(messages, x, message) if sending else _receive(messages, x, message, group)
-
-    return call
+    x, tag, group = bound.arguments["tensor"], bound.arguments["tag"], bound.arguments["group"]
+    group = dist.group.WORLD if group is None else group
+    peer = _peer(group, bound.arguments[peer_name], bound.arguments[f"group_{peer_name}"], sending=sending)
+    if peer is None or not _carried(x, tag, group):
+        return plain(*bound.args, **bound.kwargs)
+    message = _message(x, peer, tag, group, sending=sending)
+    return _send(messages, x, message) if sending else _receive(messages, x, message, group)
 
 
 def _peer(group: Any, rank: int | None, inside: int | None, *, sending: bool) -> int | None:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 
-__all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of"]
+__all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of", "replace_function"]
 
 _Arguments = Mapping[str, Any]
 _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
@@ -53,28 +53,46 @@ def guard_functions(agree: Agree) -> None:
     Args:
         agree: called with the fingerprint of each; waits for the other members if the collective is blocking.
     """
-    for name in OPERATIONS:
-        guarded = _guarded_function(name, getattr(distributed_c10d, name), agree)
-        setattr(distributed_c10d, name, guarded)
-        setattr(dist, name, guarded)
+    for name, fingerprint in OPERATIONS.items():
+        replace_function(
+            name, functools.partial(_call_guarded, fingerprint, agree), (distributed_c10d.__name__, _TRANSPORT)
+        )
     for name, fingerprint in _OPERATORS.items():
         _LIBRARY.impl(name, _guarded_operator(name, fingerprint, agree), _KEY.name, with_keyset=True)
 
 
-def _guarded_function(name: str, plain: Callable[..., Any], agree: Agree) -> Any:
+def replace_function(
+    name: str, replacement: Callable[[Callable[..., Any], inspect.BoundArguments], Any], own_callers: tuple[str, ...]
+) -> None:
+    """Replace a function of ``torch.distributed``, in this process, until it ends.
+
+    Args:
+        name: of the function.
+        replacement: called with the plain function and the arguments of a call, defaults included.
+        own_callers: beginnings of the names of modules that go on calling the plain function.
+    """
+    plain = getattr(distributed_c10d, name)
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - the only cheap way to a caller
-        if caller != distributed_c10d.__name__ and not caller.startswith(_TRANSPORT):
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            if _group(bound.arguments) is not dist.GroupMember.NON_GROUP_MEMBER:
-                agree(OPERATIONS[name](bound.arguments), wait=not bound.arguments.get("async_op"))
-        return plain(*args, **kwargs)
+        if caller.startswith(own_callers):
+            return plain(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return replacement(plain, bound)
 
-    return call
+    setattr(distributed_c10d, name, call)
+    setattr(dist, name, call)
+
+
+def _call_guarded(
+    fingerprint: _Fingerprint, agree: Agree, plain: Callable[..., Any], bound: inspect.BoundArguments
+) -> Any:
+    if _group(bound.arguments) is not dist.GroupMember.NON_GROUP_MEMBER:
+        agree(fingerprint(bound.arguments), wait=not bound.arguments.get("async_op"))
+    return plain(*bound.args, **bound.kwargs)
 
 
 def _guarded_operator(name: str, fingerprint: _Fingerprint, agree: Agree) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Shared fixtures of the tests of pages: small data, and a browser if one is installed."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,24 +7,16 @@ import pytest
 from hyper_parallel.pytest_plugin.capability import SkipReason, skip_without
 
 
-def _helper(name):
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"hyper_parallel_pages_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def samples():
+def samples(load_file):
     """Small data of every page."""
-    return _helper("samples")
+    return load_file(Path(__file__).with_name("samples.py"))
 
 
 @pytest.fixture(scope="session")
-def browser():
+def browser(load_file):
     """Headless Chromium."""
-    module = _helper("browser")
+    module = load_file(Path(__file__).with_name("browser.py"))
     if module.BROWSER is None:
         skip_without(SkipReason.NO_TOOL, "Chromium is not installed")
     return module
