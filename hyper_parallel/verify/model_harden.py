@@ -58,7 +58,7 @@ def run_spots(axes: Mapping[str, int], steps: int) -> list[BlindSpot]:
         facts = f"axes {' and '.join(names)} {'both' if len(names) == 2 else 'all'} have size {size}"
         spots.append(BlindSpot("equal-sizes", names[0], facts, "use a mesh with different sizes, such as 2x3"))
     if steps == 1:
-        spots.append(BlindSpot("one-step", "", "1 optimizer steps were compared", "make at least two"))
+        spots.append(BlindSpot("one-step", "", "only one optimizer step was compared", "make at least two"))
     return spots
 
 

@@ -18,8 +18,8 @@ SIZES = (
     "with different sizes, such as 2x3"
 )
 STEP = (
-    "stale values, weights that are not updated, replicas that drift: 1 optimizer steps were compared; make at least "
-    "two"
+    "stale values, weights that are not updated, replicas that drift: only one optimizer step was compared; make "
+    "at least two"
 )
 ROWS = (
     "wrong boundaries of uneven shards, averages weighted wrongly: the batch has 6 rows, which dp=2 divides; take "

@@ -150,7 +150,7 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
             values.setdefault(name, []).append(np.asarray(record.value))
     for name, arrays in values.items():
         if all(array.size and (array == array.flat[0]).all() for array in arrays) and arrays[0].size > 1:
-            facts = f"{name} is {arrays[-1].flat[0]:g} everywhere in every step's forward"
+            facts = f"every element of {name} is {arrays[-1].flat[0]:g} in every step"
             yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or make more steps")
 
 
@@ -171,7 +171,7 @@ def symmetry(name: str, array: Any) -> BlindSpot | None:
     """
     for dim in range(array.ndim):
         if array.shape[dim] > 1 and np.array_equal(array, np.flip(array, dim)):
-            facts = f"{name} is the same when dim {dim} is read backwards"
+            facts = f"{name} does not change when dim {dim} is reversed"
             return BlindSpot("symmetric-inputs", name, facts, "draw inputs at random")
     if array.ndim == 2 and array.shape[0] == array.shape[1] > 1 and np.array_equal(array, array.T):
         return BlindSpot("symmetric-inputs", name, f"{name} equals its transpose", "draw inputs at random")
@@ -181,7 +181,8 @@ def symmetry(name: str, array: Any) -> BlindSpot | None:
 def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
     steps = {key[2] for key in runs.bounds.reference if key[0] in {"gradient", "weight"} and key[2] >= 0}
     if len(steps) < 2:
-        yield BlindSpot("one-step", "", f"{len(steps)} optimizer steps were compared", "make at least two")
+        facts = f"{'only one' if steps else 'no'} optimizer step was compared"
+        yield BlindSpot("one-step", "", facts, "make at least two")
 
 
 def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
@@ -220,7 +221,7 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
     nothing = not any(largest.values())
     for name in weights:
         if name not in frozen and largest and not largest.get(name, 0.0):
-            what = "zero in every step" if name in largest else "never there"
+            what = "zero in every step" if name in largest else "missing in every step"
             facts = f"the gradient of {name} is {what}"
             repair = "make the loss depend on it, or freeze it"
             yield BlindSpot("zero-gradients", name, facts, repair, refused=nothing)

@@ -98,12 +98,12 @@ SABOTAGE = {
         ("equal-sizes", "axes dp and tp both have size 3"),
         ("even-dims", "what is sharded over tp divides evenly: body.weight, inner"),
         ("constant-cotangents", "the loss is the sum or mean of the output of body"),
-        ("symmetric-inputs", "x is the same when dim 0 is read backwards"),
-        ("one-step", "1 optimizer steps were compared"),
+        ("symmetric-inputs", "x does not change when dim 0 is reversed"),
+        ("one-step", "only one optimizer step was compared"),
         ("equal-masks", "valid selects 2 elements on every rank"),
         ("contiguous-inputs", "every input of the model is contiguous on every rank"),
         ("zero-gradients", "the gradient of body.weight is zero in every step"),
-        ("constant-parameters", "body.weight is 0 everywhere in every step's forward"),
+        ("constant-parameters", "every element of body.weight is 0 in every step"),
     ],
 )
 def test_a_blind_case_is_seen(kind, facts):
@@ -135,7 +135,7 @@ def test_other_symmetries_dropout_and_missing_gradients():
     assert [spot.facts for spot in spots] == [
         "x equals its transpose",
         "dropout keeps every element",
-        "the gradient of unused is never there",
+        "the gradient of unused is missing in every step",
     ]
     reference.ranks[0].notes["frozen parameters"] = ["unused"]
     spots = blind_spots(PairedRuns(reference, [reference], parallel, case.mesh, None))
