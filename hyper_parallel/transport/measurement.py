@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Measurement", "current_measurement", "in_test_context", "measured"]
+__all__ = ["Measurement", "current_measurement", "in_test_context", "measured", "wrote_data_at"]
 
 # A rank runs only some of the code, and its server may have imported some of it before.
 _NO_DATA = "no-data-collected"
@@ -69,6 +70,24 @@ def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
     settings["data_file"] = os.path.join(folder, settings["data_file"])  # noqa: PTH118 - may be absolute already
     return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm)
+
+
+def wrote_data_at(pid: int) -> float:
+    """Return when a rank last wrote to its coverage data, in seconds since the epoch; 0.0 if it has none.
+
+    Args:
+        pid: number of its process, which is measured as this one is.
+    """
+    coverage: Any = sys.modules.get("coverage")
+    current = None if coverage is None else coverage.Coverage.current()
+    if current is None:
+        return 0.0
+    own = Path(coverage.files.relative_directory(), current.config.data_file)
+    times = []
+    for path in own.parent.glob(f"{own.name}.*.pid{pid}.*"):
+        with suppress(FileNotFoundError):  # a journal that was removed meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times, default=0.0)
 
 
 def _traced() -> bool:

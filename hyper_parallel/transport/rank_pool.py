@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hyper_parallel.transport.failures import exit_text
+from hyper_parallel.transport.measurement import wrote_data_at
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import servers_search_here
 from hyper_parallel.transport.rank_process import rank_main
@@ -55,6 +56,8 @@ _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
 _TERM_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
+_SAVE_SECONDS = 10.0  # between two writes of one file
+_STEP_SECONDS = 0.1
 
 _LOCK = threading.Lock()
 _IDLE: list[Worker] = []  # in the order of their last ranks
@@ -122,7 +125,7 @@ class Worker:
         """
         self.line.close()
         if idle:
-            self.process.join(_LEAVE_SECONDS)
+            _join(self.process, _LEAVE_SECONDS)
         end_processes([self.process])
         if os.path.exists(self._stack_path):  # noqa: PTH110
             os.unlink(self._stack_path)  # noqa: PTH108
@@ -200,16 +203,26 @@ def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:
-    """SIGTERM, then SIGKILL whatever is left; returns when all have gone."""
+    """SIGTERM, then SIGKILL whatever is left; returns when all have gone.
+
+    A process that writes coverage data may finish that, however long it takes on a busy machine.
+    """
     for process in processes:
         if process.is_alive():
             process.terminate()
     deadline = time.monotonic() + _TERM_SECONDS
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
+        _join(process, max(0.0, deadline - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def _join(process: ForkServerProcess, seconds: float) -> None:
+    """Wait for a process to end: ``seconds``, and while it writes coverage data, of which half a file is useless."""
+    process.join(seconds)
+    while process.is_alive() and time.time() - wrote_data_at(process.pid or 0) < _SAVE_SECONDS:
+        process.join(_STEP_SECONDS)
 
 
 @contextmanager

@@ -1,12 +1,19 @@
 """Coverage of rank processes."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from hyper_parallel.transport import measurement
-from hyper_parallel.transport.measurement import Measurement, current_measurement, in_test_context, measured
+from hyper_parallel.transport.measurement import (
+    Measurement,
+    current_measurement,
+    in_test_context,
+    measured,
+    wrote_data_at,
+)
 
 coverage = pytest.importorskip("coverage")
 
@@ -143,3 +150,15 @@ def test_a_measured_process_is_measured_once(monkeypatch, tmp_path):
     assert other is not started
     assert other.calls == ["save"]
     assert not other.config.sigterm
+
+
+def test_the_time_of_the_last_write_is_that_of_the_ranks_own_files(monkeypatch, nested, tmp_path):
+    """Files of the process count, a journal too, and no other's; a process without files wrote at 0."""
+    assert wrote_data_at(71) == 0.0
+    for name, seconds in (("host.pid71.Xa", 50), ("host.pid71.Xa-journal", 60), ("host.pid710.Xb", 70)):
+        path = tmp_path / f".coverage.{name}"
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    assert (wrote_data_at(71), wrote_data_at(710), wrote_data_at(7)) == (60.0, 70.0, 0.0)
+    monkeypatch.setattr(coverage.Coverage, "current", lambda: None)
+    assert wrote_data_at(71) == 0.0

@@ -1,0 +1,54 @@
+"""How warm processes are ended."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.transport import rank_pool
+from hyper_parallel.transport.rank_pool import end_processes, start_process
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def _write_slowly(folder):
+    """Run until SIGTERM; then write to the data file for longer than a rank may take to end, and say so at last."""
+    folder, ended = Path(folder), []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    (folder / "ready").touch()
+    while not ended:
+        time.sleep(0.01)
+    for _ in range(30):
+        (folder / "data").touch()
+        time.sleep(0.01)
+    (folder / "whole").touch()
+
+
+def _ignore_sigterm(folder):
+    """Run on after SIGTERM and write nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (Path(folder) / "ready").touch()
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("target, whole, code", [(_write_slowly, True, 0), (_ignore_sigterm, False, -signal.SIGKILL)])
+def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, target, whole, code):
+    """After the time to end, a process that goes on writing may finish its file; any other is killed."""
+
+    def wrote_data_at(pid):
+        assert pid == process.pid
+        data = tmp_path / "data"
+        return data.stat().st_mtime if data.exists() else 0.0
+
+    monkeypatch.setattr(rank_pool, "_TERM_SECONDS", 0.1)
+    monkeypatch.setattr(rank_pool, "_SAVE_SECONDS", 60.0)
+    monkeypatch.setattr(rank_pool, "wrote_data_at", wrote_data_at)
+    process = start_process(target, (str(tmp_path),), "slow", "torch")
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    if whole:  # its first write, without which it is like one that writes nothing
+        (tmp_path / "data").touch()
+    end_processes([process])
+    assert (process.exitcode, (tmp_path / "whole").exists()) == (code, whole)
