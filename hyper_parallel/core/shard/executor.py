@@ -74,13 +74,18 @@ def compile_plan(
         call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     else:
         call = _framework_call(plan.impl or entry.func, args, kwargs, fetches)
+    rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
+    replays = _has_empty_shard(plan)  # of any operator: its result may be a view that is written afterwards
+    if replays:
+        call = platform.replaying_views(call)
+    if rule.op == "view" and not plan.moves and _has_thin_shard(plan):
+        call = _copying_where_others_do(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
     if entry.in_place:
         run = _in_place_call(call, plan, entry.target)
         return run, run
     if plan.open:
         run = _replicated_outputs(platform, plan, call)
         return run, run
-    rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     inherit = _reader(marks[0], args, kwargs, _identity) if rule.view else None
     checked = _with_shape_check(call, plan)
     if rule.itself:
@@ -92,8 +97,33 @@ def compile_plan(
     if inherit is not None and platform.loses_writes_through_views:
         inherit = _views_lose_writes
     first = _wrapped(platform, plan, checked, inherit)
-    fused = _fused(platform, entry, plan, args, kwargs, fetches) if no_operand_moves and inherit is None else None
+    may_fuse = no_operand_moves and inherit is None and not replays
+    fused = _fused(platform, entry, plan, args, kwargs, fetches) if may_fuse else None
     return first, fused or _wrapped(platform, plan, call, inherit)
+
+
+def _has_empty_shard(plan: OpPlan) -> bool:
+    """Whether this rank has nothing of an operand or of an output."""
+    layouts = (*plan.choice.targets, *plan.choice.outputs)
+    return any(0 in layout.local_shape for layout in layouts if layout.shape is not None)
+
+
+def _has_thin_shard(plan: OpPlan) -> bool:
+    """Whether this rank has at most one element along a dim of the first operand that has more."""
+    layout = plan.choice.targets[0]
+    return any(size <= 1 < whole for size, whole in zip(layout.local_shape, layout.shape or (), strict=True))
+
+
+def _copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
+    """Return ``call``, a view, as a copy where the whole tensor cannot be viewed so, though this rank's part can."""
+    shape, target = plan.choice.targets[0].shape, plan.choice.outputs[0].shape
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = call(args, kwargs)
+        may_share = platform.can_view(operand(args, kwargs)._local, shape, target)
+        return out if may_share else platform.local_op("clone")(out, memory_format=None)
+
+    return run
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------

@@ -108,6 +108,10 @@ class Platform(
     loses_writes_through_views = False
     """True if values or gradients written through a view do not reach its base tensor."""
 
+    def replaying_views(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call``, which makes or writes views of empty tensors, with the graph of one of others."""
+        return call
+
     @abc.abstractmethod
     def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""

@@ -58,6 +58,11 @@ class TensorsFacet(abc.ABC):
         del local, layout
         return False
 
+    def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
+        """Return whether a tensor of ``shape``, stored in the order of dims of ``local``, has a view as ``target``."""
+        del local, shape, target
+        return True
+
     @abc.abstractmethod
     def detach(self, data: Any) -> Any:
         """Return a tensor of the same storage, off the graph."""

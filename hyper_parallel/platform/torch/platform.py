@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.autograd.grad_mode import _force_original_view_tracking
 
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.contract.recording import RecordLog
@@ -152,6 +153,15 @@ class TorchPlatform(
     def version(self, local: Any) -> int:
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling
+
+    def replaying_views(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """PyTorch makes a view anew by strides when it is written, and of an empty one that has no second gradient."""
+
+        def replaying(*args: Any) -> Any:
+            with _force_original_view_tracking(True):
+                return call(*args)
+
+        return replaying
 
     def may_cache_view(self, tensor: Any) -> bool:
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""

@@ -56,6 +56,17 @@ class TorchTensors(TensorsFacet):
             for dim, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True))
         )
 
+    def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
+        """By strides; where ``local`` is contiguous, so is the whole tensor."""
+        from hyper_parallel.platform.torch.dtensor import global_strides
+
+        whole = torch.empty_strided(tuple(shape), global_strides(local, shape), device="meta")
+        try:
+            whole.view(tuple(target))
+        except RuntimeError:
+            return False
+        return True
+
     def detach(self, data: Any) -> Any:
         """Same storage, off the graph."""
         return data.detach()
@@ -96,8 +107,9 @@ class TorchTensors(TensorsFacet):
         )  # zeros without storage too
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
-        """A copy."""
-        return torch.tensor(array, device=device)
+        """A copy; of an empty array, whose strides PyTorch takes to be those of an expanded tensor, with its own."""
+        tensor = torch.tensor(array, device=device)
+        return tensor if tensor.numel() else tensor.clone(memory_format=torch.contiguous_format)
 
     def str_to_dtype(self, dtype_str: Any) -> Any:
         """A ``torch.dtype``."""

@@ -35,6 +35,9 @@ SECONDS = 60.0
 """After which a world that does not end is given up."""
 
 
+_SOME_RANKS = "on some ranks only"
+
+
 @dataclass(frozen=True)
 class _Piece:
     """This rank's part of a result.
@@ -85,7 +88,11 @@ def run_programs(framework: str, programs: Sequence[Program], *, timeout: float 
         for program, ranks in zip(left, runs, strict=False):
             outcomes.append(_judged(Truth.of(program, platform, language), ranks))
         if failure is not None:
-            outcomes.append(failure if len(left) == 1 or runs else _alone(framework, left[0], timeout))
+            if len(left) > 1 and not runs:
+                outcomes.append(_alone(framework, left[0], timeout))
+                continue
+            refused = failure.text.startswith(_SOME_RANKS) and Truth.of(left[len(runs)], platform, language).error
+            outcomes.append(Outcome("refused by both", failure.text) if refused else failure)
     return outcomes[: len(programs)]
 
 
@@ -115,7 +122,7 @@ def _failure(error: RankFailedError, shared: Sequence[Sequence[_RankRun]]) -> Ou
     cause = next(iter(failures.values()), error)
     texts = {str(failed.__context__) for failed in failures.values() if isinstance(failed.__context__, _RankError)}
     if texts:
-        return Outcome("internal error", f"on some ranks only: {min(texts)}")
+        return Outcome("internal error", f"{_SOME_RANKS}: {min(texts)}")
     if any(isinstance(failed, (CollectiveMismatchError, TimeoutError)) for failed in failures.values()):
         return Outcome("hang", f"{type(cause).__name__}: {error if isinstance(cause, TimeoutError) else cause}")
     del shared
@@ -204,12 +211,12 @@ def _piece(tensor: Any, mesh: Any, platform: Platform, *, reduced: bool) -> _Pie
 def _judged(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
     """Return the outcome of a program that all ranks finished."""
     errors = [run.error for run in ranks]
-    if any(errors) and not all(errors):
-        return Outcome("internal error", f"on some ranks only: {next(filter(None, errors))}")
     if truth.error:
-        if all(errors):
-            return Outcome("refused by both", errors[0])
+        if any(errors):
+            return Outcome("refused by both", next(filter(None, errors)))
         return Outcome("accepted", f"a single device refuses with {truth.error}")
+    if any(errors) and not all(errors):
+        return Outcome("internal error", f"{_SOME_RANKS}: {next(filter(None, errors))}")
     if all(run.refused for run in ranks):
         return Outcome("refused", errors[0])
     if all(errors):
@@ -221,6 +228,10 @@ def _compared(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
     """Return the outcome of a program that gave results on all ranks and on the single device."""
     compared = gradients = 0
     for key in truth.results:
+        having = [rank for rank, run in enumerate(ranks) if run.pieces[key] is not None]
+        if having and len(having) < len(ranks):
+            text = f"{key[0]} of x{key[1]} exists on ranks {having} only"
+            return Outcome("wrong", text, compared, gradients, truth.exact, key[1])
         for rank, run in enumerate(ranks):
             piece = run.pieces[key]
             if piece is not None and piece.problem == "is pending":
@@ -236,8 +247,10 @@ def _compared(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
 
 def _problem(truth: Truth, key: Key, piece: _Piece | None) -> str:
     expected = truth.results[key]
-    if expected is None and (piece is None or (key[0] == "second gradient" and not np.any(piece.array))):
-        return ""  # a second gradient that does not exist is zero
+    if expected is None and (piece is None or (piece.array is not None and not np.any(piece.array))):
+        return ""  # a gradient that does not exist is zero
+    if piece is None and expected is not None and key[0] == "second gradient" and not np.any(expected.array):
+        return ""
     if expected is None or piece is None:
         return "is missing" if piece is None else "exists, and a single device has none"
     if piece.problem or piece.shape != expected.array.shape:

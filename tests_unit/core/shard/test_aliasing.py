@@ -45,6 +45,16 @@ def spellings(name):
             "double transpose": lambda x: x.t().t(),
             "transposed and contiguous": lambda x: x.t().contiguous().t(),
             "relu": torch.relu,
+            "transposed and reshaped": lambda x: x.t().reshape(-1).view(5, 3),
+            "transposed and flattened": lambda x: x.t().flatten(),
+            "expanded and flattened": lambda x: x.expand(2, 5, 3).flatten(0, 1)[:5],
+            "moved and reshaped": lambda x: x[None].transpose(0, 2).reshape(3, 5),
+            "conj_physical": torch.conj_physical,
+            "conj": torch.conj,
+            "real": torch.real,
+            "pixel_shuffle": lambda x: F.pixel_shuffle(x[:, None, :, None], 1).view(5, 3),
+            "pixel_unshuffle": lambda x: F.pixel_unshuffle(x[:, None, :, None], 1).view(5, 3),
+            "channel_shuffle": lambda x: F.channel_shuffle(x[:, None, :, None], 1).view(5, 3),
         }
     import mindspore
     from mindspore import mint, ops
@@ -95,14 +105,16 @@ def on_rank(platform_name):
 
 
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_storage_is_shared_as_on_plain_tensors(world):
     """A write to the result shows in the input exactly where it does on plain tensors, or is refused."""
     import torch
 
     wanted = {name: is_shared(function, torch.tensor(WHOLE)) for name, function in spellings("torch").items()}
     assert {name for name, shared in wanted.items() if not shared} == {
-        "dropout of p=0", "to a copy", "clone", "relu", "transposed and contiguous"
+        "dropout of p=0", "to a copy", "clone", "relu", "transposed and contiguous", "transposed and reshaped",
+        "transposed and flattened", "expanded and flattened", "pixel_shuffle",
+        "pixel_unshuffle", "channel_shuffle",
     } - ({"dropout of p=0"} if wanted["dropout of p=0"] else set())  # fmt: skip
     for result in simulate(on_rank, world, "torch", args=("torch",)):
         for name, shared in result.items():
@@ -135,6 +147,7 @@ def test_the_operand_itself_is_returned():
 
     x = torch.tensor(WHOLE)
     wanted = {name for name, function in spellings("torch").items() if function(x) is x}
+    wanted -= {"conj", "real"}  # which are views of complex numbers: another DTensor of the same local tensor
     assert {"contiguous", "double", "dropout in eval", "Dropout in eval", "to the same dtype", "type_as"} <= wanted
     for result in simulate(the_same_object, 2, "torch", args=("torch",)):
         assert result == wanted

@@ -427,3 +427,56 @@ def test_extrema_of_pending_extrema_need_no_collective(op, world):
     for made, gradients in on_ranks(on_rank, world):
         close(made, expected)
         close(gradients, [leaf.grad for leaf in leaves])
+
+
+UNSAFE = {
+    "unsafe_chunk": (lambda x: x.unsafe_chunk(2, 1), lambda x: torch.chunk(x, 2, 1), "chunk"),
+    "unsafe_split": (lambda x: torch.unsafe_split(x, 2), lambda x: x.split(2), "split"),
+    "unsafe_split_with_sizes": (
+        lambda x: torch.unsafe_split_with_sizes(x, [3, 0, 2]), lambda x: x.split([3, 0, 2]), "split"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("world", [2, 3])
+def test_unsafe_parts_are_read_only(name, world):
+    """Parts whose writes autograd does not see have the right values, gradients, and refuse to be written."""
+    unsafe, safe, alternative = UNSAFE[name]
+    whole = values(5, 3).requires_grad_()
+    sum((part**2).sum() for part in safe(whole)).backward()
+
+    def on_rank(mesh):
+        texts = []
+        for place in PLACES:
+            x = distribute_tensor(whole.detach(), mesh, [place]).requires_grad_()
+            parts = unsafe(x)
+            sum((part**2).sum() for part in parts).backward()
+            for part, expected in zip(parts, safe(whole), strict=True):
+                torch.testing.assert_close(part.full_tensor(), expected)
+            torch.testing.assert_close(x.grad.full_tensor(), whole.grad)
+            with pytest.raises(UnsupportedOperatorError) as caught, torch.no_grad():
+                unsafe(distribute_tensor(whole.detach(), mesh, [R]))[0].mul_(2.0)
+            texts.append(str(caught.value).partition("x cannot be written to: ")[2])
+        return texts
+
+    for texts in on_ranks(on_rank, world):
+        reason = f"it is a part by unsafe_{alternative}, whose writes autograd does not see; use {alternative}"
+        assert set(texts) == {f"{reason}, or write to a clone()"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_mean_of_nothing_is_not_a_number(dtype, world):
+    """The mean over an empty dim is NaN in every dtype and layout, as on one device."""
+
+    def on_rank(mesh):
+        for shape, dim in (((0, 2), 0), ((3, 0), -1), ((0,), None)):
+            whole = torch.zeros(shape, dtype=dtype)
+            expected = whole.mean() if dim is None else whole.mean(dim, keepdim=True)
+            for place in (R, *(Shard(d) for d in range(len(shape)))):
+                x = distribute_tensor(whole, mesh, [place])
+                mean = x.mean() if dim is None else x.mean(dim, keepdim=True)
+                torch.testing.assert_close(mean.full_tensor(), expected, equal_nan=True)
+
+    on_ranks(on_rank, world)

@@ -90,3 +90,25 @@ def test_trees_keep_their_types():
     mapped = get_torch_platform().tree_map(lambda leaf: leaf * 2, tree)
     assert mapped == {"x": [2, (4,)], "y": Pair(6, 8)}
     assert type(mapped["y"]) is Pair
+
+
+def test_an_empty_array_gives_usual_strides():
+    """What is made of an empty array is stored as other empty tensors are, and is no expanded tensor."""
+    import numpy as np
+    import torch
+
+    platform = get_torch_platform()
+    for shape in ((3, 0), (0, 2), (2, 0, 4), (0,)):
+        assert platform.from_numpy(np.zeros(shape)).stride() == torch.empty(shape).stride()
+
+
+def test_a_view_of_the_whole_tensor_is_told_from_strides_of_a_part():
+    """A part with one element along a dim has views that the whole tensor does not have."""
+    import torch
+
+    platform = get_torch_platform()
+    row = torch.zeros(2, 1)
+    assert platform.can_view(row, (2, 3), (6,))
+    assert not platform.can_view(row.t(), (3, 2), (6,))
+    assert platform.can_view(row.t()[None], (1, 3, 2), (3, 2))
+    assert not platform.can_view(row.expand(2, 2, 1), (2, 2, 3), (4, 3))

@@ -120,6 +120,47 @@ def test_a_missing_gradient_is_wrong(small, broken):
     assert (outcome.kind, outcome.text) == ("wrong", "gradient of x0 is missing, on rank 0")
 
 
+def test_a_gradient_of_zeros_need_not_exist(small, broken):
+    """Zeros are no finding where a single device has no gradient, and other numbers are."""
+    for factor, kind in ((0.0, "equal"), (1e-9, "wrong")):
+
+        def linked(t, factor=factor):
+            return t.detach() + factor * t if isinstance(t, DTensor) else t.detach() + torch.zeros_like(t)
+
+        broken(linked)
+        program = small.unary("torch.broken", mode="grad")
+        program = replace(program, leaves={**program.leaves, 3: small.leaf(seed=3)}, steps=(
+            *program.steps, small.step("torch.add", small.x(1), small.x(3), outs=(4,)),
+        ), outputs=(4,))  # fmt: skip
+        assert run(program)[0].kind == kind
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,)])
+def test_a_gradient_exists_on_all_ranks_or_on_none(small, broken, mesh):
+    """Ranks that disagree on whether there is a gradient are a finding, also where it would be zeros."""
+
+    def on_first(t):
+        first = not isinstance(t, DTensor) or active_transport().rank == 0
+        return t.detach() + (t * 0.0 if first else torch.zeros_like(t))
+
+    broken(on_first)
+    program = small.unary("torch.broken", mode="grad", mesh=mesh)
+    program = replace(program, leaves={**program.leaves, 3: small.leaf(seed=3)}, steps=(
+        *program.steps, small.step("torch.add", small.x(1), small.x(3), outs=(4,)),
+    ), outputs=(4,))  # fmt: skip
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.text) == ("wrong", "gradient of x0 exists on ranks [0] only")
+
+
+def test_a_rounded_share_of_an_average_is_no_finding(small):
+    """The average of integers over ranks may differ by a unit in the last place though it needs no rounding."""
+    values = np.array([[-3.0, -3, 2, -2, -3, 1], [-1, -4, 1, 0, 3, 0]], np.float32).reshape(2, 6, 1)
+    leaf = replace(small.leaf((2, 6, 1), (Shard(1),), "float32"), array=values)
+    program = Program((0, 0), (3,), {0: leaf}, (small.step("torch.mean", small.x(0)),))
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.exact) == ("equal", False)
+
+
 def test_a_refusal_is_counted_with_its_words(small, broken):
     """An error of this library on all ranks is a refusal."""
 

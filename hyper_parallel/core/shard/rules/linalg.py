@@ -273,7 +273,7 @@ def vander(call: OpCall) -> Strategies:
         msg = "x needs at least 1 dim"
         raise ValueError(msg)
     wanted = x.shape[-1] if count is None else count
-    strategies = pattern(call, "x ...n -> ...n[powers]", {"powers": wanted})
+    strategies = pattern(call, "x ...n -> ...n[powers]", {"powers": wanted}, full=True)  # a cumulative product
     return Strategies(strategies.rows, strategies.outputs, lambda *_: LocalCall({"N": wanted}))
 
 

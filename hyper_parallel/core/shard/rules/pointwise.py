@@ -37,6 +37,7 @@ from hyper_parallel.core.shard.sample import (
     sample_call,
     size,
 )
+from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -251,6 +252,13 @@ def _identity(call: OpCall) -> Strategies:
     return elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
 
 
+def _conjugate(call: OpCall) -> Strategies:
+    """Of real numbers the operand itself; linear."""
+    dtype = call["x"].dtype
+    is_complex = dtype is not None and short_dtype(dtype).startswith("c")
+    return _linear(call) if is_complex else _identity(call)
+
+
 def _cast(call: OpCall) -> Strategies:
     """Partial sums pass between floating dtypes; nothing passes to an integer or boolean dtype."""
     x, dtype = call["x"], call["dtype"]
@@ -349,9 +357,10 @@ register_rule(Rule("fill", "x, value", _fill, by_value=False))
 
 # -- parts of complex numbers ------------------------------------------------------------------------------------------
 
-for _name in ("conj", "real", "imag"):
-    register_rule(Rule(_name, "x", _linear, view=True))
-register_rule(Rule("conj_physical", "x", _linear))
+for _name in ("conj", "real"):
+    register_rule(Rule(_name, "x", _conjugate, by_dtype=True, view=True))
+register_rule(Rule("imag", "x", _linear, view=True))
+register_rule(Rule("conj_physical", "x", _conjugate, by_dtype=True, itself=True))
 for _name in ("resolve_conj", "resolve_neg"):
     register_rule(Rule(_name, "x", _identity, view=True))
 

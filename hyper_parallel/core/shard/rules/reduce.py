@@ -111,6 +111,8 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
         if count and not local_count:
             return platform.local_op("sum")(**args)  # the sum of an empty shard is zero, its mean is NaN
         result = platform.local_op("mean")(**args)
+        if not count:
+            return result  # NaN on every rank
         # In half precision ``result * mine`` may overflow. Otherwise only integers are used as factors, because
         # MindSpore rounds other Python scalars to float32.
         return (

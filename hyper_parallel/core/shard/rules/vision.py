@@ -90,6 +90,8 @@ def _columns(call: OpCall, shape: tuple[int, ...], whole: int) -> Strategies:
 
 
 # -- shuffles ----------------------------------------------------------------------------------------------------------
+# Their results are memory of their own, also where nothing moves (a factor of 1, images of one pixel, one row per rank)
+# and the view of the permuted tensor is one of ``x``.
 
 
 @decomposition("pixel_shuffle", "x, factor")
@@ -102,7 +104,7 @@ def pixel_shuffle(ops: Any, x: Any, factor: int) -> Any:
     count, lead = channels // factor**2, len(batch)
     split = ops.view(x, (*batch, count, factor, factor, height, width))
     order = (*range(lead + 1), lead + 3, lead + 1, lead + 4, lead + 2)
-    return ops.view(ops.permute(split, order), (*batch, count, height * factor, width * factor))
+    return ops.clone(ops.view(ops.permute(split, order), (*batch, count, height * factor, width * factor)))
 
 
 @decomposition("pixel_unshuffle", "x, factor")
@@ -115,7 +117,8 @@ def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
     lead = len(batch)
     split = ops.view(x, (*batch, channels, height // factor, factor, width // factor, factor))
     order = (*range(lead + 1), lead + 2, lead + 4, lead + 1, lead + 3)
-    return ops.view(ops.permute(split, order), (*batch, channels * factor**2, height // factor, width // factor))
+    shape = (*batch, channels * factor**2, height // factor, width // factor)
+    return ops.clone(ops.view(ops.permute(split, order), shape))
 
 
 @decomposition("channel_shuffle", "x, groups")
@@ -126,7 +129,7 @@ def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
         msg = f"channel_shuffle: {channels} channels do not make {groups} groups"
         raise ValueError(msg)
     split = ops.view(x, (batch, groups, channels // groups, *spatial))
-    return ops.view(ops.transpose(split, 1, 2), (batch, channels, *spatial))
+    return ops.clone(ops.view(ops.transpose(split, 1, 2), (batch, channels, *spatial)))
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

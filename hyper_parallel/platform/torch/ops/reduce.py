@@ -38,10 +38,28 @@ _reduction("any", aten.any.default, aten.any.dim, aten.any.dims)
 _reduction("all", aten.all.default, aten.all.dim, aten.all.dims)
 _reduction("amax", aten.amax.default)
 _reduction("amin", aten.amin.default)
-_reduction("prod", aten.prod.default, aten.prod.dim_int)
 _reduction("argmax", aten.argmax.default)
 _reduction("argmin", aten.argmin.default)
 _reduction("logsumexp", aten.logsumexp.default)
+
+
+spelling("prod", "prod", aten.prod.default, aten.prod.dim_int, canonical=True)
+
+
+@kernel("prod")
+def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """A product of one factor is its copy.
+
+    PyTorch's gradient of it depends on the factor only where that is not zero, so that in a second backward ranks with
+    different factors would run different collectives.
+    """
+    if dim is None:
+        out = torch.prod(x) if dtype is None else torch.prod(x, dtype=dtype)
+        return out.reshape((1,) * x.ndim) if keepdim else out
+    if x.requires_grad and x.ndim and x.shape[dim] == 1:
+        factor = x if keepdim else x.squeeze(dim)
+        return factor.clone() if dtype is None else factor.to(dtype, copy=True)
+    return torch.prod(x, dim, keepdim, dtype=dtype)
 
 
 # -- extremes and medians: of all elements, or values and indices along a dim ------------------------------------------

@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.core.shard.sample import samples_of
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.ops.dtensor_check import operator, seedable
 from hyper_parallel.verify.ops.values import Slot, fill, size_choices, substitute
@@ -116,7 +116,9 @@ def test_ranks_without_elements_take_part_in_second_derivatives(part):
     assert sum(derived_twice(op, [(2, 4)]) for op in operators()[part::4]) > 0
 
 
-@pytest.mark.parametrize("op", ["gather", "index_select", "embedding", "lookup", "index", "take", "dot", "unfold"])
+@pytest.mark.parametrize(
+    "op", ["gather", "index_select", "embedding", "lookup", "index", "take", "dot", "unfold", "vander", "prod"]
+)
 def test_look_ups_in_vectors_can_be_differentiated_twice(op):
     """Other sizes of the operators whose derivatives PyTorch computes differently where nothing is looked up."""
     assert derived_twice(op, [(4, 1), (1, 4), (2, 1)]) > 0
@@ -145,5 +147,108 @@ def test_a_chain_of_vector_operators_can_be_differentiated_twice():
         return results
 
     for results in simulate(on_rank, 6, platform="torch", timeout=60):
+        for result in results:
+            torch.testing.assert_close(result, expected)
+
+
+def differentiated_twice(write, layout, world, values):
+    """The second gradients of a program that writes a view or its base, on one device and on every rank."""
+    import torch
+
+    def run(x, seed):
+        y = x * 1.0
+        out = write(y)
+        (first,) = torch.autograd.grad(out, x, seed[: out.shape[0], : out.shape[1]], create_graph=True)
+        return torch.autograd.grad((first * first).sum(), [x, seed], allow_unused=True)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,))
+        x, seed = (
+            distribute_tensor(value, mesh, [place]).requires_grad_()
+            for value, place in zip(values, layout, strict=True)
+        )
+        try:
+            return [None if grad is None else grad.full_tensor().detach() for grad in run(x, seed)]
+        except UnsupportedOperatorError:  # a view that had to move is a copy
+            return None
+
+    return run(*[value.clone().requires_grad_() for value in values]), simulate(on_rank, world, "torch", timeout=60)
+
+
+def _base_written(y):
+    view = y.narrow(1, 0, 2)
+    y.mul_(3.0)
+    return view
+
+
+def _part_written(y):
+    y[:, 1:2] = y[:, :1] * 2.0
+    return y
+
+
+def _linear(y):
+    """A layer with a bias, whose result PyTorch makes as a view."""
+    import torch
+
+    return torch.nn.functional.linear(y[None], y.detach(), y.detach()[:, 0] * 0.0)
+
+
+VIEW_WRITES = {
+    "clamp_ of a transposed tensor": lambda y: y.t().clamp_(min=-1.0, max=1.0).t(),
+    "relu_ of a view": lambda y: y.unsqueeze(0)[0].relu_(),
+    "mul_ of a slice": lambda y: y[:, 0:2].mul_(y[:, 1:3].clone()),
+    "fill_ of a view": lambda y: y.transpose(0, 1).fill_(0.5).t() + y,
+    "the base of a view": _base_written,
+    "a part": _part_written,
+    "the result of a linear layer": lambda y: _linear(y)[0].copy_(y[:, :1] * y[:, 1:2]),
+    "repeated rows": lambda y: y.unsqueeze(2).repeat_interleave(2, 0).clamp_(max=0.5)[:1, :, 0],
+    "a squeezed view": lambda y: y.unsqueeze(0).squeeze(0).mul_(y.detach().clone()),
+}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("write", VIEW_WRITES)
+def test_views_of_nothing_that_are_written_stay_on_the_graph(write, world):
+    """A write through a view, or to the base of one, has its second gradients where a rank's shard is empty."""
+    import torch
+
+    refused = 0
+    values = [torch.tensor([[0.3, -1.7, 0.8]]).double(), torch.tensor([[0.5, -0.25, 2.0]]).double()]
+    for layout in ((Shard(0), R), (Shard(0), Shard(0)), (Shard(1), Shard(0)), (R, Shard(1))):
+        expected, ranks = differentiated_twice(VIEW_WRITES[write], layout, world, values)
+        if all(results is None for results in ranks):
+            refused += 1
+            continue
+        for results in ranks:
+            for actual, wanted in zip(results, expected, strict=True):
+                pair = [torch.zeros((), dtype=torch.float64) if grad is None else grad for grad in (actual, wanted)]
+                torch.testing.assert_close(*torch.broadcast_tensors(*pair))
+    assert refused <= 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_product_of_one_factor_has_one_graph(world):
+    """Ranks whose factor is zero, is not, or that hold none, differentiate a product twice by the same collectives."""
+    import torch
+
+    def run(x, seed):
+        (first,) = torch.autograd.grad(torch.prod(x, 0, dtype=torch.float64), x, seed, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), [x, seed], allow_unused=True)[1]
+
+    values = torch.tensor([[2.0, 0.0, -4.0, 2.0, 0.0, -0.0, 1.0]])
+    seed = torch.tensor([1.0, -2.0, 0.5, 3.0, 2.5, -1.0, 4.0]).double()
+    expected = run(values.clone().requires_grad_(), seed.clone().requires_grad_())
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,))
+        return [
+            run(
+                distribute_tensor(values, mesh, [place]).requires_grad_(),
+                distribute_tensor(seed, mesh, [R]).requires_grad_(),
+            ).full_tensor()
+            for place in (Shard(0), Shard(1), R)
+        ]
+
+    for results in simulate(on_rank, world, "torch", timeout=60):
         for result in results:
             torch.testing.assert_close(result, expected)
