@@ -120,7 +120,7 @@ def _copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operan
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
-        may_share = platform.can_view(operand(args, kwargs)._local, shape, target)
+        may_share = platform.can_view(operand(args, kwargs)._local, shape, target)  # type: ignore[arg-type] # known
         return out if may_share else platform.local_op("clone")(out, memory_format=None)
 
     return run
