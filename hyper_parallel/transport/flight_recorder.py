@@ -17,7 +17,7 @@ from typing import Any
 
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer
-from hyper_parallel.transport.whole_files import write_whole
+from hyper_parallel.transport.whole_files import write_all_whole
 
 __all__ = ["CALLS", "FOLDER_VARIABLE", "FlightRecorder", "recorder_from_environment"]
 
@@ -108,14 +108,18 @@ class FlightRecorder:
     def write(self, failed: WorldFailedError) -> None:
         """Write the record of a failed world, one file per rank, in place of any earlier one.
 
-        A folder that cannot be written is no reason to lose the error itself: its message says so instead.
+        A folder that cannot be written is no reason to lose the error itself: its message says so instead, and the
+        earlier record is as it was.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for earlier in self._folder.glob("rank-*.json"):
+            texts = {
+                self._folder / f"rank-{rank}.json": json.dumps(self._record(rank, failed), indent=1)
+                for rank in range(len(self._calls))
+            }
+            write_all_whole(texts)
+            for earlier in set(self._folder.glob("rank-*.json")) - set(texts):
                 earlier.unlink()
-            for rank in range(len(self._calls)):
-                write_whole(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, failed), indent=1))
         except OSError as error:
             failed.args = (f"{failed}\nthe flight record could not be written to {self._folder}: {error}",)
         else:

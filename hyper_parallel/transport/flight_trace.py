@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _NEEDED_IN_CALL = {
 }  # fmt: skip
 _MICROSECONDS = 1e6
 _WIDTH = 60
+_DIGITS = 20
+_LARGEST = 1 << 20  # ranks of a world
 
 _Key = tuple[tuple[int, ...], str, int]
 
@@ -47,7 +50,7 @@ class Flight:
         lines += [f"  rank {rank}: {self._where(rank)}" for rank in sorted(self.records)]
         for rank, record in sorted(self.records.items()):
             lines += [f"--- rank {rank}: {record['doing'].rstrip()}"] if record["doing"] else []
-        return "\n".join(lines)
+        return _visible("\n".join(lines))
 
     def raised(self) -> dict[int, str]:
         """Per rank that raised or died, the error."""
@@ -119,6 +122,9 @@ def read_flight(folder: Path) -> Flight:
     records: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("rank-*.json")):
         record = _read(path)
+        if path.name != f"rank-{record['rank']}.json":
+            msg = f"{path} is no flight record: it has the record of rank {record['rank']}"
+            raise ValueError(msg)
         records[record["rank"]] = record
     if not records:
         msg = f"{folder} has no flight record (rank-*.json): set HP_FLIGHT_FOLDER to it and run the ranks again"
@@ -132,15 +138,18 @@ def read_flight(folder: Path) -> Flight:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_small)
     except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} is no flight record: {error}"
         raise ValueError(msg) from error
     problem = _problem(record, _NEEDED)
     calls = [] if problem else record["calls"]
     problem = problem or next(filter(None, (_problem(call, _NEEDED_IN_CALL) for call in calls)), None)
-    if problem is None and not all(isinstance(rank, int) for call in calls for rank in call["ranks"]):
+    if problem is None and not all(type(rank) is int for call in calls for rank in call["ranks"]):
         problem = "a call whose ranks are no numbers"
+    if problem is None and record["world_size"] > _LARGEST:
+        problem = f"a world of more than {_LARGEST} ranks"
     if problem:
         msg = f"{path} is no flight record: it has {problem}"
         raise ValueError(msg)
@@ -151,8 +160,37 @@ def _read(path: Path) -> dict[str, Any]:
 def _problem(content: object, needed: dict[str, Any]) -> str | None:
     if not isinstance(content, dict):
         return f"{type(content).__name__} instead of an object"
-    wrong = [name for name, kind in needed.items() if name not in content or not isinstance(content[name], kind)]
+    wrong = [
+        name
+        for name, kind in needed.items()
+        if not isinstance(content.get(name, ...), kind) or isinstance(content[name], bool)
+    ]
     return f"no {', '.join(wrong)}" if wrong else None
+
+
+def _refuse(name: str) -> float:
+    """Refuse what JSON lacks: NaN and infinities, which no reader of the trace would take."""
+    msg = f"{name} is no number"
+    raise ValueError(msg)
+
+
+def _finite(text: str) -> float:
+    """The number, unless it is too large for one."""
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _small(text: str) -> int:
+    """The number, unless times and ranks cannot be computed with it."""
+    return int(text) if len(text) <= _DIGITS else int(_refuse(text[:_DIGITS] + "..."))
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters spelled out: a record must not steer the terminal that shows it."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def _first_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Recognises out-of-memory errors when starting ranks and adds advice to them."""
+"""Recognises errors of memory that ran out when ranks are started, or of a full disk, and adds advice to them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ __all__ = ["advice", "is_out_of_memory", "starting"]
 _SIGNS = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|failed to map segment|can't start new thread|bad_alloc|not enough memory"
 )
+# What PyTorch's writer of checkpoints says on a full disk, in place of the system's error.
+_CUT_SHORT = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing")
 _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
@@ -31,7 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice(report: str) -> str:
-    """A line with the facts and the fix if ``report`` shows that memory ran out; else an empty string."""
+    """A line with the facts and the fix if ``report`` shows that memory or a disk ran out; else an empty string."""
+    if _CUT_SHORT.search(report):
+        return (
+            "PyTorch could not write all of a checkpoint's file: is the disk full? An earlier checkpoint is unchanged"
+        )
     return f"there is no memory for so many ranks: {_facts_and_fix()}" if _SIGNS.search(report) else ""
 
 

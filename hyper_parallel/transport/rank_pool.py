@@ -22,6 +22,7 @@ from hyper_parallel.transport.measurement import wrote_data_at
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import servers_search_here
 from hyper_parallel.transport.rank_process import rank_main
+from hyper_parallel.transport.whole_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,8 +90,12 @@ class Worker:
             theirs.close()
             os.unlink(self._stack_path)  # noqa: PTH108
             raise
-        register_rank(self.process.pid or 0, self._stack_path)
         theirs.close()
+        try:
+            register_rank(self.process.pid or 0, self._stack_path)
+        except BaseException:
+            self.close()
+            raise
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -176,10 +181,13 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
         pid: its process number.
         stack: file into which it writes its stack on SIGUSR1, or "".
         name: how reports call it if it left no data.
+
+    Raises:
+        OSError: the ledger cannot be written; the error names the file.
     """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
-        (Path(ledger) / str(pid)).write_text(f"{name}\n{stack}")
+        write_whole(Path(ledger) / str(pid), f"{name}\n{stack}")
 
 
 def preload(framework: str, module: str) -> None:

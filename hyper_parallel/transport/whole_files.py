@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["write_all_whole", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -19,19 +20,49 @@ def write_whole(path: Path, text: str) -> None:
         text: all of it.
 
     Raises:
-        OSError: it cannot be written; the earlier file, if any, is as it was, and no part is left.
+        OSError: it cannot be written; the error names the file. The earlier one, if any, is as it was, and no part is
+            left.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_text(text, encoding="utf-8")
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    write_all_whole({path: text})
+
+
+def write_all_whole(texts: Mapping[Path, str]) -> None:
+    """Write several files as :func:`write_whole` does; no earlier one is replaced before all new ones are on the disk.
+
+    Args:
+        texts: per path its text.
+
+    Raises:
+        OSError: one cannot be written; the error names it. All earlier ones are as they were, and no part is left.
+    """
+    partials = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts if _is_plain(path)}
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        for path, partial in partials.items():
+            _write(path, partial, texts[path])
+        for path in texts:
+            if path not in partials:
+                _write(path, path, texts[path])
+        for path, partial in partials.items():
+            partial.replace(path)
+    except BaseException:
+        for partial in partials.values():
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        raise
+
+
+def _is_plain(path: Path) -> bool:
+    return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
+def _write(path: Path, to: Path, text: str) -> None:
+    """Write the text of ``path`` to a file; an error names ``path``: that of a full disk has no name by itself."""
+    try:
+        with to.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+            if to != path:
+                os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
         raise

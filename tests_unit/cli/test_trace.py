@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+
+import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
+from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.flight_recorder import FlightRecorder
 
@@ -32,3 +37,48 @@ def test_a_folder_without_records_is_invalid_input(tmp_path, capsys):
     """The status is 2, and the message says how to get a record."""
     assert main(["trace", str(tmp_path)]) == 2
     assert "set HP_FLIGHT_FOLDER to it and run the ranks again" in capsys.readouterr().err
+
+
+HOSTILE = [b"", b"\xff\xfe", b"null", b'{"rank": 0', b"[" * 5000, b'{"rank": ' + b"9" * 5000 + b"}", b'{"a":' * 5000]
+
+
+def damaged(whole):
+    """Forms of a record that is no longer one: truncated anywhere, bits flipped, values of another kind."""
+    draw = random.Random(0)  # noqa: S311 - no secret
+    yield from HOSTILE
+    yield from (whole[:length] for length in range(0, len(whole) - 1, 40))
+    for _ in range(100):
+        place = draw.randrange(len(whole))
+        yield whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :]
+    record = json.loads(whole)
+    for value in (None, True, -1, 1 << 62, 10**400, "a", [], {}, [[]]):
+        for name in record:
+            yield json.dumps({**record, name: value}).encode()
+        for name in record["calls"][0]:
+            yield json.dumps({**record, "calls": [{**record["calls"][0], name: value}]}).encode()
+
+
+def test_damaged_records_are_one_line_and_status_2(tmp_path, capsys):
+    """Whatever a record has become, it is shown, or refused in one line with status 2: no traceback, no hang."""
+    recorder = FlightRecorder(1, tmp_path)
+    fingerprint = CollectiveFingerprint("barrier", (0,), (("root", (1, 2)),), Site(("train.py", 7)))
+    recorder.asked(0, "join", Contribution(fingerprint, [None]))
+    recorder.write(WorldFailedError("failed", {0: ValueError("boom")}, {0: "Traceback: here"}))
+    path, perfetto, refused = tmp_path / "rank-0.json", tmp_path / "trace.json", 0
+    for content in damaged(path.read_bytes()):
+        path.write_bytes(content)
+        status = main(["trace", str(tmp_path), "--perfetto", str(perfetto)])
+        shown = capsys.readouterr()
+        assert status in (0, 2), content
+        if status == 2:
+            refused += 1
+            assert shown.out == ""
+            assert len(shown.err.splitlines()) == 1, (content, shown.err)
+            assert "flight record" in shown.err or "records of ranks" in shown.err
+        else:
+            json.loads(perfetto.read_text(), parse_constant=pytest.fail)
+    assert refused > 100
+    path.unlink()
+    path.mkdir()
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err

@@ -88,6 +88,14 @@ def test_the_trace_has_a_bar_per_call(tmp_path):
             '{"rank": 0, "world_size": 1, "written": 1, "error": null, "doing": "", "calls": [1]}',
             "it has int instead of an object",
         ),
+        ('{"rank": 0, "world_size": 1, "written": NaN}', "NaN is no number"),
+        ('{"rank": 0, "world_size": 1, "written": 1e999}', "1e999 is no number"),
+        ('{"rank": true, "world_size": 1, "written": 1, "error": null, "doing": "", "calls": []}', "it has no rank"),
+        ('{"rank": 1, "world_size": 2, "written": 1, "error": null, "doing": "", "calls": []}', "the record of rank 1"),
+        (
+            '{"rank": 0, "world_size": 99999999999, "written": 1, "error": null, "doing": "", "calls": []}',
+            "it has a world of more than 1048576 ranks",
+        ),
     ],
 )
 def test_damaged_records_are_refused(tmp_path, text, problem):
@@ -97,6 +105,17 @@ def test_damaged_records_are_refused(tmp_path, text, problem):
     with pytest.raises(ValueError, match="flight record: ") as caught:
         read_flight(tmp_path)
     assert problem in str(caught.value)
+
+
+def test_a_record_does_not_steer_the_terminal(tmp_path):
+    """Control characters of a record are spelled out in the table."""
+    write(tmp_path, 0, [call(0, text="\x1b[2J(\u202e)", ranks=[0])], size=1, doing="\ta\nb\x07")
+    assert read_flight(tmp_path).text().splitlines() == [
+        "1 ranks",
+        "  rank 0: call 0, completed: \\x1b[2J(\\u202e) at train.py:7",
+        "--- rank 0: \ta",
+        "b\\x07",
+    ]
 
 
 def test_records_must_belong_together(tmp_path):

@@ -185,3 +185,10 @@ def test_a_fork_server_that_ends_is_reported():
     )
     with pytest.raises(RankFailedError, match=message), starting("rank 0"):
         raise EOFError
+
+
+def test_advice_on_a_full_disk():
+    """PyTorch's writer hides the system's error; what it says instead gets a hint."""
+    hint = "PyTorch could not write all of a checkpoint's file: is the disk full? An earlier checkpoint is unchanged"
+    assert advice("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598") == hint
+    assert advice("RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed") == hint
