@@ -25,6 +25,7 @@ from hyper_parallel.cli import (
     verify_program,
     verify_redistribute,
 )
+from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
 
@@ -47,7 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
         memory; 2 for invalid input; 130 after Ctrl-C.
     """
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments = parse(words)
+    except UsageError as error:
+        _print_error(error.command, str(error), "error", as_json="--json" in words)
+        return _BAD_INPUT
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -58,16 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the pipe is gone; flushing the rest of the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, HyperParallelError, ImportError, MemoryError) as error:
+    except (ValueError, HyperParallelError, ImportError, MemoryError, OSError) as error:
         message = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
         short = advice(message)
         _report_error(arguments, message if short in message else f"{message}\n{short}", "error")
-        return _NOT_CHECKED if short else _BAD_INPUT
+        of_the_machine = isinstance(error, OSError) and not isinstance(error, HyperParallelError)
+        return _NOT_CHECKED if short or of_the_machine else _BAD_INPUT
     return status
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; what follows ``--`` are arguments of the user's script or of pytest, unparsed."""
+    """Parse a command line; what follows ``--`` are arguments of the user's script or of pytest, unparsed.
+
+    Raises:
+        UsageError: (a ValueError) it is no command line of this program.
+    """
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     script = tuple(words[end + 1 :])
@@ -81,7 +92,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
-    top = argparse.ArgumentParser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
+    top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
@@ -104,6 +115,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _report_error(arguments: argparse.Namespace, text: str, what: str) -> None:
     """Print an error on stderr, and as JSON on stdout with ``--json``."""
-    print(f"hyper-parallel: {what}: {text}", file=sys.stderr)
-    if getattr(arguments, "json", False):
+    _print_error("hyper-parallel", text, what, as_json=getattr(arguments, "json", False))
+
+
+def _print_error(command: str, text: str, what: str, *, as_json: bool) -> None:
+    print(f"{command}: {what}: {text}", file=sys.stderr)
+    if as_json:
         print(json.dumps({"ok": False, what: text}))

@@ -6,12 +6,16 @@ import argparse
 import json
 from typing import Any
 
+from hyper_parallel.cli.arguments import whole
+
 __all__ = ["add_parser", "run"]
 
+_MOST_RANKS = 65536
+
 _DESCRIPTION = """\
-Print what a parallel plan does in one training step on a mesh of any size: how each parameter is sharded, which
-collectives run in which module, and how many bytes the busiest rank receives. This process acts as rank 0; nothing is
-communicated or compared.
+Print what a parallel plan does in one training step on a mesh of up to 65536 ranks: how each parameter is sharded,
+which collectives run in which module, and how many bytes the busiest rank receives. This process acts as rank 0;
+nothing is communicated or compared.
 
 SPEC and PLAN are those of hyper-parallel verify model. This process builds the whole model.
 
@@ -28,7 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     subparser.add_argument("spec", metavar="SPEC", help="the model")
     subparser.add_argument("--plan", required=True, metavar="PLAN", help="its parallel plan")
-    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
     subparser.add_argument("--json", action="store_true", help="as JSON")
@@ -41,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import parse_mesh
 
-    shape, names = parse_mesh(arguments.mesh, arguments.world_size)
+    shape, names = parse_mesh(arguments.mesh, arguments.world_size, _MOST_RANKS)
     explanations = [
         explain_model(arguments.spec, arguments.plan, shape, names, platform=platform)
         for platform in user_platforms(arguments)

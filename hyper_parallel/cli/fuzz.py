@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import real, seed, whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _DEFAULT_COUNT = 1000
+_MOST_PROGRAMS = 1_000_000_000
+_MOST_MINUTES = 7 * 24 * 60.0
+_MOST_JOBS = 256
 
 _DESCRIPTION = """\
 Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
@@ -43,11 +47,17 @@ def add_parser(subcommands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--platform", metavar="torch", help="default: those that are installed and have such programs")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all programs (default: 0)")
-    parser.add_argument("--count", type=int, metavar="N", help=f"programs (default: {_DEFAULT_COUNT})")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first program, in 64s")
-    parser.add_argument("--minutes", type=float, metavar="M", help="run for so long, or until --count is reached")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all programs (default: 0)")
+    parser.add_argument(
+        "--count", type=whole(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"
+    )
+    parser.add_argument(
+        "--first", type=whole(0, _MOST_PROGRAMS), default=0, metavar="N", help="number of the first program, in 64s"
+    )
+    parser.add_argument(
+        "--minutes", type=real(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"
+    )
+    parser.add_argument("--jobs", type=whole(1, _MOST_JOBS), default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
         "--findings", default="fuzz_findings", metavar="FOLDER", help="where programs that fail are written"
     )
@@ -83,20 +93,11 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     """Return what to run.
 
     Raises:
-        ValueError: a number is out of range, or no programs are written for a framework.
+        ValueError: no programs are written for a framework.
     """
     from hyper_parallel.verify.fuzz.campaign import Settings
     from hyper_parallel.verify.fuzz.language import LANGUAGES, language_of
 
-    for option in ("count", "minutes", "jobs"):
-        value = getattr(arguments, option)
-        if value is not None and not value > 0:
-            msg = f"--{option} {value}: give a number above 0"
-            raise ValueError(msg)
-    for option in ("seed", "first"):
-        if getattr(arguments, option) < 0:
-            msg = f"--{option} {getattr(arguments, option)}: give a number of at least 0"
-            raise ValueError(msg)
     frameworks = platforms(arguments.platform)
     if arguments.platform is None:
         frameworks = [framework for framework in frameworks if framework in LANGUAGES] or frameworks

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _LAUNCHES = ("simulated", "processes")
+_MOST_RANKS = 64
 _DESCRIPTION = """\
 Check every member of the platform contract and its documented errors on every rank of a world: collectives and their
 gradients, groups, checkpoints, delayed parameters, memory and the rest. A member that a framework or device does not
@@ -40,7 +42,11 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
     subparser.add_argument(
-        "--world-size", type=int, default=3, metavar="N", help="number of ranks, at least 2 (default: 3)"
+        "--world-size",
+        type=whole(2, _MOST_RANKS),
+        default=3,
+        metavar="N",
+        help="number of ranks, at least 2 (default: 3)",
     )
     subparser.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
     subparser.add_argument(
@@ -61,9 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
-    if arguments.world_size < 2:
-        msg = f"--world-size {arguments.world_size}: the checks need at least 2 ranks"
-        raise ValueError(msg)
     can_be_written("--report", arguments.report, folder=True)
     frameworks = platforms(arguments.platform)
     jobs: list[tuple[str, Any, tuple[Any, ...]]] = [

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import MOST_STEPS, seed, whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
@@ -45,20 +46,22 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
     subparser.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
-    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
     subparser.add_argument(
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    subparser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
     subparser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of all random numbers: the same seed, the same numbers (0)"
+        "--steps", type=whole(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
+    )
+    subparser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of all random numbers: the same seed, the same numbers (0)"
     )
     subparser.add_argument(
         "--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable"
     )
-    subparser.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
+    subparser.add_argument("--dtype", choices=("float64", "float32"), help="of the embedded model (default: float64)")
     faults = ", ".join(_faults())
     subparser.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
     subparser.add_argument(
@@ -112,6 +115,9 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     if arguments.scenario:
         msg = "--scenario names an embedded scenario; it does not go with SPEC"
         raise ValueError(msg)
+    if arguments.dtype is not None:
+        msg = "--dtype is that of the embedded scenarios; build the model of SPEC in the dtype that you want"
+        raise ValueError(msg)
     from hyper_parallel.verify.model import parse_mesh, verify_model
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
@@ -148,7 +154,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                 yield (
                     f"{scenario.name} on {platform} ({launch})",
                     partial(
-                        verify_scenario, scenario.with_dtype(arguments.dtype),
+                        verify_scenario, scenario.with_dtype(arguments.dtype or "float64"),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
                         seed=arguments.seed, harden=arguments.harden,
                     ),

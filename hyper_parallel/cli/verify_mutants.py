@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+from hyper_parallel.cli.arguments import real, seed, whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
@@ -29,6 +30,7 @@ of placement, functions on DTensors, scenarios of the dispatcher, and the costs 
 notice is equivalent if a table says why; other survivors are listed. --each 200 is all of them.
 
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+_MOST_MUTANTS = 1_000_000
 _EACH = 5  # of every operator, at first; four hundred have a rule
 
 
@@ -44,10 +46,20 @@ def add_parser(subcommands: Any) -> None:
     text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"
     parser.add_argument("--source", nargs="*", metavar="MODULE", help=text)
     parser.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
-    parser.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
-    parser.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
-    parser.add_argument("--floor", type=float, default=99.5, metavar="PERCENT", help="least score (default: 99.5)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of mutants (default: 0)")
+    parser.add_argument(
+        "--each",
+        type=whole(1, _MOST_MUTANTS),
+        default=_EACH,
+        metavar="N",
+        help=f"mutants per operator (default: {_EACH})",
+    )
+    parser.add_argument(
+        "--wanted", type=whole(0, _MOST_MUTANTS), default=0, metavar="N", help="fail if there are fewer in all"
+    )
+    parser.add_argument(
+        "--floor", type=real(100.0, least=0.0), default=99.5, metavar="PERCENT", help="least score (default: 99.5)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the order of mutants (default: 0)")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     parser.add_argument("--report", metavar="PATH", help="also write the report there, as JSON")
     parser.set_defaults(run=run)
@@ -59,11 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.ops.mutation.report import MutantResult, Score
     from hyper_parallel.verify.ops.worker_pool import run_tasks
 
-    if arguments.each < 1:
-        msg = f"--each {arguments.each}: at least 1"
-        raise ValueError(msg)
     modules = None if arguments.source is None else _modules(arguments)
-    (platform,) = platforms(arguments.platform)[:1]
+    platform = _framework(arguments.platform)
     can_be_written("--report", arguments.report)
     tasks_to_run = (
         tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
@@ -86,6 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
     _write(arguments, score.json())
     return 0 if score.ok(arguments.floor / 100) else 1
+
+
+def _framework(asked: str) -> str:
+    """Return the one framework whose rules are changed."""
+    names = platforms(asked)
+    if len(names) > 1:
+        msg = f"--platform {asked!r}: mutants run on one framework; give {' or '.join(names)}"
+        raise ValueError(msg)
+    return names[0]
 
 
 def _modules(arguments: argparse.Namespace) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.selection import Effort
 
-__all__ = ["add_parser", "mesh_sizes", "operators", "run"]
+__all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "operators", "run"]
 
 _SECONDS = 540.0
 """Wall time that operators share; with the last ones, which may take longer, a full sweep takes ten minutes."""
+
+MOST_RANKS = 16
+"""Ranks of a mesh on which rules and changes of placement are checked: the number of placements grows with it."""
+
+_DIGITS = 4
 
 _NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html")
 """Options that ``--target`` does not use."""
@@ -213,8 +219,11 @@ def _effort(arguments: argparse.Namespace) -> Effort:
 def mesh_sizes(text: str) -> tuple[int, ...]:
     """Return the sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
-    if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:
+    if not all(size.isascii() and size.isdecimal() and int(size[:_DIGITS]) > 0 for size in sizes) or len(sizes) > 3:
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
+        raise ValueError(msg)
+    if max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > MOST_RANKS:
+        msg = f"--mesh {text!r}: at most {MOST_RANKS} ranks; what a rule does to five, it does to more"
         raise ValueError(msg)
     return tuple(map(int, sizes))
 

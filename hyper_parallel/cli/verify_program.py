@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import MOST_STEPS, real, seed, whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
+_MOST_SECONDS = 7 * 24 * 3600.0
+_MOST_MEMORY = 1024.0  # GiB
 _RUNS = 12  # the reference twice, its eight perturbed repeats, the ranks, the comparison
 
 _DESCRIPTION = """\
@@ -53,11 +56,13 @@ def add_parser(kinds: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparser.add_argument("file", metavar="FILE", help="train.py, or train.py:function")
-    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="dp=2,tp=2", help="axes of the ranks, the last one fastest, for messages")
     subparser.add_argument("--single", metavar="FILE", help="another script or function for the run on one rank")
     subparser.add_argument("--single-args", metavar="ARGS", help="arguments of the run on one rank, in one string")
-    subparser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps (default: at its end)")
+    subparser.add_argument(
+        "--steps", type=whole(1, MOST_STEPS), metavar="N", help="stop after N optimizer steps (default: at its end)"
+    )
     subparser.add_argument("--only", action="append", metavar="PATTERN", help="record only these outputs; repeatable")
     subparser.add_argument(
         "--declare", action="append", metavar="NAME=PLACEMENT",
@@ -69,9 +74,13 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that is installed")
-    subparser.add_argument("--seed", type=int, default=0, metavar="N", help="of the perturbations (default: 0)")
-    subparser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds for a run (default: 300)")
-    subparser.add_argument("--memory", type=float, default=4.0, metavar="GIB", help="for the records (default: 4)")
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
+    subparser.add_argument(
+        "--timeout", type=real(_MOST_SECONDS), default=300.0, metavar="S", help="seconds for a run (default: 300)"
+    )
+    subparser.add_argument(
+        "--memory", type=real(_MOST_MEMORY), default=4.0, metavar="GIB", help="for the records (default: 4)"
+    )
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS]"
@@ -97,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             launch=arguments.launch,
             declared=_declared(arguments.declare or ()),
             args=arguments.arguments,
-            single_args=None if arguments.single_args is None else shlex.split(arguments.single_args),
+            single_args=_words(arguments.single_args),
             only=arguments.only or (),
             timeout=arguments.timeout,
             harden=arguments.harden,
@@ -116,6 +125,15 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
     _write(arguments.report, report)
     return report.status
+
+
+def _words(text: str | None) -> list[str] | None:
+    """Return the arguments in one string, as a shell would."""
+    try:
+        return None if text is None else shlex.split(text)
+    except ValueError as error:
+        msg = f"--single-args {text!r} cannot be split into arguments: {error}"
+        raise ValueError(msg) from None
 
 
 def _platform(asked: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.progress import Progress
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.redistribution import RedistributionReport
 
 __all__ = ["add_parser", "run"]
+
+_MOST_DIMS, _MOST_ELEMENTS, _DIGITS = 6, 1_000_000, 7
 
 _DESCRIPTION = """\
 Redistribute a tensor from every placement to every placement on simulated ranks. Values and gradients are compared with
@@ -44,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Check every mesh on every framework; return 0 if all held."""
     from hyper_parallel.verify.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
+    if arguments.quick and arguments.mesh is not None:
+        msg = "--quick chooses the meshes; leave it out, or --mesh"
+        raise ValueError(msg)
     meshes: tuple[tuple[int, ...], ...] = QUICK_MESHES if arguments.quick else MESHES
     if arguments.mesh is not None:
         meshes = tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
@@ -70,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _shape(text: str) -> tuple[int, ...]:
     sizes = text.strip().split("x")
-    if not all(size.isdigit() for size in sizes):
+    if not all(size.isascii() and size.isdecimal() for size in sizes):
         msg = f"--shape {text!r}: write sizes like 7x5"
+        raise ValueError(msg)
+    if len(sizes) > _MOST_DIMS or max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > _MOST_ELEMENTS:
+        msg = f"--shape {text!r}: at most {_MOST_DIMS} dims and {_MOST_ELEMENTS} elements"
         raise ValueError(msg)
     return tuple(map(int, sizes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 
 __all__ = ["TIMEOUT_VARIABLE", "positive_seconds", "rank_seconds"]
 
@@ -31,13 +32,13 @@ def positive_seconds(seconds: object, description: str) -> float:
         description: where the limit was set, and to what, for the error.
 
     Raises:
-        ValueError: it is no positive number.
+        ValueError: it is no positive number, or longer than a machine can wait.
     """
     try:
         value = float(seconds)  # type: ignore[arg-type]  # anything else is refused below
     except (TypeError, ValueError):
         value = math.nan
-    if not 0 < value < math.inf:
+    if not 0 < value <= threading.TIMEOUT_MAX:
         msg = f"{description}: expected a positive number of seconds"
         raise ValueError(msg)
     return value

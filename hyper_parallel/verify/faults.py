@@ -19,6 +19,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
+from hyper_parallel.core.dtensor.parameter_paths import describe_nearest
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, active_transport, use_transport
 from hyper_parallel.transport.work import Work
@@ -88,9 +89,13 @@ class Fault:
     hits: int = 0
 
     def before_parallel(self, platform: Platform, model: Any) -> None:
-        """Attach hooks that change a module's own result before its style sees it."""
+        """Attach hooks that change a module's own result before its style sees it.
+
+        Raises:
+            InputError: (a ValueError) the model has no such module.
+        """
+        module = self._find(platform, model)
         if self.name == "double-bias":
-            module = self._find(platform, model)
             platform.register_forward_hook(module, lambda cell, _, output: self._add_bias(platform, cell, output))
 
     def after_parallel(self, platform: Platform, model: Any) -> None:
@@ -122,7 +127,10 @@ class Fault:
     def _find(self, platform: Platform, model: Any) -> Any:
         modules = dict(platform.get_cells_and_names(model))
         if self.module not in modules:
-            msg = f"--inject {self.name}: the model has no module {self.module!r}"
+            nearest = describe_nearest(self.module, list(modules))
+            msg = (
+                f"--inject {self.name}: the model has no module {self.module!r}; {nearest}; name one: {self.name}@PATH"
+            )
             raise InputError(msg)
         return modules[self.module]
 

@@ -24,7 +24,9 @@ from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import python_command, search_path
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
+from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify import launch_worker
+from hyper_parallel.verify.simulate import require_ranks
 
 __all__ = ["launch"]
 
@@ -61,11 +63,11 @@ def launch(
 
     Raises:
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        ValueError: the world size is less than one, or the platform is unknown.
+        ValueError: the world size is none, or more than one machine has, the platform is unknown, or the timeout is no
+            time.
     """
-    if world_size < 1:
-        msg = f"world_size is {world_size}; a world has at least one rank"
-        raise ValueError(msg)
+    require_ranks(world_size)
+    timeout = positive_seconds(timeout, f"timeout={timeout!r}")
     platform = platform or default_framework()
     if platform not in FRAMEWORKS:
         msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"

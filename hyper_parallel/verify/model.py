@@ -16,7 +16,7 @@ from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.model_harden import Attempt, attempts, run_spots
 from hyper_parallel.verify.model_report import ModelReport, traffic
-from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.simulate import MOST_RANKS, simulate
 from hyper_parallel.verify.spec import error_summary, user_function
 from hyper_parallel.verify.train_compare import RankResult, run_rank
 
@@ -24,22 +24,27 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
     from hyper_parallel.verify.scenarios import Scenario
 
-__all__ = ["LAUNCHES", "InputError", "parse_mesh", "verify_model", "verify_scenario"]
+__all__ = ["LAUNCHES", "InputError", "parse_mesh", "require_seed", "verify_model", "verify_scenario"]
 
 LAUNCHES = ("simulated", "processes")
 _TIMEOUT = 300.0
+_MOST_DIGITS = 9
+_SEEDS = 2**32
 _AXIS_NAMES = {1: ("tp",), 2: ("dp", "tp")}
 
 
-def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def parse_mesh(
+    mesh: str | None, world_size: int | None, most: int = MOST_RANKS
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
 
     Args:
         mesh: the mesh as text; None takes one axis of ``world_size``.
         world_size: number of ranks, if it was given.
+        most: ranks that the mesh may have.
 
     Raises:
-        InputError: (a ValueError) the text is no mesh, or contradicts the world size.
+        InputError: (a ValueError) the text is no mesh, is one of too many ranks, or contradicts the world size.
     """
     if mesh is None and world_size is None:
         msg = "give --mesh, such as 2x2, or --world-size"
@@ -48,7 +53,8 @@ def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...
     named = "=" in text
     parts = [part.partition("=") for part in text.split("," if named else "x")]
     sizes = [(size if named else name) for name, _, size in parts]
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    names = tuple(name for name, _, _ in parts)
+    if not all(map(_is_size, sizes)) or (named and not all(name.isidentifier() for name in names)):
         msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
         if mesh is None:
             msg = f"--world-size {text} must be at least 1"
@@ -57,11 +63,22 @@ def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...
     if not named and len(shape) not in _AXIS_NAMES:
         msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
         raise InputError(msg)
-    names = tuple(name for name, _, _ in parts) if named else _AXIS_NAMES[len(shape)]
+    names = names if named else _AXIS_NAMES[len(shape)]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        msg = f"--mesh {text!r} has two axes {repeated[0]!r}; axes need names of their own"
+        raise InputError(msg)
+    if math.prod(shape) > most:
+        option = "--world-size" if mesh is None else "--mesh"
+        msg = f"{option} {text} has {math.prod(shape)} ranks; there can be at most {most}"
+        raise InputError(msg)
     if world_size is not None and math.prod(shape) != world_size:
         msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
         raise InputError(msg)
     return shape, names
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def verify_model(
@@ -110,6 +127,7 @@ def verify_model(
     if launch not in LAUNCHES:
         msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
         raise InputError(msg)
+    require_seed(seed)
     axes = dict(zip(mesh_names, mesh_shape, strict=True))
     tries, number = attempts(axes, steps) if harden else ([Attempt(tuple(mesh_shape))], steps)
     report = ModelReport(name or str(spec), platform, launch, "", number)
@@ -142,6 +160,17 @@ def verify_model(
         break
     report.seconds = time.perf_counter() - started
     return report
+
+
+def require_seed(seed: int) -> None:
+    """Check that every framework takes ``seed``.
+
+    Raises:
+        InputError: (a ValueError) it is no whole number from 0 to 2**32 - 1.
+    """
+    if type(seed) is not int or not 0 <= seed < _SEEDS:
+        msg = f"--seed is {seed!r}; it must be a whole number from 0 to {_SEEDS - 1}"
+        raise InputError(msg)
 
 
 def verify_scenario(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.platform.contract.training import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.verify.training_loop import Training
 
-__all__ = ["InputError", "ModelCase", "ParallelPlan", "as_case", "as_plan"]
+__all__ = ["InputError", "ModelCase", "ParallelPlan", "array_of_numbers", "as_case", "as_plan"]
 
 
 class InputError(ValueError):
@@ -43,7 +47,8 @@ class ModelCase:
         context: returns a context manager around a training step of both models, such as autocast.
 
     Raises:
-        InputError: (a ValueError) there are no batches, the optimizer is unknown, or options contradict each other.
+        InputError: (a ValueError) there are no batches, the optimizer is unknown, another option is of the wrong kind,
+            or options contradict each other.
     """
 
     build: Callable[[], Any]
@@ -61,10 +66,21 @@ class ModelCase:
 
     def __post_init__(self) -> None:
         """Refuse a case that cannot be trained."""
-        if not self.batches:
-            msg = "ModelCase: batches is empty; give at least one tuple of arrays"
+        for name in ("build", "loss"):
+            _check_callable("ModelCase", name, getattr(self, name), needed=True)
+        _check_batches(self.batches)
+        inputs: Any = self.inputs
+        if inputs is not None and not (type(inputs) is int and 0 <= inputs <= len(self.batches[0])):
+            msg = (
+                f"ModelCase: inputs is {inputs!r}; it must be a number of arrays of a batch, which has "
+                f"{len(self.batches[0])}"
+            )
             raise InputError(msg)
         _check_optimizer("ModelCase", self.optimizer)
+        rate: Any = self.learning_rate
+        if not (_is_number(rate) and 0 < rate < math.inf):
+            msg = f"ModelCase: learning_rate is {rate!r}; it must be a number above 0"
+            raise InputError(msg)
         for name in ("scheduler", "step", "hooks", "context"):
             _check_callable("ModelCase", name, getattr(self, name))
         accumulate: Any = self.accumulate
@@ -72,7 +88,7 @@ class ModelCase:
             msg = f"ModelCase: accumulate is {accumulate!r}; it must be a number of batches, at least 1"
             raise InputError(msg)
         clip: Any = self.clip
-        if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+        if clip is not None and not (_is_number(clip) and clip > 0):
             msg = f"ModelCase: clip is {clip!r}; it must be a bound of the gradients' norm, above 0"
             raise InputError(msg)
         if self.step is not None and self.clip is not None:
@@ -126,6 +142,10 @@ class ParallelPlan:
                 "styles, or a function of model and mesh"
             )
             raise InputError(msg)
+        if isinstance(styles, Mapping):
+            _check_styles(styles)
+        if self.batch is not None:
+            _check_batch_placements(self.batch)
         if self.optimizer is not None:
             _check_optimizer("ParallelPlan", self.optimizer)
         for name in ("context", "scheduler", "step", "hooks"):
@@ -138,6 +158,22 @@ class ParallelPlan:
 
 
 _OPTIONS = tuple(name for name in ModelCase.__dataclass_fields__ if name not in ("build", "batches", "loss"))
+
+
+def array_of_numbers(item: Any, index: int) -> Any:
+    """Return entry ``index`` of a batch as a NumPy array.
+
+    Raises:
+        InputError: it is no array of numbers.
+    """
+    try:
+        array = np.asarray(item)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind in "OSU":
+        msg = f"SPEC: array {index} of a batch is {type(item).__name__}; it must be an array of numbers"
+        raise InputError(msg)
+    return array
 
 
 def as_case(value: Any) -> ModelCase:
@@ -186,6 +222,9 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
         InputError: the value is none of them.
     """
     if isinstance(value, ParallelPlan):
+        if unknown := [axis for axis in value.batch or () if axis not in axes]:
+            msg = f"PLAN: batch names axis {unknown[0]!r}, which the mesh does not have; its axes are {', '.join(axes)}"
+            raise InputError(msg)
         return value
     if not isinstance(value, Mapping) and not callable(value):
         msg = (
@@ -196,6 +235,15 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
     if len(axes) == 1 or not isinstance(value, Mapping):
         return ParallelPlan(value)
     return ParallelPlan(value, {"dp": Shard(0)} if "dp" in axes else {})
+
+
+def _check_styles(styles: Mapping[Any, Any]) -> None:
+    """Raise an InputError if ``styles`` is no plan of ``parallelize_module``."""
+    try:
+        list(flat_plan(styles))
+    except TypeError as error:
+        msg = f"ParallelPlan: {error}"
+        raise InputError(msg) from None
 
 
 def _check_optimizer(owner: str, optimizer: Any) -> None:
@@ -211,9 +259,45 @@ def _check_optimizer(owner: str, optimizer: Any) -> None:
         raise InputError(msg)
 
 
-def _check_callable(owner: str, name: str, value: Any) -> None:
-    """Raise an InputError if the option ``name`` is set, but no function."""
-    if value is not None and not callable(value):
+def _check_batches(batches: Any) -> None:
+    """Raise an InputError if ``batches`` is no sequence of tuples of arrays."""
+    if isinstance(batches, (str, bytes)) or not (hasattr(batches, "__len__") and hasattr(batches, "__getitem__")):
+        msg = f"ModelCase: batches is {type(batches).__name__}; it must be a list of tuples of arrays, one per step"
+        raise InputError(msg)
+    if not len(batches):
+        msg = "ModelCase: batches is empty; give at least one tuple of arrays"
+        raise InputError(msg)
+    wrong = [batch for batch in batches if not isinstance(batch, (tuple, list)) or not batch]
+    if wrong:
+        what = "empty" if isinstance(wrong[0], (tuple, list)) else type(wrong[0]).__name__
+        msg = f"ModelCase: a batch is {what}; each must be a tuple of arrays, such as (inputs, labels)"
+        raise InputError(msg)
+
+
+def _check_batch_placements(batch: Any) -> None:
+    """Raise an InputError if ``batch`` does not map mesh axes to placements."""
+    if not isinstance(batch, Mapping):
+        what = type(batch).__name__
+    else:
+        pairs = [f"{axis!r}: {value!r}" for axis, value in batch.items() if not _is_placed(axis, value)]
+        if not pairs:
+            return
+        what = f"{{{pairs[0]}}}"
+    msg = f"ParallelPlan: batch is {what}; it must map mesh axes to placements, such as {{'dp': Shard(0)}}"
+    raise InputError(msg)
+
+
+def _is_placed(axis: Any, value: Any) -> bool:
+    return isinstance(axis, str) and isinstance(value, Placement)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_callable(owner: str, name: str, value: Any, *, needed: bool = False) -> None:
+    """Raise an InputError if the option ``name`` is set, or ``needed``, but no function."""
+    if (needed or value is not None) and not callable(value):
         msg = f"{owner}: {name} is {type(value).__name__}; it must be a function"
         raise InputError(msg)
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework, use_platform
-from hyper_parallel.transport.timeouts import rank_seconds
+from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 
-__all__ = ["simulate"]
+__all__ = ["MOST_RANKS", "require_ranks", "simulate"]
+
+MOST_RANKS = 1024
+"""Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""
 
 
 def simulate(
@@ -44,12 +47,11 @@ def simulate(
     Raises:
         RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
             maps ranks to their exceptions and ``__cause__`` is the first of them.
-        ValueError: the world size is less than one, the platform is unknown, or HP_RANK_TIMEOUT is no time.
+        ValueError: the world size is none, or more than one machine has, the platform is unknown, or the timeout is no
+            time.
     """
-    timeout = rank_seconds() if timeout is None else timeout
-    if world_size < 1:
-        msg = f"world_size is {world_size}; a world has at least one rank"
-        raise ValueError(msg)
+    timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
+    require_ranks(world_size)
     platform = platform or default_framework()
     if platform == "torch":
         from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported
@@ -62,6 +64,20 @@ def simulate(
         return run_processes(_on_platform, (platform, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
+
+
+def require_ranks(world_size: int) -> None:
+    """Check that a world of ``world_size`` ranks can be made on one machine.
+
+    Raises:
+        ValueError: it is no number of ranks, or above :data:`MOST_RANKS`.
+    """
+    if type(world_size) is not int or world_size < 1:
+        msg = f"world_size is {world_size!r}; a world has at least one rank"
+        raise ValueError(msg)
+    if world_size > MOST_RANKS:
+        msg = f"world_size is {world_size}; a world on one machine has at most {MOST_RANKS} ranks"
+        raise ValueError(msg)
 
 
 def _on_platform(platform: str, fn: Callable[..., Any], *args: Any) -> Any:

@@ -39,7 +39,7 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
             function.
     """
     module_name, _, name = spec.rpartition(":")
-    if not module_name or not name.isidentifier():
+    if not (_is_module(module_name) and name.isidentifier()):
         msg = f"{source} {spec!r} must look like package.module:function or path/file.py:function"
         raise InputError(msg)
     load = _load_file if module_name.endswith(".py") else _import_module
@@ -50,6 +50,10 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
         msg = f"{source} {spec!r}: {module_name} has no function {name!r}; it has {', '.join(functions) or 'none'}"
         raise InputError(msg)
     return function  # type: ignore[no-any-return] # callable, checked above
+
+
+def _is_module(name: str) -> bool:
+    return name.endswith(".py") or all(part.isidentifier() for part in name.split("."))
 
 
 def user_function(function: str | Callable[..., Any], source: str) -> Callable[..., Any]:
@@ -78,7 +82,11 @@ def _import_module(name: str, source: str) -> Any:
 
 def _load_file(name: str, source: str) -> Any:
     path = Path(name).resolve()
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError:  # a name that no file can have
+        is_file = False
+    if not is_file:
         msg = f"{source}: there is no file {path}"
         raise InputError(msg)
     # One module per file, however its path is written; the digest keeps equal file names apart.

@@ -13,9 +13,10 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.errors import LayoutError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.verify.compare import magnitude
-from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers
 from hyper_parallel.verify.observers import OutputObserver, global_array
 from hyper_parallel.verify.perturbation import (
     Key,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "build_model", "why_untrainable"]
 
+_MODULES = {"torch": "torch.nn.Module", "mindspore": "mindspore.nn.Cell"}
+_MISFITS = (MixedTensorError, ShardMismatchError, LayoutError)
+"""Errors of the first step under a plan that lays out values as the model does not take them."""
+
 _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
     "depend on the model's output, without detach() or no_grad() on the way"
@@ -47,10 +52,17 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
     """Return a fresh model, with the framework's generators started from ``seed``.
 
     Raises:
-        InputError: the function that builds it raises.
+        InputError: the function that builds it raises, or returns no module of the framework.
     """
     platform.seed(seed)
-    return call_user_function("SPEC: the function that builds the model", case.build)
+    model = call_user_function("SPEC: the function that builds the model", case.build)
+    if not isinstance(model, platform.Module):
+        msg = (
+            f"SPEC: the model is of type {type(model).__module__}.{type(model).__qualname__}, which is no "
+            f"{_MODULES[platform.platform_type]}; build one, or name the model's framework with --platform"
+        )
+        raise InputError(msg)
+    return model
 
 
 class _Run:
@@ -83,7 +95,10 @@ class _Run:
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         platform = self.platform
-        return tuple(item if platform.is_tensor(item) else platform.from_numpy(np.asarray(item)) for item in batch)
+        return tuple(
+            item if platform.is_tensor(item) else platform.from_numpy(array_of_numbers(item, index))
+            for index, item in enumerate(batch)
+        )
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of forward, backward and the optimizer."""
@@ -361,6 +376,20 @@ class ParallelRun(_Run):
         self.draws = ParallelDraws(platform, mesh, lambda: self.outputs.running)
         self.case = plan.applied_to(case)
         self._set_model(parallel)
+
+    def step(self, number: int) -> Any:
+        """Run one step; see :class:`_Run`.
+
+        Raises:
+            InputError: the model does not take values as the plan lays them out.
+        """
+        try:
+            return super().step(number)
+        except _MISFITS as error:
+            if number or self.fault is not None:
+                raise
+            msg = f"PLAN does not fit the model: {error}"
+            raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:
         """Return all parameters by path, a shared one by its first path."""

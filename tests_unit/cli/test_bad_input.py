@@ -44,17 +44,18 @@ def test_every_command_answers_in_json(name, command):
     [
         (["verify", "model", "--bogus"], "hyper-parallel: error: unrecognized arguments: --bogus"),
         (["verify", "ops", "--op"], "hyper-parallel verify ops: error: argument --op: expected at least one argument"),
-        (["bench", "--repeats", "many"], "hyper-parallel bench: error: argument --repeats: invalid int value: 'many'"),
         (["doctor", "now"], "hyper-parallel: error: unrecognized arguments: now"),
         (["coverage", "gate"], "hyper-parallel coverage gate: error: the following arguments are required: env"),
     ],
 )
-def test_unknown_options_are_status_2(arguments, message, capsys):
-    """An unknown option, or one without its value, is an error with status 2."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == message
+@pytest.mark.parametrize("as_json", [False, True])
+def test_unknown_options_are_status_2(arguments, message, as_json, capsys):
+    """An unknown option, or one without its value, is one line with status 2, and an object with --json."""
+    assert main([*arguments, *["--json"] * as_json]) == 2
+    captured = capsys.readouterr()
+    command, _, text = message.partition(": error: ")
+    assert captured.err == f"{message} (see {command} --help)\n"
+    assert captured.out == (json.dumps({"ok": False, "error": f"{text} (see {command} --help)"}) + "\n") * as_json
 
 
 @pytest.mark.platforms("torch")

@@ -44,7 +44,10 @@ def test_rows_are_a_table(monkeypatch, capsys):
 def test_no_repeats(capsys):
     """Measuring nothing is an error."""
     assert main(["bench", "--repeats", "0"]) == 2
-    assert capsys.readouterr().err == "hyper-parallel: error: --repeats 0 must be at least 1\n"
+    assert capsys.readouterr().err == (
+        "hyper-parallel bench: error: argument --repeats: '0' is no whole number from 1 to 1000000 "
+        "(see hyper-parallel bench --help)\n"
+    )
 
 
 def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):

@@ -56,17 +56,17 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--count", "0"], "--count 0: give a number above 0"),
-        (["--minutes", "nan"], "--minutes nan: give a number above 0"),
-        (["--jobs", "-1"], "--jobs -1: give a number above 0"),
-        (["--seed", "-1"], "--seed -1: give a number of at least 0"),
-        (["--first", "-1"], "--first -1: give a number of at least 0"),
+        (["--count", "0"], "--count: '0' is no whole number from 1 to 1000000000"),
+        (["--minutes", "nan"], "--minutes: 'nan' is no number above 0 and at most 10080"),
+        (["--jobs", "-1"], "--jobs: '-1' is no whole number from 1 to 256"),
+        (["--seed", "-1"], "--seed: '-1' is no whole number from 0 to 4294967295"),
+        (["--first", "-1"], "--first: '-1' is no whole number from 0 to 1000000000"),
     ],
 )
 def test_numbers_out_of_range_are_refused(capsys, options, message):
     """A number that makes no sense is an error before anything runs."""
     status, _, err = ran(capsys, *options)
-    assert (status, err) == (2, f"hyper-parallel: error: {message}\n")
+    assert (status, err) == (2, f"hyper-parallel fuzz: error: argument {message} (see hyper-parallel fuzz --help)\n")
 
 
 @pytest.mark.parametrize("option", ["--report", "--html", "--findings"])

@@ -103,7 +103,7 @@ def _hyper_parallel(words: list[str]) -> str:
         return ""
     try:
         parse([{"N": "2"}.get(word, word) for word in words])
-    except SystemExit as error:
+    except (SystemExit, ValueError) as error:
         return f"the parser refuses it ({error})"
     return ""
 

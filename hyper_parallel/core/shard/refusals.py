@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.events import module_path
 from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ def common_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
 
 
 def plain_tensor_error(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
-    """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable."""
+    """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable.
+
+    It starts with the path of the module that runs, where events are recorded.
+    """
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
+    path = module_path()
     return MixedTensorError(
-        f"{argument} is a plain tensor {list(shape)}, but other operands are DTensors on {mesh!r}; "
+        f"{path}{path and ': '}{argument} is a plain tensor {list(shape)}, but other operands are DTensors on "
+        f"{mesh!r}; "
         f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         "use_local_output=False"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["HEAD_COUNT_ATTRIBUTES", "Match", "PlanReport", "check_plan", "matched_modules"]
+__all__ = ["HEAD_COUNT_ATTRIBUTES", "Match", "PlanReport", "check_plan", "flat_plan", "matched_modules"]
 
 HEAD_COUNT_ATTRIBUTES = (
     "n_heads", "num_heads", "n_head", "num_attention_heads",
@@ -94,14 +94,18 @@ def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> lis
     modules = list(platform_of(module).get_cells_and_names(module))
     return [
         Match(pattern, path, child, style)
-        for pattern, style in _flat(plan)
+        for pattern, style in flat_plan(plan)
         for path, child in modules
         if path_matches(pattern, path)
     ]
 
 
-def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
-    """Pairs of full pattern and style; keys of nested mappings continue the path."""
+def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
+    """Return pairs of full pattern and style; keys of nested mappings continue the path.
+
+    Raises:
+        TypeError: a path is no text, or what it leads to is neither a style nor a mapping.
+    """
     if isinstance(plan, ParallelStyle):
         yield prefix, plan
     elif isinstance(plan, Mapping):
@@ -109,7 +113,7 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
             if not isinstance(key, str):
                 msg = f"parallelize_plan: a path must be a str such as 'layers.0', got {key!r}"
                 raise TypeError(msg)
-            yield from _flat(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
+            yield from flat_plan(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
         got = f"the class {plan.__name__}" if isinstance(plan, type) else type(plan).__name__
@@ -125,7 +129,7 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
 def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match]) -> Iterator[str]:
     used = {match.pattern for match in matched}
     paths = [path for path, _ in platform.get_cells_and_names(module)]
-    for pattern, style in _flat(plan):
+    for pattern, style in flat_plan(plan):
         if pattern not in used:
             yield f"{pattern!r} ({type(style).__name__}) matches no module; {describe_nearest(pattern, paths)}"
 

@@ -13,7 +13,8 @@ import numpy as np
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import default_framework
-from hyper_parallel.verify.model import LAUNCHES, parse_mesh
+from hyper_parallel.transport.timeouts import positive_seconds
+from hyper_parallel.verify.model import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
@@ -97,7 +98,7 @@ def verify_program(
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
     launch = "torchrun" if started_by_torchrun() else launch
-    _check(size, steps, launch)
+    _check(size, steps, launch, seed, timeout)
     _check_case(harden, allow, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
@@ -194,7 +195,9 @@ def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
         raise InputError(msg)
 
 
-def _check(size: int, steps: int | None, launch: str) -> None:
+def _check(size: int, steps: int | None, launch: str, seed: int, timeout: float) -> None:
+    require_seed(seed)
+    positive_seconds(timeout, f"--timeout {timeout!r}")
     if size < 2:
         msg = f"--world-size is {size}: the program on one rank is the reference; compare it with at least 2 ranks"
         raise InputError(msg)

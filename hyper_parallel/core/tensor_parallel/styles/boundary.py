@@ -117,6 +117,8 @@ class Boundary:
                 f"{self.module}: {argument} should hold {list(layout.local_shape)} of {layout.notation(value.dtype)} "
                 f"on rank {self.mesh.rank}, got {list(value.shape)}"
             )
+            if tuple(value.shape) == layout.shape:
+                msg += f", all of it; where every rank has the whole tensor, its layout for {self.style} is Replicate()"
             raise ShardMismatchError(msg)
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 

@@ -1,0 +1,87 @@
+"""Arguments of the command line: numbers within bounds, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+__all__ = ["MOST_STEPS", "Parser", "UsageError", "printable", "real", "seed", "whole"]
+
+MOST_STEPS = 1_000_000
+"""Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
+
+_MOST_DIGITS = 18
+_SEEDS = 2**32
+
+
+class UsageError(ValueError):
+    """A command line that names no command, or has a wrong option.
+
+    Attributes:
+        command: whose arguments are wrong, such as ``hyper-parallel verify ops``.
+    """
+
+    def __init__(self, command: str, text: str) -> None:
+        super().__init__(text)
+        self.command = command
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises :class:`UsageError` where argparse prints pages and ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error, with where to read what is right.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` as one line: line ends and control characters are escaped."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of at least ``least``, and at most ``most`` if given."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+
+    def number(text: str) -> int:
+        digits = text.strip().removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS:
+            value = int(text)
+            if least <= value and (most is None or value <= most):
+                return value
+        msg = f"{text!r} is no whole number {bounds}"
+        raise argparse.ArgumentTypeError(msg)
+
+    return number
+
+
+def real(most: float, *, least: float | None = None) -> Callable[[str], float]:
+    """Return the type of an option that is a number of at most ``most``: above 0, or at least ``least`` if given."""
+    bounds = f"above 0 and at most {most:g}" if least is None else f"from {least:g} to {most:g}"
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if (value > 0 if least is None else value >= least) and value <= most:
+            return value
+        msg = f"{text!r} is no number {bounds}"
+        raise argparse.ArgumentTypeError(msg)
+
+    return number
+
+
+def seed(text: str) -> int:
+    """Return the value of ``--seed``, which every framework takes.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    return whole(0, _SEEDS - 1)(text)

@@ -1,0 +1,105 @@
+"""Wrong input to every command: one line that says what is wrong, exit status 2, nothing on stdout, nothing run."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.cli import main, parser
+
+HERE = Path(__file__).parent
+FILES = {
+    "missing.py": b"import nosuchmodule\n",
+    "syntax.py": b"def plan(mesh:\n",
+    "raising.py": b'raise RuntimeError("at import")\n',
+    "exiting.py": b"raise SystemExit(0)\n",
+    "nothing.py": b"x = 1\n",
+    "train.py": b"import torch\n",
+    "text.txt": b"hello",
+    "empty/.keep": b"",
+    "damaged/rank-0.json": b"{",
+    "listed/rank-0.json": b"[]",
+    "deep/rank-0.json": b"[" * 100_000,
+    "bare/pyproject.toml": b"",
+    "broken/pyproject.toml": b"[tool",
+    "odd/pyproject.toml": b"[tool.hyper_parallel]\ncoverage = 3\n",
+    "project/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",
+    "bad_bench/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",
+    "bad_bench/reports/bench.json": b"[1]",
+    "bad_power/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",
+    "bad_power/reports/mutation.json": b"{}",
+    "bad_operators/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",
+    "bad_operators/reports/operators-torch.json": b"\xff",
+}
+
+
+def table(name):
+    """Return the pairs of a command line and what it says, of a text file of blocks."""
+    blocks = (HERE / name).read_text(encoding="utf-8").strip().split("\n\n")
+    pairs = [block.partition("\n") for block in blocks if not block.startswith("#")]
+    return [(command.removeprefix("$ "), said) for command, _, said in pairs]
+
+
+CASES = table("wrong_inputs.txt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a user's files."""
+    folder = tmp_path_factory.mktemp("wrong")
+    shutil.copy(HERE / "wrong_case.py", folder / "case.py")
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def said(folder, words, monkeypatch, capsys):
+    """Run a command in the folder; return its status and its two outputs."""
+    monkeypatch.chdir(folder)
+    status = main(words)
+    captured = capsys.readouterr()
+    return status, captured.err.replace(str(folder), "FOLDER"), captured.out.replace(str(folder), "FOLDER")
+
+
+def plain(text):
+    """Return a message without the quotes in which some versions of argparse list choices."""
+    return re.sub(r"choose from [^)]*", lambda match: match[0].replace("'", ""), text)
+
+
+def test_the_table_covers_every_command():
+    """At least 120 wrong inputs, and some of every command."""
+    assert len(CASES) >= 120
+    assert len({command for command, _ in CASES}) == len(CASES)
+    leaves = set()
+
+    def collect(command, words):
+        nested = [action for action in command._actions if isinstance(getattr(action, "choices", None), dict)]
+        for action in nested:
+            for word, child in action.choices.items():
+                collect(child, (*words, word))
+        if not nested:
+            leaves.add(words)
+
+    collect(parser(), ())
+    tried = [tuple(shlex.split(command)) for command, _ in CASES]
+    assert [leaf for leaf in sorted(leaves) if not any(words[: len(leaf)] == leaf for words in tried)] == []
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:parallelize_module")
+@pytest.mark.parametrize("command, message", CASES, ids=[command for command, _ in CASES])
+def test_wrong_input_is_one_line(command, message, folder, monkeypatch, capsys):
+    """A wrong input says what is wrong; with --json, stdout has nothing but an object that says the same."""
+    status, err, out = said(folder, shlex.split(command), monkeypatch, capsys)
+    assert (status, plain(err), out) == (2, plain(message) + "\n", "")
+    lines = message.splitlines()
+    assert lines[0].startswith("hyper-parallel")
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert len(lines) < 4
+    if "--" not in shlex.split(command):
+        _, err, out = said(folder, [*shlex.split(command), "--json"], monkeypatch, capsys)
+        assert json.loads(out) == {"ok": False, "error": err.partition(": error: ")[2].rstrip("\n")}

@@ -1,0 +1,155 @@
+"""A user's mistakes: models, data and plans that cannot be verified."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+from hyper_parallel.verify import ModelCase, ParallelPlan
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(6, 10, dtype=torch.float64)
+        self.fc2 = nn.Linear(10, 5, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.fc2(torch.tanh(self.fc1(x)))
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((3, 6)), rng.standard_normal((3, 5)))]
+
+
+def loss(output, batch):
+    return ((output - batch[1]) ** 2).sum()
+
+
+def model():
+    return Net, batches(), loss
+
+
+def plan(mesh):
+    return {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
+
+
+def plan_of_strings(mesh):
+    return {"fc1": "colwise", "fc2": "rowwise"}
+
+
+def plan_of_classes(mesh):
+    return {"fc1": ColwiseParallel}
+
+
+def plan_of_numbers(mesh):
+    return {1: ColwiseParallel()}
+
+
+def plan_row_first(mesh):
+    return {"fc1": RowwiseParallel(), "fc2": ColwiseParallel()}
+
+
+def plan_of_batch_list(mesh):
+    return ParallelPlan(plan(mesh), batch=[Shard(0)])
+
+
+def plan_of_batch_axis(mesh):
+    return ParallelPlan(plan(mesh), batch={"nosuch": Shard(0)})
+
+
+def plan_of_batch_value(mesh):
+    return ParallelPlan(plan(mesh), batch={"tp": "shard"})
+
+
+def plan_of_none(mesh):
+    return None
+
+
+def plan_misspelt(mesh):
+    return {"fc3": ColwiseParallel()}
+
+
+def plan_on_activation(mesh):
+    return {"": ColwiseParallel()}
+
+
+def plan_half(mesh):
+    return {"fc1": ColwiseParallel(use_local_output=False)}
+
+
+def plan_raises(mesh):
+    raise KeyError("mine")
+
+
+def plan_exits(mesh):
+    raise SystemExit(0)
+
+
+def plan_no_arguments():
+    return {}
+
+
+def empty_batches():
+    return Net, [], loss
+
+
+def batches_of_numbers():
+    return Net, [1, 2], loss
+
+
+def batches_of_text():
+    return Net, "abc", loss
+
+
+def loss_number():
+    return Net, batches(), 3
+
+
+def nothing():
+    return 7
+
+
+def mapping_extra():
+    return {"model": Net, "batches": batches(), "loss": loss, "losss": 1}
+
+
+def case_optimizer():
+    return ModelCase(Net, batches(), loss, optimizer="adamm")
+
+
+def case_rate():
+    return ModelCase(Net, batches(), loss, learning_rate="fast")
+
+
+def case_inputs():
+    return ModelCase(Net, batches(), loss, inputs=7)
+
+
+def case_inputs_text():
+    return ModelCase(Net, batches(), loss, inputs="2")
+
+
+def case_clip():
+    return ModelCase(Net, batches(), loss, clip=-1)
+
+
+def case_accumulate():
+    return ModelCase(Net, batches(), loss, accumulate=0)
+
+
+def case_build():
+    return ModelCase(lambda: 7, batches(), loss)
+
+
+def case_batches():
+    return ModelCase(Net, 3, loss)
+
+
+def case_nan():
+    return ModelCase(Net, batches(), lambda output, _: (output * float("nan")).sum())
+
+
+number = 3
