@@ -388,7 +388,7 @@ class ParallelRun(_Run):
         except _MISFITS as error:
             if number or self.fault is not None:
                 raise
-            msg = f"PLAN does not fit the model: {error}"
+            msg = f"the model under PLAN: {error}"
             raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:

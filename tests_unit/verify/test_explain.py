@@ -95,7 +95,7 @@ def test_a_model_that_raises_is_an_input_error(spec, capsys):
         f"attribute 'missing'\n  {spec}:{line_number}, in <lambda>: {lines[line_number - 1].strip()}\n"
     )
     assert main(["explain", f"{spec}:narrow", *options]) == 2
-    assert capsys.readouterr().err.startswith("hyper-parallel: error: linear(")
+    assert capsys.readouterr().err.startswith("hyper-parallel: error: the model under PLAN: linear(")
 
 
 @pytest.mark.platforms("torch")

@@ -3,6 +3,7 @@
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.tensor_parallel import ColwiseParallel
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 
 
@@ -84,7 +85,7 @@ def test_wrong_cases(value, text):
 
 def test_plans():
     """A bare mapping splits the batch over dp where there are several axes, and keeps it plain on one."""
-    styles = {"fc": object()}
+    styles = {"fc": ColwiseParallel()}
     assert as_plan(styles, ("tp",)) == ParallelPlan(styles, None)
     assert as_plan(styles, ("dp", "tp")) == ParallelPlan(styles, {"dp": Shard(0)})
     assert as_plan(styles, ("pp", "tp")) == ParallelPlan(styles, {})
