@@ -57,6 +57,7 @@ class DTensor:
     _views: dict[Any, Any] | None
     _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
+    _is_callers_leaf = False  # the local tensor is a leaf that ``from_local`` was given
     _is_bypassed = False  # the gradient bypasses this tensor and goes to the one it was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
@@ -124,7 +125,10 @@ class DTensor:
                 f"but local has {list(local_shape)}"
             )
             raise ShardMismatchError(msg)
-        return platform.wrap(local, layout)
+        tensor = platform.wrap(local, layout)
+        if not platform.loses_writes_through_views:
+            tensor._is_callers_leaf = platform.needs_grad(local) and not platform.passes_gradient(local)
+        return tensor
 
     @staticmethod
     def from_torch(tensor: Any) -> Any:
@@ -247,6 +251,17 @@ class DTensor:
         return redistribute(
             self._local, plan_transition(self._layout, target, varying), self._platform, cause, on_backward, defer
         )
+
+    def leave_leaf(self) -> None:
+        """Make the tensor, which is about to be written, a result of the leaf that ``from_local`` was given.
+
+        The storage stays that of the leaf, which keeps getting the gradient of its values before the write.
+        """
+        platform, layout = self._platform, self._layout
+        if platform.needs_grad(self._local) and platform.grad_enabled():
+            self._is_callers_leaf = False
+            transition = plan_transition(layout, layout)
+            self._local = gathered_view(self._local, platform.detach(self._local), transition, (), platform)
 
     def drop_views(self) -> None:
         """Drop the views that were derived from the values, which are about to change."""

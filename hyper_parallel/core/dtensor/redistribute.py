@@ -228,7 +228,7 @@ def _gathered_function(base: Any) -> Any:
             """Return the value that was gathered before; ``source`` only ties the result to the graph."""
             del source
             ctx.transition, ctx.context = transition, context
-            return gathered
+            return context.platform.detach(gathered)  # an argument that is returned may not be written in place
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:

@@ -86,7 +86,8 @@ def compile_plan(
     if plan.open:
         run = _replicated_outputs(platform, plan, call)
         return run, run
-    inherit = _reader(marks[0], args, kwargs, _identity) if rule.view else None
+    is_view = rule.view or (plan.view and not platform.loses_writes_through_views)
+    inherit = _reader(marks[0], args, kwargs, _identity) if is_view else None
     checked = _with_shape_check(call, plan)
     if rule.itself:
         operand = _reader(marks[0], args, kwargs, _identity)
@@ -455,6 +456,8 @@ def _in_place_call(call: Run, plan: OpPlan, target: Run) -> Run:
         written = target(args, kwargs)
         if written._readonly is not None:
             raise read_only_error(describe(plan.call), plan.call.operands[0].name, written._readonly)
+        if written._is_callers_leaf:
+            written.leave_leaf()
         if call(args, kwargs) is NotImplemented:
             raise _unknown_operand(plan)
         written.drop_views()

@@ -159,6 +159,7 @@ class Strategies:
         localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
         many: True if the operator returns a tuple or list, even of one tensor.
         open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
+        view: True if this call returns a view of its first operand, though the rule's others do not.
     """
 
     rows: tuple[Row, ...]
@@ -166,6 +167,7 @@ class Strategies:
     localize: Localize | None = None
     many: bool = False
     open: bool = False
+    view: bool = False
 
 
 @dataclass(frozen=True)

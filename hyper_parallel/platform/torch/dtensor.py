@@ -519,7 +519,9 @@ def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
-_OWN = frozenset({"_local", "_layout", "_views", "_origin", "_is_bypassed", "_grad_kept", "_data_taken"})
+_OWN = frozenset({
+    "_local", "_layout", "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken"
+})  # fmt: skip
 
 
 def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:

@@ -480,3 +480,56 @@ def test_the_mean_of_nothing_is_not_a_number(dtype, world):
                 torch.testing.assert_close(mean.full_tensor(), expected, equal_nan=True)
 
     on_ranks(on_rank, world)
+
+
+LEAF_WRITES = {
+    "mul_": lambda x: x.mul_(3.0),
+    "add_ of itself": lambda x: x.add_(x),
+    "+=": lambda x: x.__iadd__(2.0 * x),
+    "copy_": lambda x: x.copy_(-3.0 * x),
+    "a part": lambda x: x.__setitem__((slice(None), slice(0, 1)), 2.0),
+    "twice": lambda x: x.mul_(2.0).add_(torch.exp(x)),
+    "zero_": lambda x: x.zero_(),
+}
+
+
+@pytest.mark.parametrize("write", LEAF_WRITES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_tensor_over_a_callers_leaf_may_be_written(write, world):
+    """``from_local(leaf)`` is a result of the leaf: a write keeps the leaf's gradient, and shows in its storage."""
+    whole = values(5, 3)
+    single = whole.clone().requires_grad_()
+    expected = single * 1.0
+    LEAF_WRITES[write](expected)
+    (expected**2).sum().backward()
+
+    def on_rank(mesh):
+        for place in (R, S0):
+            leaf = distribute_tensor(whole, mesh, [place]).to_local().clone().requires_grad_()
+            x = DTensor.from_local(leaf, mesh, [place], shape=(5, 3))
+            with torch.no_grad():
+                x.mul_(1.0)
+            assert x.is_leaf
+            LEAF_WRITES[write](x)
+            assert not x.is_leaf
+            (x**2).sum().backward()
+            torch.testing.assert_close(x.full_tensor(), expected)
+            assert torch.equal(leaf.detach(), x.to_local())
+            grad = distribute_tensor(single.grad, mesh, [place]).to_local()
+            torch.testing.assert_close(leaf.grad, grad)
+
+    on_ranks(on_rank, world)
+
+
+def test_a_leaf_of_the_library_is_not_written():
+    """A DTensor that requires a gradient itself refuses writes as a leaf of one device does."""
+
+    def on_rank(mesh):
+        for x in (
+            distribute_tensor(values(5, 3), mesh, [S0]).requires_grad_(),
+            DTensor.from_local(values(2, 3), mesh, [R]).requires_grad_(),
+        ):
+            with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+                x.mul_(2.0)
+
+    on_ranks(on_rank, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
@@ -79,9 +80,12 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
     if ops.platform.is_tensor(wanted):
         wanted = wanted.tolist()
     if isinstance(wanted, int):
+        if wanted < 1:
+            msg = f"tensor_split: the number of sections must be positive, got {wanted}"
+            raise ValueError(msg)
         base, more = divmod(size, wanted)
-        lengths = [base + (position < more) for position in range(wanted)]
-        return ops.split(x, lengths, dim)
+        starts = [position * base + min(position, more) for position in range(wanted + 1)]
+        return tuple(ops.narrow(x, dim, start, end - start) for start, end in pairwise(starts))
     if not isinstance(wanted, (list, tuple)):
         msg = "tensor_split: indices must be a list of numbers, or a tensor of them"
         raise TypeError(msg)

@@ -218,7 +218,8 @@ def einsum(call: OpCall) -> Strategies:
         for term, shape in zip(terms, shapes, strict=True)
     )
     labels = Labels(inputs, (out,), whole=frozenset(whole), each=tuple(range(len(shapes))))
-    return Strategies(labelled_rows(labels), (tuple(sizes[name] for name in out),))
+    only_moves = len(terms) == 1 and set(terms[0]) == set(out)
+    return Strategies(labelled_rows(labels), (tuple(sizes[name] for name in out),), view=only_moves)
 
 
 def _shown(name: str) -> str:

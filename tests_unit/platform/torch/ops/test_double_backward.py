@@ -202,6 +202,7 @@ VIEW_WRITES = {
     "a part": _part_written,
     "the result of a linear layer": lambda y: _linear(y)[0].copy_(y[:, :1] * y[:, 1:2]),
     "repeated rows": lambda y: y.unsqueeze(2).repeat_interleave(2, 0).clamp_(max=0.5)[:1, :, 0],
+    "a section": lambda y: y.tensor_split(2, 1)[0].mul_(2.0),
     "a squeezed view": lambda y: y.unsqueeze(0).squeeze(0).mul_(y.detach().clone()),
 }
 
