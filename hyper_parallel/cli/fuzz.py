@@ -29,11 +29,12 @@ Run random programs on simulated ranks and on a single device, and compare every
 calls 3 to 12 operators and modules on results of one another: the operators' own samples, views, indexing, arithmetic,
 writes in place, changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded,
 replicated or pending, in odd, empty and size-1 dims, and have several dtypes; gradients come from backward() or
-autograd.grad, some of them differentiated again.
+autograd.grad, some of them differentiated again; on MindSpore from GradOperation and value_and_grad, once.
 
 A program is equal, refused (by an error of this library), refused by both, accepted (only the single device refuses
-it), wrong, an internal error, or a hang. The last three are made small and written as programs of plain user code, at
-most 20 lines, that end with a non-zero status. The same seed and count give the same programs.
+it), wrong, an internal error, or a hang. The last three are made small and written as programs of plain user code that
+end with a non-zero status; the report tells the lines of one that has more than 20. The same seed and count give the
+same programs.
 
 Exit status: 0 if programs were compared and nothing was found, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -46,7 +47,7 @@ def add_parser(subcommands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--platform", metavar="torch", help="default: those that are installed and have such programs")
+    parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore; default: those installed")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all programs (default: 0)")
     parser.add_argument(
         "--count", type=whole(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"

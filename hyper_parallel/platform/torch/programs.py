@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,21 +14,33 @@ from torch.overrides import resolve_name
 
 from hyper_parallel.core.shard.entry import Binder
 from hyper_parallel.core.shard.sample import DType, Sample, between, indices, real, size
+from hyper_parallel.platform.contract.call_source import call_source, value_source
 from hyper_parallel.platform.torch.torch_dtensor_audit import Form, public_calls
 
 __all__ = [
+    "ASSERTION",
+    "COPY",
+    "DTYPES",
+    "FUNCTIONS",
     "HEAD",
+    "LEFT_OUT",
     "MODES",
+    "body_source",
     "call_named",
+    "copied",
+    "detached_source",
     "forms",
-    "gradient_source",
     "gradients",
     "leaf",
+    "leaf_source",
     "literal",
+    "may_have_gradient",
     "modules",
     "moved",
+    "settle",
     "shares_memory",
     "source",
+    "state",
     "unsound",
     "values_of",
 ]
@@ -37,14 +48,23 @@ __all__ = [
 MODES = ("forward", "backward", "grad", "double")
 """What may follow the steps of a program: nothing, ``backward()``, ``autograd.grad``, or that twice."""
 
-HEAD = ("import operator, torch",)
+DTYPES = ("float64", "float64", "float32", "float32", "bfloat16")
+"""The dtypes that programs are drawn in."""
+
+FUNCTIONS = {"cat": "torch.cat", "stack": "torch.stack", "maximum": "torch.maximum"}
+"""The functions that idioms call."""
+
+LEFT_OUT: Mapping[str, str] = {}
+"""Idioms that are left out, and why; ``write add`` is the one called ``add`` among the writes."""
+
+HEAD = "import operator, torch"
 """The imports of a program."""
 
-_OPERATORS = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "matmul": "@", "lt": "<", "ge": ">=", "eq": "==",
-    "and_": "&", "or_": "|",
-}  # fmt: skip
-_IN_PLACE = {"iadd": "+=", "isub": "-=", "imul": "*=", "itruediv": "/="}
+COPY = "({}).clone()"
+"""A copy of a tensor as source."""
+
+ASSERTION = "torch.testing.assert_close(y, z, rtol={bound}, atol={bound}, equal_nan=True)"
+"""The comparison of a DTensor's values ``y`` with those of a plain tensor ``z`` as source."""
 
 _MODULES: dict[str, tuple[int, int, tuple[str, ...], tuple[Sample, ...]]] = {
     # name: arguments of the constructor, inputs, names of the parameters, and samples of all three in that order
@@ -98,13 +118,15 @@ _UNSOUND = {
 """Calls whose results are no truth at all."""
 
 
-def unsound(name: str, shapes: Sequence[Sequence[int]]) -> str:
+def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
     """Return why PyTorch's own result of a call is nothing to compare with; nothing if it is sound.
 
     Args:
         name: of the call.
         shapes: of the operands.
+        dtype: of the program.
     """
+    del dtype
     tables = [_UNSOUND, _UNSOUND_IF_EMPTY] if any(0 in shape for shape in shapes) else [_UNSOUND]
     return next((reason for table in tables for part, reason in table.items() if part in name), "")
 
@@ -173,43 +195,25 @@ def _options(parameters: Sequence[str]) -> dict[str, Any]:
     return {"device": "meta"} if parameters else {}  # its own parameters are replaced, and need no values
 
 
+def settle() -> None:
+    """Do nothing: a call has ended when it returns."""
+
+
 def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
     """Return a call as source, from its arguments as source."""
-    home, _, rest = name.partition(".")
-    if home == "operator" and (text := _operator_source(rest, args)):
-        return text
-    passed = [*args, *(f"{key}={value}" for key, value in kwargs.items())]
-    if name.startswith("torch.nn.") and rest.removeprefix("nn.") in _MODULES:
-        made, inputs, parameters, _ = _MODULES[rest.removeprefix("nn.")]
-        named = ", ".join(f"{key!r}: {value}" for key, value in zip(parameters, args[made + inputs :], strict=True))
-        taken = ", ".join(args[made : made + inputs])
-        module = f"{name}({', '.join(args[:made])})"
-        return f"torch.func.functional_call({module}, {{{named}}}, ({taken},))" if named else f"{module}({taken})"
-    for prefix in ("torch.Tensor.", "Tensor."):
-        if name.startswith(prefix):
-            return f"{args[0]}.{name.removeprefix(prefix)}({', '.join(passed[1:])})"
-    return f"{name}({', '.join(passed)})"
-
-
-def _operator_source(name: str, args: Sequence[str]) -> str:
-    """Return an expression or a statement with an operator of Python; nothing where that is only a function."""
-    if name == "getitem":
-        return f"{args[0]}[{args[1]}]"
-    if name == "setitem":
-        return f"{args[0]}[{args[1]}] = {args[2]}"
-    sign = _OPERATORS.get(name) or _IN_PLACE.get(name)
-    return f"{args[0]} {sign} {args[1]}" if sign else ""
+    rest = name.removeprefix("torch.nn.")
+    if rest == name or rest not in _MODULES:
+        return call_source(name, args, kwargs, ("torch.Tensor.",))
+    made, inputs, parameters, _ = _MODULES[rest]
+    named = ", ".join(f"{key!r}: {value}" for key, value in zip(parameters, args[made + inputs :], strict=True))
+    taken = ", ".join(args[made : made + inputs])
+    module = f"{name}({', '.join(args[:made])})"
+    return f"torch.func.functional_call({module}, {{{named}}}, ({taken},))" if named else f"{module}({taken})"
 
 
 def literal(value: Any) -> str:
     """Return an argument that is no tensor as source."""
-    if isinstance(value, DType):
-        return f"torch.{value.name}"
-    if value is ...:
-        return "..."
-    if isinstance(value, (float, complex)) and not cmath.isfinite(value):
-        return f"{type(value).__name__}({str(value)!r})"
-    return repr(value)
+    return f"torch.{value.name}" if isinstance(value, DType) else value_source(value)
 
 
 def values_of(array: Any, dtype: str) -> str:
@@ -222,6 +226,31 @@ def values_of(array: Any, dtype: str) -> str:
 def leaf(tensor: Any, *, requires_grad: bool) -> Any:
     """Return a tensor as a leaf to differentiate by."""
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def leaf_source(text: str, *, requires_grad: bool) -> str:
+    """Return a tensor as a leaf to differentiate by, as source."""
+    return f"{text}.requires_grad_()" if requires_grad else text
+
+
+def detached_source(text: str) -> str:
+    """Return the values of a leaf, without a gradient, as source."""
+    return f"{text}.detach()"
+
+
+def copied(tensor: Any) -> Any:
+    """Return a copy, plain or distributed, through which gradients flow."""
+    return tensor.clone()
+
+
+def state(tensor: Any) -> Any:
+    """Return what is another value after a write to a plain tensor."""
+    return tensor._version  # noqa: SLF001 - PyTorch's only spelling
+
+
+def may_have_gradient(tensor: Any) -> bool:
+    """Whether a plain tensor, computed while the program was made, can be differentiated."""
+    return bool(tensor.requires_grad)
 
 
 def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
@@ -284,18 +313,34 @@ def gradients(
     return named
 
 
-def gradient_source(
-    mode: str, outs: Sequence[str], by: Sequence[str], seeds: Sequence[str], second: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Return the lines that differentiate, and what the gradients are called.
+def body_source(
+    steps: Sequence[str],
+    values: Sequence[str],
+    mode: str,
+    outs: Sequence[str],
+    by: Sequence[str],
+    seeds: Sequence[str],
+    second: Mapping[str, str],
+) -> list[str]:
+    """Return the lines of a function that runs steps, differentiates, and returns values and gradients.
 
     Args:
+        steps: as lines of source.
+        values: names of the results.
         mode: one of :data:`MODES`.
         outs: names of the outputs.
         by: names of the leaves that are differentiated by.
         seeds: names of the cotangents.
         second: name of the tensor that a leaf's gradient is differentiated with, by name of the leaf.
     """
+    lines, gradients = _gradient_source(mode, outs, by, seeds, second)
+    return [*steps, *lines, f"return {', '.join([*values, *gradients])},"]
+
+
+def _gradient_source(
+    mode: str, outs: Sequence[str], by: Sequence[str], seeds: Sequence[str], second: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the lines that differentiate, and what the gradients are called."""
     if mode == "forward" or not outs:
         return [], []
     outputs, leaves, cotangents = (", ".join(names) for names in (outs, by, seeds))

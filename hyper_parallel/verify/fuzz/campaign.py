@@ -18,7 +18,7 @@ import numpy as np
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.fuzz import reproduce
 from hyper_parallel.verify.fuzz.generate import Generator
-from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
+from hyper_parallel.verify.fuzz.report import Counts, Finding, FuzzReport
 from hyper_parallel.verify.fuzz.shrink import shrink
 from hyper_parallel.verify.fuzz.world import run_programs
 from hyper_parallel.verify.report_files import write_text
@@ -62,20 +62,20 @@ class Settings:
 
 
 @dataclass
-class Batch:
-    """The results of one batch; fields are those of :class:`FuzzReport`."""
+class Batch(Counts):
+    """The results of one batch.
+
+    Attributes:
+        framework: name of the framework.
+        world_size: the number of ranks.
+        outcomes: programs by outcome.
+        findings: programs that failed.
+    """
 
     framework: str
     world_size: int
     outcomes: Counter[str] = field(default_factory=Counter)
-    exact: int = 0
-    compared: int = 0
-    gradients: int = 0
-    steps: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
-    modes: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    processor_seconds: float = 0.0
 
 
 def world_of(seed: int, batch: int) -> int:
@@ -207,10 +207,7 @@ def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = la
 def _add(report: FuzzReport, batch: Batch) -> None:
     report.outcomes.setdefault(batch.framework, Counter()).update(batch.outcomes)
     report.worlds[str(batch.world_size)] += batch.outcomes.total()
-    for name in ("exact", "compared", "gradients", "processor_seconds"):
-        setattr(report, name, getattr(report, name) + getattr(batch, name))
-    for name in ("steps", "refusals", "modes"):
-        getattr(report, name).update(getattr(batch, name))
+    report.add_counts(batch)
     for finding in batch.findings:
         report.add(finding)
 

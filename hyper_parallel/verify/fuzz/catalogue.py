@@ -135,6 +135,7 @@ class Catalogue:
                     *[substitute(value, value_of) for value in args],
                     **{name: substitute(value, value_of) for name, value in kwargs.items()},
                 )
+                self._language.settle()
         except Exception:  # noqa: BLE001 - another spelling may take these arguments
             return False
         return True

@@ -85,7 +85,7 @@ def call_step(step: Step, tensors: Mapping[int, Any], platform: Platform, langua
     if step.call == MOVE:
         tensor, placements = args
         is_distributed = isinstance(tensor, platform.DTensorBase)
-        return (tensor.redistribute(placements=placements) if is_distributed else tensor).clone()
+        return language.copied(tensor.redistribute(placements=placements) if is_distributed else tensor)
     return language.call_named(step.call)(*args, **kwargs)
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Generator", "meshes_of"]
 
 _SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7)
-_DTYPES = ("float64", "float64", "float32", "float32", "bfloat16")
 _MODES = ("forward", "backward", "backward", "grad", "double")
 _KINDS = ("operator",) * 11 + ("view",) * 3 + ("arithmetic",) * 3 + ("write",) * 2 + ("writing operator", "move")
 _FEWEST, _MOST = 3, 12
@@ -90,7 +89,7 @@ class _Maker:
         self.rng = np.random.default_rng([seed, number])
         meshes = meshes_of(world_size)
         self.mesh = meshes[int(self.rng.integers(len(meshes)))]
-        self.dtype = _DTYPES[int(self.rng.integers(len(_DTYPES)))]
+        self.dtype = self.language.DTYPES[int(self.rng.integers(len(self.language.DTYPES)))]
         self.integral = bool(self.rng.random() < 1 / 2)
         modes = [mode for mode in _MODES if mode in self.language.MODES]
         self.mode = modes[int(self.rng.integers(len(modes)))]
@@ -128,7 +127,7 @@ class _Maker:
         number = self._drawn()
         if number is None:
             return self._operator()
-        return self._idiom(idioms.view(TensorRef(number), self._shape(number), self.rng))
+        return self._idiom(idioms.view(TensorRef(number), self._shape(number), self.rng, self.language))
 
     def _arithmetic(self) -> _Refused | None:
         number = self._drawn(floating=True)
@@ -136,15 +135,20 @@ class _Maker:
             return self._operator()
         brought: dict[int, Leaf] = {}
         other = self._like(number, brought)
-        return self._idiom(idioms.arithmetic(TensorRef(number), other, self._shape(number), self.rng), brought)
+        shape = self._shape(number)
+        return self._idiom(idioms.arithmetic(TensorRef(number), other, shape, self.rng, self.language), brought)
 
     def _write(self) -> _Refused | None:
+        share = len(idioms.served("write", idioms.WRITES, self.language)) / len(idioms.WRITES)
+        if share < 1 and self.rng.random() >= share:
+            return self._arithmetic()
         number = self._drawn(floating=True, written=True)
         if number is None:
             return self._arithmetic()
         brought: dict[int, Leaf] = {}
         other = self._like(number, brought)
-        return self._idiom(idioms.write(TensorRef(number), other, self._shape(number), self.rng), brought)
+        shape = self._shape(number)
+        return self._idiom(idioms.write(TensorRef(number), other, shape, self.rng, self.language), brought)
 
     def _move(self) -> _Refused | None:
         number = self._drawn()
@@ -170,7 +174,7 @@ class _Maker:
             return None
         if filled is None or any(array.size > _LARGEST_SIZE for array in filled.arrays):
             return None
-        if self.language.unsound(call.name, [array.shape for array in filled.arrays]):
+        if self.language.unsound(call.name, [array.shape for array in filled.arrays], self.dtype):
             return None
         brought: dict[int, Leaf] = {}
         numbers = [
@@ -187,12 +191,15 @@ class _Maker:
         """Try a step on the single device, and keep it if its results are finite and not too large."""
         tensors = {**self.tensors, **self._tensors_of(brought)}
         read = [tensors[number] for number in operands(step)]
-        before = [self._version(tensor) for tensor in read]
+        if self.language.unsound(step.call, [tuple(tensor.shape) for tensor in read], self.dtype):
+            return None
+        before = [self.language.state(tensor) for tensor in read]
         try:
             result = call_step(step, tensors, self.platform, self.language)
+            self.language.settle()
         except Exception:  # noqa: BLE001 - a single device refuses sizes and dtypes in its own way
             return _Refused(step, brought)
-        written = [self._version(tensor) for tensor in read] != before
+        written = [self.language.state(tensor) for tensor in read] != before
         kept = list(returned(result, self.platform))
         if not (kept or written) or not all(self._is_tame(tensor) for tensor in (*kept, *(read if written else ()))):
             if written:
@@ -312,9 +319,6 @@ class _Maker:
     def _shape(self, number: int) -> tuple[int, ...]:
         return tuple(self.tensors[number].shape)
 
-    def _version(self, tensor: Any) -> int:
-        return self.platform.version(tensor)
-
     def _is_tame(self, tensor: Any) -> bool:
         """Whether values are finite, and neither many nor large."""
         array = self.platform.tensor_to_numpy(self.platform.detach(tensor))
@@ -332,8 +336,11 @@ class _Maker:
         """Choose outputs that depend on a leaf with a gradient, and leaves to differentiate them with."""
         read = {number for step in program.steps for number in operands(step)}
         last = [number for step in program.steps for number in step.outs if number not in read]
+        reached = program.reached()
         outputs = [
-            number for number in last if number in self.tensors and self.platform.needs_grad(self.tensors[number])
+            number
+            for number in last
+            if number in reached and number in self.tensors and self.language.may_have_gradient(self.tensors[number])
         ]
         outputs = outputs[-_MOST_OUTPUTS:]
         if self.mode == "forward" or not outputs or not program.differentiated:
@@ -364,7 +371,7 @@ class _Maker:
         leaves, second = dict(program.leaves), []
         for number in program.differentiated:
             grad = results.get(("gradient", number))
-            if grad is not None and self.platform.needs_grad(grad):
+            if grad is not None and self.language.may_have_gradient(grad):
                 second.append((number, self._seed(grad.shape, _name(grad), leaves)))
                 leaves[second[-1][1]] = replace(leaves[second[-1][1]], requires_grad=False)
         return replace(program, leaves=leaves, second=tuple(second))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.core.shard.sample import DType
@@ -10,7 +10,9 @@ from hyper_parallel.core.shard.sample import DType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ARITHMETIC", "MOVE", "VIEWS", "WRITES", "Idiom", "adapted", "arithmetic", "view", "write"]
+    from hyper_parallel.verify.fuzz.language import Language
+
+__all__ = ["ARITHMETIC", "MOVE", "VIEWS", "WRITES", "Idiom", "adapted", "arithmetic", "served", "view", "write"]
 
 MOVE = "redistribute"
 """The name of a step that changes placements of a copy; on one device it copies."""
@@ -31,11 +33,13 @@ class Operand(NamedTuple):
         ref: stands for the tensor in the arguments.
         shape: of the tensor.
         rng: draws.
+        language: in which it is written.
     """
 
     ref: Any
     shape: tuple[int, ...]
     rng: np.random.Generator
+    language: Language
 
     def dim(self) -> int:
         """Return a random dim, counted from either end."""
@@ -45,6 +49,10 @@ class Operand(NamedTuple):
     def number(self) -> float:
         """Return a random number, other than 0 and 1."""
         return float(self.rng.choice([-2.0, -1.0, 0.5, 2.0, 3.0]))
+
+    def call(self, function: str, *args: Any) -> Idiom:
+        """Return a call of a function of the framework."""
+        return _call(self.language.FUNCTIONS[function], *args)
 
 
 def _call(name: str, *args: Any, **kwargs: Any) -> Idiom:
@@ -132,13 +140,13 @@ ARITHMETIC: dict[str, Callable[[Operand, Any], Idiom]] = {
     "mean of dim": lambda x, _: _call("Tensor.mean", x.ref, -1, True) if x.shape else _call("Tensor.mean", x.ref),
     "to float64": lambda x, _: _call("Tensor.to", x.ref, DType("float64")),
     "to float32": lambda x, _: _call("Tensor.to", x.ref, DType("float32")),
-    "to bfloat16": lambda x, _: _call("Tensor.to", x.ref, DType("bfloat16")),
+    "to half": lambda x, _: _call("Tensor.to", x.ref, DType(x.language.DTYPES[-1])),
     "clone": lambda x, _: _call("Tensor.clone", x.ref),
     "contiguous": lambda x, _: _call("Tensor.contiguous", x.ref),
     "detach": lambda x, _: _call("Tensor.detach", x.ref),
-    "concatenate": lambda x, y: _call("torch.cat", [x.ref, y], -1) if x.shape else _call("torch.stack", [x.ref, y]),
-    "stack": lambda x, y: _call("torch.stack", [x.ref, y]),
-    "maximum": lambda x, y: _call("torch.maximum", x.ref, y),
+    "concatenate": lambda x, y: x.call("cat", [x.ref, y], -1) if x.shape else x.call("stack", [x.ref, y]),
+    "stack": lambda x, y: x.call("stack", [x.ref, y]),
+    "maximum": lambda x, y: x.call("maximum", x.ref, y),
 }
 """Calls on a tensor and another of the same shape and dtype."""
 
@@ -164,24 +172,31 @@ WRITES: dict[str, Callable[[Operand, Any], Idiom]] = {
 """Calls that write a tensor, some of them from another of the same shape and dtype."""
 
 
-def _drawn(rng: np.random.Generator, names: Sequence[str]) -> str:
+def served(kind: str, names: Iterable[str], language: Language) -> list[str]:
+    """Return the idioms among ``names`` that programs of a language have."""
+    return [name for name in names if f"{kind} {name}" not in language.LEFT_OUT]
+
+
+def _drawn(kind: str, names: Iterable[str], rng: np.random.Generator, language: Language) -> str:
+    names = served(kind, names, language)
     return names[int(rng.integers(len(names)))]
 
 
-def view(ref: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Idiom:
+def view(ref: Any, shape: tuple[int, ...], rng: np.random.Generator, language: Language) -> Idiom:
     """Return a random view of a tensor."""
     fitting = [name for name, (least, _) in VIEWS.items() if len(shape) >= least]
-    return VIEWS[_drawn(rng, fitting)][1](Operand(ref, shape, rng))
+    return VIEWS[_drawn("view", fitting, rng, language)][1](Operand(ref, shape, rng, language))
 
 
-def arithmetic(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Idiom:
+def arithmetic(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator, language: Language) -> Idiom:
     """Return random arithmetic on a tensor and another of the same shape."""
-    return ARITHMETIC[_drawn(rng, tuple(ARITHMETIC))](Operand(ref, shape, rng), other)
+    name = _drawn("arithmetic", ARITHMETIC, rng, language)
+    return ARITHMETIC[name](Operand(ref, shape, rng, language), other)
 
 
-def write(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Idiom:
+def write(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator, language: Language) -> Idiom:
     """Return a random write into a tensor."""
-    return WRITES[_drawn(rng, tuple(WRITES))](Operand(ref, shape, rng), other)
+    return WRITES[_drawn("write", WRITES, rng, language)](Operand(ref, shape, rng, language), other)
 
 
 def adapted(ref: Any, shape: tuple[int, ...], ndim: int, rng: np.random.Generator) -> Idiom:

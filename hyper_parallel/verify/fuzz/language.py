@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LANGUAGES", "Language", "language_of"]
 
-LANGUAGES = {"torch": "hyper_parallel.platform.torch.programs"}
+LANGUAGES = {
+    "torch": "hyper_parallel.platform.torch.programs",
+    "mindspore": "hyper_parallel.platform.mindspore.programs",
+}
 """The module of each framework in which programs can be written; it has the functions of :class:`Language`."""
 
 Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
@@ -23,11 +26,21 @@ class Language(Protocol):
 
     Attributes:
         MODES: what may follow the steps of a program.
-        HEAD: the imports of a program, as source.
+        DTYPES: the dtypes that programs are drawn in, some more often.
+        FUNCTIONS: the functions that idioms call, by the name that these have for them.
+        LEFT_OUT: idioms that are left out, by kind and name, and why.
+        HEAD: the imports of a program, as a line of source.
+        COPY: a copy of ``{}`` as source.
+        ASSERTION: the comparison of a DTensor's values ``y`` with a plain tensor's ``z`` within ``{bound}``, as source.
     """
 
     MODES: tuple[str, ...]
-    HEAD: tuple[str, ...]
+    DTYPES: tuple[str, ...]
+    FUNCTIONS: Mapping[str, str]
+    LEFT_OUT: Mapping[str, str]
+    HEAD: str
+    COPY: str
+    ASSERTION: str
 
     def modules(self) -> dict[str, tuple[Sample, ...]]:
         """Return the samples of modules, by the name of their call."""
@@ -37,11 +50,14 @@ class Language(Protocol):
     ) -> list[tuple[str, Arguments]]:
         """Return the ways to write a call of a canonical operator."""
 
-    def unsound(self, name: str, shapes: Sequence[Sequence[int]]) -> str:
+    def unsound(self, name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
         """Return why the framework's own result of a call is nothing to compare with; nothing if it is sound."""
 
     def call_named(self, name: str) -> Callable[..., Any]:
         """Return a function, method, operator or module by its name."""
+
+    def settle(self) -> None:
+        """Wait until calls have ended, and raise their errors."""
 
     def source(self, name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
         """Return a call as source."""
@@ -54,6 +70,21 @@ class Language(Protocol):
 
     def leaf(self, tensor: Any, *, requires_grad: bool) -> Any:
         """Return a tensor as a leaf to differentiate by."""
+
+    def leaf_source(self, text: str, *, requires_grad: bool) -> str:
+        """Return a tensor as a leaf to differentiate by, as source."""
+
+    def detached_source(self, text: str) -> str:
+        """Return the values of a leaf, without a gradient, as source."""
+
+    def copied(self, tensor: Any) -> Any:
+        """Return a copy of a tensor, plain or distributed, through which gradients flow."""
+
+    def state(self, tensor: Any) -> Any:
+        """Return what is another value after a write to a plain tensor."""
+
+    def may_have_gradient(self, tensor: Any) -> bool:
+        """Whether a plain tensor, computed while the program was made, can be differentiated."""
 
     def shares_memory(self, tensor: Any, others: Sequence[Any]) -> bool:
         """Whether a plain tensor shares memory with another."""
@@ -72,10 +103,17 @@ class Language(Protocol):
     ) -> dict[tuple[str, int], Any]:
         """Run a program, and differentiate it."""
 
-    def gradient_source(
-        self, mode: str, outs: Sequence[str], by: Sequence[str], seeds: Sequence[str], second: Mapping[str, str]
-    ) -> tuple[list[str], list[str]]:
-        """Return the lines that differentiate, and what the gradients are called."""
+    def body_source(
+        self,
+        steps: Sequence[str],
+        values: Sequence[str],
+        mode: str,
+        outs: Sequence[str],
+        by: Sequence[str],
+        seeds: Sequence[str],
+        second: Mapping[str, str],
+    ) -> list[str]:
+        """Return the lines of a function that runs steps, differentiates, and returns values and gradients."""
 
 
 def language_of(framework: str) -> Language:

@@ -107,6 +107,15 @@ class Program:
         """Numbers of the leaves whose gradient is taken."""
         return tuple(number for number, leaf in self.leaves.items() if leaf.requires_grad)
 
+    def reached(self) -> set[int]:
+        """Return the numbers of the tensors that depend on a leaf whose gradient is taken."""
+        reached = set(self.differentiated)
+        for step in self.steps:
+            read = set(operands(step))
+            if read & reached:
+                reached |= {*step.outs, *(read if step.aliases else ())}
+        return reached
+
     def with_used_leaves(self) -> Program:
         """Return the program without the leaves that nothing reads."""
         used = {*self.cotangents, *self.outputs, *(leaf for _, leaf in self.second)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from hyper_parallel.verify.fuzz.outcome import OUTCOMES
+from hyper_parallel.verify.fuzz.reproduce import MOST_LINES
 
-__all__ = ["Finding", "FuzzReport"]
+__all__ = ["Counts", "Finding", "FuzzReport"]
 
 _SHOWN_REFUSALS = 10
 
@@ -60,43 +61,61 @@ class Finding:
         if not self.source:
             return [first, f"  {where}: fails only after the programs before it in its batch"]
         shown = "" if self.shown else "; by itself it does not fail"
-        return [first, f"  {where}, mesh {'x'.join(map(str, self.mesh))}: {self.file or 'not written'}{shown}"]
+        count = len(self.source.splitlines())
+        length = f" ({count} lines)" if count > MOST_LINES else ""
+        mesh = "x".join(map(str, self.mesh))
+        return [first, f"  {where}, mesh {mesh}: {self.file or 'not written'}{length}{shown}"]
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What is counted of a batch, and of a run.
+
+    Attributes:
+        exact: programs that were compared to the bit.
+        compared: results that were compared, over all ranks.
+        gradients: how many of them are gradients.
+        steps: calls by name, of all programs.
+        refusals: refused programs by the beginning of the message.
+        modes: programs by what followed their steps.
+        processor_seconds: time of the processes that make and judge programs; ranks that are processes have their own.
+    """
+
+    exact: int = 0
+    compared: int = 0
+    gradients: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    processor_seconds: float = 0.0
+
+    def add_counts(self, other: Counts) -> None:
+        """Add what was counted elsewhere."""
+        for counted in fields(Counts):
+            mine, theirs = getattr(self, counted.name), getattr(other, counted.name)
+            setattr(self, counted.name, mine + theirs)
 
 
 @dataclass
-class FuzzReport:
+class FuzzReport(Counts):
     """Counts and findings of a run.
 
     Attributes:
         seed: of the run.
         frameworks: that it ran on.
         outcomes: programs by framework and outcome.
-        exact: programs that were compared to the bit.
-        compared: results that were compared, over all ranks.
-        gradients: how many of them are gradients.
-        steps: calls by name, of all programs.
-        refusals: refused programs by the beginning of the message.
         worlds: programs by number of ranks.
-        modes: programs by what followed their steps.
         findings: one per kind of failure that looks alike.
         seconds: wall time.
-        processor_seconds: time of all processes.
         note: that the run was interrupted, for example.
     """
 
     seed: int
     frameworks: tuple[str, ...] = ()
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
-    exact: int = 0
-    compared: int = 0
-    gradients: int = 0
-    steps: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
     worlds: Counter[str] = field(default_factory=Counter)
-    modes: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
-    processor_seconds: float = 0.0
     note: str = ""
 
     @property

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["MOST_LINES", "SHOWN_SECONDS", "fails", "source_of"]
 
 MOST_LINES = 20
-"""Lines of a reproducer."""
+"""Lines that a reproducer should have: if it would have more, it has several statements on a line."""
 
 SHOWN_SECONDS = 120.0
 """After which a reproducer that does not end shows a hang."""
 
-_MOVING = "move = lambda x, p: (x.redistribute(placements=p) if isinstance(x, DTensor) else x).clone()"
+_MOVED = "x.redistribute(placements=p) if isinstance(x, DTensor) else x"
+_WIDTH = 110
 _BOUNDS = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-3}
 """What reproducers compare with. They show findings, and do not make them: a smaller difference is not confirmed."""
 
@@ -45,51 +46,78 @@ def source_of(program: Program, outcome: Outcome, framework: str, language: Lang
         framework: name of the framework.
         language: its language.
     """
-    by = [f"x{number}" for number in program.differentiated]
-    second = {f"x{number}": f"x{seed}" for number, seed in program.second}
-    lines, gradients = language.gradient_source(
-        program.mode, [f"x{number}" for number in program.outputs], by,
-        [f"x{number}" for number in program.cotangents], second,
-    )  # fmt: skip
-    values = [f"x{number}" for step in program.steps for number in step.outs]
-    moves = any(step.call == MOVE for step in program.steps)
-    body = [*(_step(step, language) for step in program.steps), *lines, f"return {', '.join([*values, *gradients])},"]
-    seed, number = program.seed
-    headline = f"# hyper-parallel fuzz --seed {seed}, program {number}: {outcome.kind}: {outcome.text}"
-    return "\n".join(
-        [
-            headline.partition("\n")[0][:118],
-            *language.HEAD,
-            "from hyper_parallel import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh",
-            "from hyper_parallel.verify import simulate",
-            *([_MOVING] if moves else []),
-            f"def program({', '.join(f'x{number}' for number in program.leaves)}):",
-            *(f"    {line}" for line in body),
-            "def values():",
-            f"    return [{', '.join(_plain(leaf, language) for leaf in program.leaves.values())}]",
-            "def on_rank():",
-            f'    mesh, x = init_device_mesh("cpu", {program.mesh}), values()',
-            f"    leaves = [{', '.join(_placed(program, language))}]",
-            "    return [None if y is None else y.detach().full_tensor() for y in program(*leaves)]",
-            *_checked(program, framework, exact=outcome.exact),
-            "",
-        ]
+    lines = _lines(program, outcome, framework, language, _body(program, language))
+    if len(lines) > MOST_LINES:
+        body = _joined(_body(program, language), MOST_LINES - len(lines))
+        lines = _lines(program, outcome, framework, language, body)
+    return "\n".join([*lines, ""])
+
+
+def _body(program: Program, language: Language) -> list[str]:
+    """Return the lines of the function that runs a program on leaves."""
+    return language.body_source(
+        [_step(step, language) for step in program.steps],
+        [f"x{number}" for step in program.steps for number in step.outs],
+        program.mode,
+        [f"x{number}" for number in program.outputs],
+        [f"x{number}" for number in program.differentiated],
+        [f"x{number}" for number in program.cotangents],
+        {f"x{number}": f"x{seed}" for number, seed in program.second},
     )
 
 
-def _checked(program: Program, framework: str, *, exact: bool) -> list[str]:
+def _joined(lines: Sequence[str], surplus: int) -> list[str]:
+    """Return statements with as many on one line as have room, as long as ``surplus`` (negative) lines are too many."""
+    joined: list[str] = []
+    for line in lines:
+        statement = line.lstrip()
+        last = joined[-1] if joined else "def:"
+        alike = len(last) - len(last.lstrip()) == len(line) - len(statement) and not last.endswith(":")
+        fits = alike and len(last) + len(statement) < _WIDTH
+        if surplus < 0 and fits and not statement.startswith(("def ", "return ")):
+            joined[-1] += f"; {statement}"
+            surplus += 1
+        else:
+            joined.append(line)
+    return joined
+
+
+def _lines(program: Program, outcome: Outcome, framework: str, language: Language, body: Sequence[str]) -> list[str]:
+    """Return the file: leaves, the program, and its comparison with a single device."""
+    seed, number = program.seed
+    headline = f"# hyper-parallel fuzz --seed {seed}, program {number}: {outcome.kind}: {outcome.text}"
+    move = f"move = lambda x, p: {language.COPY.format(_MOVED)}"
+    return [
+        headline.partition("\n")[0][:118],
+        language.HEAD,
+        "from hyper_parallel import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh",
+        "from hyper_parallel.verify import simulate",
+        *([move] if any(step.call == MOVE for step in program.steps) else []),
+        f"def program({', '.join(f'x{number}' for number in program.leaves)}):",
+        *(f"    {line}" for line in body),
+        "def values():",
+        f"    return [{', '.join(_plain(leaf, language) for leaf in program.leaves.values())}]",
+        "def on_rank():",
+        f'    mesh, x = init_device_mesh("cpu", {program.mesh}), values()',
+        f"    leaves = [{', '.join(_placed(program, language))}]",
+        "    return [None if y is None else y.detach().full_tensor() for y in program(*leaves)]",
+        *_checked(program, framework, language, exact=outcome.exact),
+    ]
+
+
+def _checked(program: Program, framework: str, language: Language, *, exact: bool) -> list[str]:
     run = f'simulate(on_rank, {program.world_size}, "{framework}")'
     bounds = [0.0 if exact else _BOUNDS.get(leaf.dtype, 0.0) for leaf in program.leaves.values()]
     bound = max(bounds, default=0.0)
     return [
         f"for results in {run}:",
         "    for y, z in zip(results, program(*values()), strict=True):",
-        f"        torch.testing.assert_close(y, z, rtol={bound}, atol={bound}, equal_nan=True)",
+        f"        {language.ASSERTION.format(bound=bound)}",
     ]
 
 
 def _plain(leaf: Leaf, language: Language) -> str:
-    return language.values_of(leaf.array, leaf.dtype) + (".requires_grad_()" if leaf.requires_grad else "")
+    return language.leaf_source(language.values_of(leaf.array, leaf.dtype), requires_grad=leaf.requires_grad)
 
 
 def _placed(program: Program, language: Language) -> list[str]:
@@ -97,9 +125,9 @@ def _placed(program: Program, language: Language) -> list[str]:
     mesh, texts = mesh_of(program.mesh), []
     for index, leaf in enumerate(program.leaves.values()):
         places = _places(leaf.placements)
-        end = ".requires_grad_()" if leaf.requires_grad else ""
         if not any(isinstance(placement, Partial) for placement in leaf.placements):
-            texts.append(f"distribute_tensor(x[{index}].detach(), mesh, {places}){end}")
+            text = f"distribute_tensor({language.detached_source(f'x[{index}]')}, mesh, {places})"
+            texts.append(language.leaf_source(text, requires_grad=leaf.requires_grad))
             continue
         layout = Layout.place(mesh, leaf.placements, leaf.array.shape)
         parts = ", ".join(
@@ -107,7 +135,8 @@ def _placed(program: Program, language: Language) -> list[str]:
             for at in coordinates(mesh)
         )
         shape = tuple(leaf.array.shape)
-        texts.append(f"DTensor.from_local([{parts}][mesh.get_rank()], mesh, {places}, shape={shape}){end}")
+        text = f"DTensor.from_local([{parts}][mesh.get_rank()], mesh, {places}, shape={shape})"
+        texts.append(language.leaf_source(text, requires_grad=leaf.requires_grad))
     return texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,8 @@ __all__ = ["SECONDS", "run_programs"]
 SECONDS = 60.0
 """After which a world that does not end is given up."""
 
+_STATE = "_hyper_parallel_fuzz_state"
+"""Attribute of an error that ended a rank: the number of programs that it had finished, and its own program's error."""
 
 _SOME_RANKS = "on some ranks only"
 
@@ -80,57 +82,77 @@ def run_programs(framework: str, programs: Sequence[Program], *, timeout: float 
         programs: what to run.
         timeout: seconds for all of them together.
     """
-    platform, language = platform_named(framework), language_of(framework)
     outcomes: list[Outcome] = []
     while len(outcomes) < len(programs):
-        left = programs[len(outcomes) :]
-        runs, failure = _run_world(framework, left, timeout)
-        for program, ranks in zip(left, runs, strict=False):
-            outcomes.append(_judged(Truth.of(program, platform, language), ranks))
-        if failure is not None:
-            if len(left) > 1 and not runs:
-                outcomes.append(_alone(framework, left[0], timeout))
-                continue
-            refused = failure.text.startswith(_SOME_RANKS) and Truth.of(left[len(runs)], platform, language).error
-            outcomes.append(Outcome("refused by both", failure.text) if refused else failure)
-    return outcomes[: len(programs)]
+        outcomes += _outcomes(framework, programs[len(outcomes) :], timeout)
+    return outcomes
 
 
-def _alone(framework: str, program: Program, timeout: float) -> Outcome:
-    """Run one program in a world of its own: another one of its batch may have failed."""
-    return run_programs(framework, [program], timeout=timeout)[0]
+def _outcomes(framework: str, programs: Sequence[Program], timeout: float) -> list[Outcome]:
+    """Return the outcomes of the first programs, at least of one; a program that ends the world is the last."""
+    platform, language = platform_named(framework), language_of(framework)
+    runs, failure = _run_world(framework, programs, timeout)
+    judged = [
+        _judged(Truth.of(program, platform, language), ranks) for program, ranks in zip(programs, runs, strict=False)
+    ]
+    if failure is None:
+        return judged
+    if judged or len(programs) == 1:
+        last = min(len(judged), len(programs) - 1)
+        outcome = failure.outcome
+        if outcome.text.startswith(_SOME_RANKS) and Truth.of(programs[last], platform, language).error:
+            outcome = replace(outcome, kind="refused by both")
+        return [*judged[:last], outcome]
+    # What rank processes had finished is lost with them: the programs before the failed one run again without it, half
+    # of them where it is not known which one failed.
+    before = len(programs) // 2 if failure.finished is None else min(failure.finished, len(programs) - 1)
+    return _outcomes(framework, programs[: max(1, before)], timeout)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """How a program ended the world.
+
+    Attributes:
+        outcome: of that program.
+        finished: how many programs all ranks had finished before; None if that is not known.
+    """
+
+    outcome: Outcome
+    finished: int | None
 
 
 def _run_world(
     framework: str, programs: Sequence[Program], timeout: float
-) -> tuple[list[list[_RankRun]], Outcome | None]:
-    """Return what became of programs per rank, and how the next one ended the world, if one did."""
+) -> tuple[list[list[_RankRun]], _Failure | None]:
+    """Return what became of programs per rank, and how the next one ended the world, if one did.
+
+    Of ranks that are processes nothing is known after a failure but how many programs they had finished.
+    """
     world_size = programs[0].world_size
     shared: list[list[_RankRun]] = [[] for _ in range(world_size)]
     failure = None
     try:
         per_rank = simulate(_run_rank, world_size, framework, (framework, programs, shared), timeout=timeout)
     except RankFailedError as error:
-        per_rank, failure = shared, _failure(error, shared)
+        per_rank, failure = shared, _failure(error)
     done = min(map(len, per_rank))
     return [[runs[number] for runs in per_rank] for number in range(done)], failure
 
 
-def _failure(error: RankFailedError, shared: Sequence[Sequence[_RankRun]]) -> Outcome:
+def _failure(error: RankFailedError) -> _Failure:
     """Return how the program after the last that all ranks finished ended the world."""
     failures = getattr(error, "failures", {})
     cause = next(iter(failures.values()), error)
-    texts = {str(failed.__context__) for failed in failures.values() if isinstance(failed.__context__, _RankError)}
+    states = [state for failed in failures.values() if (state := getattr(failed, _STATE, None)) is not None]
+    finished = min((done for done, _ in states), default=None)
+    texts = {text for _, text in states if text}
     if texts:
-        return Outcome("internal error", f"{_SOME_RANKS}: {min(texts)}")
+        return _Failure(Outcome("internal error", f"{_SOME_RANKS}: {min(texts)}"), finished)
     if any(isinstance(failed, (CollectiveMismatchError, TimeoutError)) for failed in failures.values()):
-        return Outcome("hang", f"{type(cause).__name__}: {error if isinstance(cause, TimeoutError) else cause}")
-    del shared
-    return Outcome("internal error", f"{type(cause).__name__}: {cause}")
-
-
-class _RankError(Exception):
-    """A program failed on this rank; the others may not know yet."""
+        text = f"{type(cause).__name__}: {error if isinstance(cause, TimeoutError) else cause}"
+        return _Failure(Outcome("hang", text), finished)
+    return _Failure(Outcome("internal error", f"{type(cause).__name__}: {cause}"), finished)
 
 
 # -- on a rank ---------------------------------------------------------------------------------------------------------
@@ -146,19 +168,19 @@ def _run_rank(framework: str, programs: Sequence[Program], shared: Sequence[list
         if program.mesh not in meshes:
             names = [f"m{axis}" for axis in range(len(program.mesh))]
             meshes[program.mesh] = init_device_mesh("cpu", program.mesh, mesh_dim_names=names)
-        run = _run_one(program, meshes[program.mesh], platform, language)
+        run = _RankRun()
         try:
+            _run_one(run, program, meshes[program.mesh], platform, language)
             transport.barrier(tuple(range(transport.world_size)))
-        except CollectiveMismatchError as error:
-            if run.error:
-                error.__context__ = _RankError(run.error)
+        except Exception as error:
+            setattr(error, _STATE, (len(runs), run.error))
             raise
         runs.append(run)
     return runs
 
 
-def _run_one(program: Program, mesh: Any, platform: Platform, language: Language) -> _RankRun:
-    run = _RankRun()
+def _run_one(run: _RankRun, program: Program, mesh: Any, platform: Platform, language: Language) -> None:
+    """Run one program; ``run`` becomes what became of it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -174,7 +196,6 @@ def _run_one(program: Program, mesh: Any, platform: Platform, language: Language
         if unwinding(error):
             raise
         run.error = f"{type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
-    return run
 
 
 def _leaves(program: Program, mesh: Any, platform: Platform, language: Language) -> dict[int, Any]:

@@ -1,11 +1,14 @@
 """A failing program is made small, and becomes a file of plain user code that fails by itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from hyper_parallel import Partial, Shard
 from hyper_parallel.verify.fuzz.language import language_of
 from hyper_parallel.verify.fuzz.outcome import Outcome
 from hyper_parallel.verify.fuzz.program import Program
+from hyper_parallel.verify.fuzz.report import Finding
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES, fails, source_of
 from hyper_parallel.verify.fuzz.shrink import shrink
 
@@ -80,8 +83,25 @@ def test_second_gradients_and_their_outputs_are_left_out(small):
 
 def test_a_framework_without_random_programs_is_refused():
     """The message names the frameworks that have some."""
-    with pytest.raises(ValueError, match=r"^no random programs are written for 'mindspore'; there are some for torch$"):
-        language_of("mindspore")
+    message = r"^no random programs are written for 'numpy'; there are some for torch, mindspore$"
+    with pytest.raises(ValueError, match=message):
+        language_of("numpy")
+
+
+def test_a_long_reproducer_has_several_statements_on_a_line(small):
+    """A program of more than twenty lines joins as many as it must; the report tells the lines of one that cannot."""
+    steps = tuple(small.step("torch.neg", small.x(number), outs=(number + 1,)) for number in range(9))
+    program = Program((0, 0), (2,), {0: small.leaf((4, 3))}, steps)
+    source = source_of(program, Outcome("wrong", "text"), "torch", language_of("torch"))
+    assert len(source.splitlines()) == MOST_LINES
+    assert "    x1 = torch.neg(x0); x2 = torch.neg(x1)" in source
+    assert max(len(line) for line in source.splitlines() if "torch.neg" in line) <= 120
+    wide = [small.step("torch.add", small.x(0), 10**60 + number, outs=(number + 1,)) for number in range(9)]
+    source = source_of(replace(program, steps=tuple(wide)), Outcome("wrong"), "torch", language_of("torch"))
+    count = len(source.splitlines())
+    assert count > MOST_LINES
+    finding = Finding("torch", "wrong", "text", 0, 0, (2,), source, "f.py", True)
+    assert finding.lines()[1] == f"  torch, seed 0, program 0, mesh 2: f.py ({count} lines)"
 
 
 def test_another_kind_of_failure_is_not_followed(small):

@@ -10,7 +10,18 @@ def report(*findings):
     """Return a report with findings."""
     counts = {"torch": Counter(equal=8, refused=2, wrong=len(findings))}
     calls = Counter({"torch.add": 9, "Tensor.<b>": 1})
-    return FuzzReport(5, ("torch",), counts, 3, 20, 4, calls, Counter({"LayoutError: no": 2}), findings=list(findings))
+    refusals = Counter({"LayoutError: no": 2})
+    return FuzzReport(
+        5,
+        ("torch",),
+        counts,
+        exact=3,
+        compared=20,
+        gradients=4,
+        steps=calls,
+        refusals=refusals,
+        findings=list(findings),
+    )
 
 
 def test_counts_are_shown():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, ops
+from mindspore._c_expression import op_enum
 
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, spellings
 
@@ -20,14 +21,18 @@ IRFFTN irfftn
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
+# MindSpore's Python layer passes norms by number.
+_NORMS = {op_enum.str_to_enum("FFT", "norm", name): name for name in ("backward", "forward", "ortho")}
+
+
 def _one_dim(name: str) -> Callable[..., Tensor]:
     func = getattr(ops, name)
-    return lambda x, n=None, dim=-1, norm=None: func(x, n, dim, norm)
+    return lambda x, n=None, dim=-1, norm=None: func(x, n, dim, _NORMS.get(norm, norm))
 
 
 def _several_dims(name: str) -> Callable[..., Tensor]:
     func, default = getattr(ops, name), (-2, -1) if name.endswith("2") else None
-    return lambda x, s=None, dim=default, norm=None: func(x, s, dim, norm)
+    return lambda x, s=None, dim=default, norm=None: func(x, s, dim, _NORMS.get(norm, norm))
 
 
 # The kernels of hfft and ihfft are right in every other call only; these are the transforms that they are made of.
@@ -53,7 +58,7 @@ def _to_half(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _sizes_and_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], str]:
     """Size and dim, and the norm of the transform that this one is made of; it may come third."""
     norm = args[2] if len(args) > 2 else kwargs.pop("norm", None)
-    return args[:2], OPPOSITE_NORM[norm]
+    return args[:2], OPPOSITE_NORM[_NORMS.get(norm, norm)]
 
 
 for _dims in ("", "2", "n"):

@@ -22,14 +22,12 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     number,
     replicated,
     setitem_entry,
-    spelling,
     spellings,
 )
 
 __all__ = ["scatter_add"]
 
 spellings("ScatterAddExt scatter_add  IndexAddExt index_add")
-spelling("scatter", "Scatter", signature="x, dim, index, src, reduction=0")
 spellings("InplaceScatterAdd scatter_add  InplaceIndexAddExt index_add", in_place=True)
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -122,6 +120,20 @@ def _scatter_nd_update(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> An
     rows, places, values = _rows(ops, x, index, updates)
     wide = ops.expand(ops.view(places, (-1, *(1,) * (len(rows.shape) - 1))), tuple(values.shape))
     return ops.view(ops.scatter(rows, 0, wide, values), tuple(x.shape))
+
+
+@decomposition("Scatter")
+def _scatter_along(
+    ops: Any, _: Any, x: Any, dim: Any = None, index: Any = None, src: Any = None, reduction: Any = 0,
+    *, reduce: Any = None, axis: int = 0,
+) -> Any:  # fmt: skip
+    """Writing along a dim, or adding (1, ``add``); methods pass ``reduce``, functions a number."""
+    dim, reduction = axis if dim is None else dim, reduction if reduce is None else reduce
+    if reduction in (0, "none"):
+        return ops.scatter(x, dim, index, src)
+    if reduction not in (1, "add") or not isinstance(src, Tensor):
+        return ops.scatter(x, dim, index, src, reduce=reduction)  # the kernel refuses it
+    return ops.scatter_add(x, dim, index, src)
 
 
 @decomposition("TensorScatterElements")

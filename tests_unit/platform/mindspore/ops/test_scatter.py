@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.errors import (
-    UnsupportedOperatorError,
-)
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -81,3 +83,27 @@ def test_indices_out_of_bounds_are_an_error(canonical):
 def test_sums_into_a_tensor_without_dims(kernel):
     """Sums into a tensor without dims use the single index 0."""
     assert kernel("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5
+
+
+def test_methods_pass_a_reduction_by_name():
+    """``Tensor.scatter`` adds with ``reduce="add"``, takes the dim by either name, and refuses other reductions."""
+    from mindspore import Tensor
+
+    x, source, places = real(4, 3), real(2, 3), np.array([[1, 1, 3], [0, 1, 0]])
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (2,))
+        matrix, index, values = (distribute_tensor(Tensor(a), mesh, [Shard(1)]) for a in (x, places, source))
+        added = matrix.scatter(0, index, src=values, reduce="add").full_tensor().asnumpy()
+        written = matrix.scatter(axis=0, index=index, src=values).full_tensor().asnumpy()
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            matrix.scatter(0, index, src=values, reduce="multiply")
+        return added, written, str(caught.value)
+
+    sums, replaced = x.copy(), x.copy()
+    np.add.at(sums, (places, np.arange(3)), source)
+    np.put_along_axis(replaced, places, source, 0)
+    for added, written, message in simulate(on_rank, 2, "mindspore"):
+        assert np.allclose(added, sums, rtol=1e-6)
+        assert (written == replaced).all()
+        assert message == "scatter with reduce='multiply': MindSpore has no such operator; scatter_add adds"
