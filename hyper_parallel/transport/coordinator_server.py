@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -12,14 +15,16 @@ from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.requests import Requests
 
-__all__ = ["CoordinatorServer", "connect"]
+__all__ = ["CoordinatorServer", "connect", "peer_user"]
+
+_CREDENTIALS = "3i"  # number of the process, user and group
 
 
 class CoordinatorServer:
     """Serves the ranks of one world, one round at a time.
 
     Args:
-        path: of the socket, which is created; its folder should be readable for this user only.
+        path: of the socket, which is created. Only processes of this user are listened to: messages are pickled.
         world_size: number of ranks.
         how_ended: called with a rank whose connection has closed: ``returned``, or what else happened to it.
 
@@ -36,6 +41,7 @@ class CoordinatorServer:
         self._ended: set[int] = set()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
+        path.chmod(0o600)
         self._socket.listen(world_size)
 
     def serve(self, seconds: float) -> bool:
@@ -78,6 +84,9 @@ class CoordinatorServer:
 
     def _accept(self) -> None:
         accepted, _ = self._socket.accept()
+        if peer_user(accepted) != os.getuid():
+            accepted.close()
+            return
         line = Connection(accepted.detach())
         try:
             self._ranks[line] = line.recv()
@@ -103,6 +112,15 @@ class CoordinatorServer:
             self.coordinator.finish(rank)
         else:
             self.coordinator.fail(rank, how)
+
+
+def peer_user(connected: socket.socket) -> int | None:
+    """The user of the process at the other end of a local socket, or None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
+    user: int = struct.unpack(_CREDENTIALS, credentials)[1]
+    return user
 
 
 def connect(path: Path, rank: int) -> Connection:

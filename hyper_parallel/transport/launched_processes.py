@@ -26,7 +26,7 @@ from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import advice
-from hyper_parallel.transport.processes import search_path
+from hyper_parallel.transport.processes import local_environment, search_path
 from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.requests import Requests, called
@@ -292,7 +292,7 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())
     tasks = [
-        (RankTask(rank, world_size, body, None, path, folder, traced, measurement), dict(os.environ))
+        (RankTask(rank, world_size, body, None, path, folder, traced, measurement), local_environment())
         for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # the time limit does not cover its start

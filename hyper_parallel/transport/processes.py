@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import socket
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["available", "end_ranks", "python_command", "search_path", "servers_search_here", "stay_on"]
+__all__ = [
+    "available",
+    "end_ranks",
+    "local_environment",
+    "python_command",
+    "search_path",
+    "servers_search_here",
+    "stay_on",
+]
 
+_GLOO_INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 _SERVER = "from multiprocessing.forkserver import main; "
 
 
 def search_path() -> list[str]:
     """``sys.path`` for a process that may be in another folder."""
     return [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+
+
+def local_environment() -> dict[str, str]:
+    """The environment of ranks that are all on this machine: gloo listens on loopback only, unless told otherwise."""
+    names = {name for _, name in socket.if_nameindex()}
+    return {**({_GLOO_INTERFACE: _LOOPBACK} if _LOOPBACK in names else {}), **os.environ}
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

@@ -21,7 +21,7 @@ from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import starting
-from hyper_parallel.transport.processes import python_command, search_path
+from hyper_parallel.transport.processes import local_environment, python_command, search_path
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.timeouts import positive_seconds
@@ -99,7 +99,7 @@ class _Torchrun:
             "--no-python", *python_command("hyper_parallel.verify.launch_worker", str(folder)),
         )  # fmt: skip
         # Unbuffered, as torchrun starts Python: a killed rank loses none of its output.
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **local_environment()}
         self._folder = folder
         self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
         # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.

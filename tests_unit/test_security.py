@@ -1,0 +1,206 @@
+"""What the library executes, unpickles and listens on: nothing that came from a file or from another user."""
+
+import ast
+import contextlib
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import hyper_parallel
+from hyper_parallel.transport.coordinator_server import CoordinatorServer, peer_user
+from hyper_parallel.transport.processes import local_environment
+
+PACKAGE = Path(hyper_parallel.__file__).parent
+SCRIPTS = Path(__file__).parents[1] / "ci"
+
+# Calls that can run what they are given, by the end of their name.
+DANGEROUS = {
+    "eval", "exec", "compile", "execfile", "system", "popen", "mktemp", "extractall", "unpack_archive", "Unpickler",
+    "spec_from_file_location", "run_path", "run_module", "Listener", "urlopen", "__import__", "import_module",
+    "load_module", "exec_module", "HTTPServer", "ThreadingHTTPServer", "create_connection",
+}  # fmt: skip
+UNPICKLING = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "jsonpickle")
+
+OWN = "a module of this package, by a name that this package made"
+USER = "the user's own file, named on the command line to be run"
+RANK = "from a rank that this program started, through a pipe, a folder or a store of its own"
+ALLOWED = {
+    ("_lazy.py", "importlib.import_module"): (2, OWN),
+    ("core/shard/rules/__init__.py", "importlib.import_module"): (1, OWN),
+    ("platform/contract/collectives.py", "pickle.loads"): (1, RANK),
+    ("platform/mindspore/ops/registry.py", "importlib.import_module"): (1, OWN),
+    ("platform/select.py", "importlib.import_module"): (2, OWN),
+    ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
+    ("platform/torch/torch_dtensor_reproducer.py", "compile"): (1, "a program that this package wrote"),
+    ("platform/torch/torch_dtensor_reproducer.py", "exec"): (1, "a program that this package wrote"),
+    ("platform/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
+    ("transport/launched_rank.py", "importlib.import_module"): (6, OWN),
+    ("transport/rank_process.py", "importlib.import_module"): (1, OWN),
+    ("transport/serialization.py", "pickle.loads"): (1, RANK),
+    ("transport/simulated.py", "pickle.loads"): (1, RANK),
+    ("verify/bugs/registry.py", "importlib.import_module"): (1, OWN),
+    ("verify/coverage/settings.py", "importlib.import_module"): (1, "the standard library's parser of TOML"),
+    ("verify/fuzz/language.py", "importlib.import_module"): (1, OWN),
+    ("verify/launch.py", "pickle.loads"): (1, RANK),
+    ("verify/launch_worker.py", "import_module"): (1, "modules of the task of the process that started this rank"),
+    ("verify/launch_worker.py", "pickle.loads"): (1, "the task of the process that started this rank"),
+    ("verify/ops/audit_operator.py", "importlib.import_module"): (2, OWN),
+    ("verify/ops/mutation/source_mutants.py", "compile"): (1, "this package's source, changed"),
+    ("verify/ops/mutation/source_mutants.py", "exec"): (1, "this package's source, changed"),
+    ("verify/ops/mutation/source_mutants.py", "importlib.import_module"): (2, OWN),
+    ("verify/ops/reproduce.py", "compile"): (1, "a program that this package wrote"),
+    ("verify/ops/reproduce.py", "exec"): (1, "a program that this package wrote"),
+    ("verify/ops/user_operators.py", "importlib.util.spec_from_file_location"): (1, USER),
+    ("verify/ops/user_operators.py", "spec.loader.exec_module"): (1, USER),
+    ("verify/program/program.py", "compile"): (2, USER),
+    ("verify/program/program.py", "exec"): (1, USER),
+    ("verify/program/torchrun.py", "pickle.loads"): (2, RANK),
+    ("verify/spec.py", "importlib.import_module"): (1, USER),
+    ("verify/spec.py", "importlib.util.spec_from_file_location"): (1, USER),
+    ("verify/spec.py", "module_spec.loader.exec_module"): (1, USER),
+    ("verify/transport_conformance.py", "importlib.import_module"): (1, OWN),
+}  # fmt: skip
+"""By file and call: how often, and why that is right."""
+
+
+def calls(root):
+    """Yield every call in the sources under a folder: the file, the called name, the node."""
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield path.relative_to(root).as_posix(), ast.unparse(node.func), node
+
+
+def is_dangerous(name, node):
+    """Whether a call runs, unpickles or imports what its arguments say."""
+    module, _, last = name.rpartition(".")
+    if last in {"load", "loads"} and module.split(".")[0].lstrip("_") in UNPICKLING:
+        return True
+    if last in {"load", "loads"} and module in {"np", "numpy"}:
+        return any(keyword.arg == "allow_pickle" for keyword in node.keywords)
+    if last in {"eval", "compile", "system"} and module not in {"", "os", "builtins"}:
+        return False  # a module's mode, a pattern, the name of the platform
+    return last in DANGEROUS
+
+
+@pytest.mark.parametrize("root", [PACKAGE, SCRIPTS], ids=["package", "ci"])
+def test_what_runs_or_unpickles_data_is_listed_with_its_reason(root):
+    """No call runs, imports or unpickles what it is given, except those listed; none is listed in vain."""
+    if not root.exists():
+        pytest.skip("[no-tool] the scripts are not installed")
+    found = Counter((path, name) for path, name, node in calls(root) if is_dangerous(name, node))
+    assert found == ({key: count for key, (count, _) in ALLOWED.items()} if root == PACKAGE else {})
+
+
+def test_checkpoints_are_loaded_as_tensors_alone():
+    """Every ``torch.load`` says ``weights_only=True``, and no array is read with its pickled objects."""
+    loads = [(path, node) for path, name, node in calls(PACKAGE) if name == "torch.load"]
+    assert loads
+    for path, node in loads:
+        said = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        assert said.get("weights_only") == "True", path
+    assert [path for path, _, node in calls(PACKAGE) if any(word.arg == "allow_pickle" for word in node.keywords)] == []
+
+
+def test_no_shell():
+    """No command goes through a shell."""
+    for root in (PACKAGE, SCRIPTS):
+        assert [path for path, _, node in calls(root) if any(word.arg == "shell" for word in node.keywords)] == []
+
+
+def test_sockets_are_local():
+    """Sockets of this package are of the file system, or on loopback."""
+    made = Counter(
+        (path, name) for path, name, _ in calls(PACKAGE) if name in {"socket.socket", "socket.create_server"}
+    )
+    assert made == {
+        ("cli/doctor.py", "socket.create_server"): 1,
+        ("platform/torch/torch_dtensor_reproducer.py", "socket.socket"): 1,
+        ("transport/coordinator_server.py", "socket.socket"): 2,
+    }
+    bound = [ast.unparse(node) for _, name, node in calls(PACKAGE) if name.endswith((".bind", "create_server"))]
+    network = [text for text in bound if "signature" not in text and "(str(path))" not in text and "binder" not in text]
+    assert [text for text in network if "socket" in text or "probe" in text] == [
+        "socket.create_server(('127.0.0.1', 0))",
+        "probe.bind(('127.0.0.1', 0))",
+    ]
+
+
+def test_the_coordinator_listens_to_its_own_user_only(tmp_path):
+    """The socket is readable and writable for its user alone, and the other end's user is known."""
+    server = CoordinatorServer(tmp_path / "line", 1, lambda _: "returned")
+    assert (tmp_path / "line").stat().st_mode & 0o777 == 0o600
+    server.close()
+    one, other = socket.socketpair()
+    assert peer_user(one) == peer_user(other) == os.getuid()
+    one.close()
+    other.close()
+
+
+def test_another_user_is_not_listened_to(tmp_path):
+    """A process of another user that reaches the socket is hung up on, and nothing that it sent is unpickled."""
+    if os.getuid():
+        pytest.skip("[no-tool] only root can be another user")
+    path = tmp_path / "line"
+    server = CoordinatorServer(path, 1, lambda _: "returned")
+    path.chmod(0o666)
+    tmp_path.chmod(0o711)
+    folder = os.open(tmp_path, os.O_RDONLY)  # its parents are closed to others
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.fchdir(folder)
+            os.setuid(65534)
+            line = socket.socket(socket.AF_UNIX)
+            line.connect("line")
+            line.send(b"anything")
+            status = 0 if line.recv(1) == b"" else 3
+        except ConnectionResetError:
+            status = 0
+        except PermissionError:
+            status = 4
+        finally:
+            os._exit(status)
+    ended = 0
+    while not ended:
+        server.serve(0.05)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    os.close(folder)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert server._ranks == {}
+    server.close()
+
+
+def test_ranks_of_one_machine_meet_on_loopback(monkeypatch):
+    """Ranks that are all here are told to listen on loopback, unless the user's environment says otherwise."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert local_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert local_environment()["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def _listening():
+    """Return the TCP addresses on which this process listens."""
+    from hyper_parallel.platform.select import current_platform
+
+    current_platform().transport().all_gather_object(0, (0, 1))
+    own = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own descriptor is gone
+            own.add(str(link.readlink()))
+    lines = [line for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()]
+    rows = [line.split() for line in lines]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+@pytest.mark.platforms("torch")
+def test_real_ranks_listen_on_loopback():
+    """Each of two real ranks listens, and on 127.0.0.1 alone."""
+    from hyper_parallel.verify.launch import launch
+
+    for addresses in launch(_listening, 2, "torch", timeout=120):
+        assert set(addresses) == {"0100007F"}
