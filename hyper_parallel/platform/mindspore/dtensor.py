@@ -130,10 +130,14 @@ class MindSporeDTensor(DTensor, Tensor):
         return int(self.full_tensor().__index__())
 
     def asnumpy(self) -> Any:
-        """Values of the whole tensor, as a read-only array; partial values are reduced first.
+        """Values of the whole tensor, as a read-only array of the global shape; partial values are reduced first.
 
-        Every rank must call it unless the tensor is replicated. A plain tensor's array shares its storage, which that
-        of a whole tensor cannot, so writing to it raises.
+        It is a collective: every rank of the mesh must call it unless the tensor is replicated. The values of this
+        rank's shard are ``to_local().asnumpy()``. ``numpy()`` is the same method. A plain tensor's array shares its
+        storage, which that of a whole tensor cannot, so writing to it raises.
+
+        Returns:
+            a ``numpy.ndarray`` of the tensor's dtype.
         """
         whole = np.array(self.full_tensor().asnumpy(), order="C")
         whole.setflags(write=False)

@@ -21,6 +21,7 @@ from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 from mindspore.experimental import optim
 from mindspore.graph._utils.pijit_context import PIJitCaptureContext
 from mindspore.ops import primitive as primitives
+from mindspore.ops.auto_generate import gen_ops_prim, pyboost_inner_prim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
@@ -39,7 +40,13 @@ from hyper_parallel.platform.mindspore.gradients import (
     seeded_locally,
     vjp_seeded_locally,
 )
+from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
+from hyper_parallel.platform.mindspore.softmax_gradient import (
+    forget_gradients,
+    primitive_without_size_one,
+    without_size_one,
+)
 
 __all__ = ["PATCHES", "Patch", "install"]
 
@@ -77,6 +84,8 @@ def install() -> None:
     """Install every patch; called once, by the platform's construction."""
     for patch in PATCHES:
         patch.install()
+    if not _differentiating():
+        forget_gradients()
 
 
 # -- calls that skip ``__fallback__`` ----------------------------------------------------------------------------------
@@ -139,10 +148,13 @@ def _without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Cal
     @wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         dtensors = (
-            reaches_dtensor([arg for arg in args if isinstance(arg, (Tensor, list, tuple, dict))])
+            reaches_dtensor([arg for arg in args if isinstance(arg, (Tensor, nn.Cell, list, tuple, dict))])
             or reaches_dtensor(kwargs)
             or _has_dtensor_parameters(args[0])
         )
+        served = UNCOMPILED.get(getattr(args[0], "fn", None)) if dtensors else None
+        if served is not None:
+            return served(*args[1:], **kwargs)
         # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.
         if dtensors and not (any(isinstance(arg, _RecomputeCell) for arg in args) or _steps_by_element(args)):
             msg = f"{what}: it would see this rank's shards as if they were whole; {instead}"
@@ -280,6 +292,7 @@ def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
+_SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
 _SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
 
 PATCHES: tuple[Patch, ...] = (
@@ -304,7 +317,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Tensor, "__init__"),), _refusing_copies, "Tensor(x) copies the local values of a DTensor"),
     Patch(((Parameter, "__new__"),), _refusing_parameters, "Parameter(p) copies the local values of a DTensor"),
     Patch(
-        ((_JitExecutor, "__call__"),),
+        ((_JitExecutor, "__call__"), (_JitExecutor, "compile")),
         partial(
             _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
         ),
@@ -318,8 +331,12 @@ PATCHES: tuple[Patch, ...] = (
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
-        ((_CellGraphExecutor, "__call__"),),
-        partial(_without_dtensors, "a Cell in graph mode", "use ms.set_context(mode=ms.PYNATIVE_MODE)"),
+        ((_CellGraphExecutor, "compile"), (_CellGraphExecutor, "__call__")),
+        partial(
+            _without_dtensors,
+            "a Cell compiled to a graph",
+            "call it in ms.PYNATIVE_MODE, export plain tensors",
+        ),
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
@@ -349,6 +366,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((base, _BACKWARD), (grad_func, _BACKWARD)), returning_layouts, _LOCAL_GRADIENTS),
     Patch(((base, "_pynative_forward_run"),), seeded_locally, _LOCAL_GRADIENTS),
     Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
+    Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
+    Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
     Patch(
         ((_RecomputeHandle, "__init__"),),
         lambda init: replayable_constructor(init, random.get_state, random.replay),

@@ -42,6 +42,10 @@ def _functions(net, tensor):
     }
 
 
+def _first(tensors):
+    return tensors[0]
+
+
 def _refusals():
     import mindspore as ms
     from mindspore import Tensor, nn
@@ -62,7 +66,11 @@ def _refusals():
         "jacrev": lambda: ms.jacrev(function)(Tensor(X)),
         "jacfwd": lambda: ms.jacfwd(function)(Tensor(X)),
     }
-    doors["a mutable tuple"] = lambda: ms.amp.all_finite((distribute_tensor(Tensor(X), mesh, [Shard(0)]),))
+    sharded = ms.mutable((distribute_tensor(Tensor(X), mesh, [Shard(0)]),))
+    doors["a mutable tuple"] = lambda: ms.jit(_first)(sharded)
+    doors["export of a function"] = lambda: ms.export(
+        ms.jit(function), Tensor(X), file_name="unwritten", file_format="MINDIR"
+    )
     messages = {}
     for name, door in doors.items():
         with pytest.raises(UnsupportedOperatorError) as caught:
@@ -87,6 +95,53 @@ def test_compiled_functions_that_reach_dtensors_are_refused(world):
         )
         assert set(messages.values()) == {refusal}
         assert free == (False, False)
+
+
+def _graphs(folder):
+    import mindspore as ms
+    from mindspore import Tensor, nn
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    weight = distribute_tensor(Tensor(X), mesh, [Shard(0)])
+
+    class Capturing(nn.Cell):
+        def construct(self, x):
+            return x * weight
+
+    net = nn.Dense(3, 4)
+    distribute_module(net, mesh)
+    cells = {"parameters": net, "a cell inside": nn.SequentialCell(net), "a captured tensor": Capturing()}
+    x = Tensor(X[:, :3])
+
+    def in_graph_mode(cell):
+        ms.set_context(mode=ms.GRAPH_MODE)
+        try:
+            cell(x)
+        finally:
+            ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    doors = {
+        "graph mode": in_graph_mode,
+        "compile": lambda cell: cell.compile(x),
+        "export": lambda cell: ms.export(cell, x, file_name=f"{folder}/net", file_format="MINDIR"),
+    }
+    messages = set()
+    for door in doors.values():
+        for cell in cells.values():
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                door(cell)
+            messages.add(str(caught.value))
+    return messages
+
+
+def test_cells_that_reach_dtensors_are_not_compiled(tmp_path):
+    """Graph mode, ``compile`` and ``export`` look at parameters, cells inside and what ``construct`` captures."""
+    refusal = (
+        "a Cell compiled to a graph: it would see this rank's shards as if they were whole; "
+        "call it in ms.PYNATIVE_MODE, export plain tensors"
+    )
+    assert simulate(_graphs, 2, "mindspore", (str(tmp_path),)) == [{refusal}] * 2
+    assert not list(tmp_path.iterdir())
 
 
 def _integers(world):

@@ -1,0 +1,61 @@
+"""Loss scaling and overflow checks of ``mindspore.amp``: compiled there, and served uncompiled for DTensors.
+
+The compiled functions themselves stay in place, because programs may call them inside of functions that they compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, amp, ops
+
+from hyper_parallel._tree import leaves
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate
+
+__all__ = ["UNCOMPILED"]
+
+
+def _all_finite(inputs: Any, check_overflow_mode: Any = None, enable_allfinite: Any = None) -> Tensor:
+    """Return True on every rank if no element overflowed on any rank; one collective per mesh."""
+    del check_overflow_mode, enable_allfinite  # of Ascend's status registers
+    tensors = leaves((inputs,))
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+    finite_by_mesh = dict.fromkeys(meshes, True)
+    for tensor in tensors:
+        whole = tensor.reduce_partial() if isinstance(tensor, DTensor) else tensor
+        mesh, local = (whole.device_mesh, whole._local) if isinstance(whole, DTensor) else (next(iter(meshes)), whole)
+        finite_by_mesh[mesh] &= 0 in local.shape or bool(ops.isfinite(local).all())
+    decisions = [_on_all_ranks(mesh, finite) for mesh, finite in finite_by_mesh.items()]
+    return Tensor(all(decisions), mindspore.bool_)
+
+
+def _on_all_ranks(mesh: DeviceMesh, flag: bool) -> bool:
+    return bool(DTensor.from_local(Tensor(flag), mesh, [Partial("all")] * mesh.ndim).full_tensor())
+
+
+def _scaled(scale: Tensor, values: Any) -> Any:
+    """Multiply each tensor of a nest of tuples and lists by ``scale``, which is equal on all ranks."""
+    if isinstance(values, (tuple, list)):
+        return (list if isinstance(values, list) else tuple)(_scaled(scale, value) for value in values)
+    factor = ops.cast(scale, values.dtype)
+    if isinstance(values, DTensor):
+        mesh = values.device_mesh
+        factor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim)
+    return values * factor
+
+
+def _unscaled(scale: Tensor, values: Any) -> Any:
+    """Divide each tensor of a nest of tuples and lists, by a product with the reciprocal."""
+    return _scaled(ops.reciprocal(scale), values)
+
+
+UNCOMPILED: dict[Any, Callable[..., Any]] = {
+    amp._all_finite.__wrapped__: _all_finite,  # noqa: SLF001 - what the public functions call
+    amp._grad_scale_map.__wrapped__: _scaled,  # noqa: SLF001
+    amp._grad_unscale_map.__wrapped__: _unscaled,  # noqa: SLF001
+}
+"""What serves a function that MindSpore compiles, where a DTensor is among its arguments."""

@@ -1,0 +1,63 @@
+"""A guard of MindSpore's softmax gradient, which an axis of size 1 spoils for the rest of the process.
+
+MindSpore 2.10 writes the gradient of ``Softmax`` as products and a sum along the axis, leaves the sum out where the
+axis has size 1, and keeps what it wrote by number of dims, axis and dtype: without a sum, the gradients of all later
+softmaxes of that kind are wrong. So a softmax along an axis of size 1 is written with other operators, whether tensors
+are plain or local ones of DTensors, and what MindSpore kept from before is dropped when the platform starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from mindspore import Tensor, mint
+from mindspore.common.api import _pynative_executor
+from mindspore.graph.jit_context import jit_context
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+
+__all__ = ["forget_gradients", "primitive_without_size_one", "without_size_one"]
+
+
+def without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``softmax(operator, input, axis)``."""
+
+    @wraps(softmax)
+    def run(operator: Any, input: Any, axis: Any) -> Any:  # noqa: A002 - MindSpore's name
+        return _of_size_one(input) if _has_size_one(input, axis) else softmax(operator, input, axis)
+
+    return run
+
+
+def primitive_without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``softmax(operator, [input, axis])``; bytecode capture needs the operator itself, and has own gradients."""
+
+    @wraps(softmax)
+    def run(operator: Any, operands: list[Any]) -> Any:
+        tensor, axis = operands
+        return (
+            _of_size_one(tensor) if not jit_context() and _has_size_one(tensor, axis) else softmax(operator, operands)
+        )
+
+    return run
+
+
+def forget_gradients() -> None:
+    """Drop the gradients that MindSpore wrote down so far; not while it differentiates."""
+    _pynative_executor.clear_res()
+
+
+def _has_size_one(tensor: Any, axis: Any) -> bool:
+    """True for a plain tensor of floats whose ``axis``, a number or a tuple of one, has size 1."""
+    if not isinstance(tensor, Tensor) or isinstance(tensor, DTensor) or not tensor.is_floating_point():
+        return False
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    shape = tensor.shape
+    return all(isinstance(dim, int) and -len(shape) <= dim < len(shape) and shape[dim] == 1 for dim in axes)
+
+
+def _of_size_one(tensor: Tensor) -> Tensor:
+    """Return ones with gradient zero; NaN where softmax is NaN: of NaN and of infinities."""
+    return mint.exp(tensor - tensor)
