@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from hyper_parallel.transport.whole_files import write_whole
 
-__all__ = ["other_version", "read_json", "read_json_rows", "write_text"]
+__all__ = ["other_version", "read_json", "read_json_rows", "reading", "write_text"]
 
 
 def write_text(path: Path | str, text: str, option: str = "") -> Path:
@@ -71,10 +74,27 @@ def other_version(path: Path, missing: Collection[str], command: str) -> str:
     return f"{path} has no {', '.join(missing)}: another version wrote it; run `{command}` again"
 
 
+@contextlib.contextmanager
+def reading(*paths: Path) -> Iterator[None]:
+    """Turn what content of the wrong kind leads to, inside the block, into one error that names the files.
+
+    Raises:
+        ValueError: a report has the keys that it needs, but not their values.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, jinja2.TemplateError) as error:
+        if isinstance(error, ValueError) and str(error).startswith(tuple(map(str, paths))):
+            raise  # it names its file
+        names = ", ".join(map(str, paths))
+        msg = f"{names} cannot be shown: damaged, or another version wrote it ({type(error).__name__}: {error})"
+        raise ValueError(msg) from error
+
+
 def _load(path: Path, command: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} is no report of `{command}`: {error}"
         raise ValueError(msg) from error
 

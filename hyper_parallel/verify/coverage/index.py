@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, 
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
-from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.report_files import read_json, reading, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,10 +72,14 @@ def _table(store: Store, names: list[str]) -> Markup:
 
 def _row(store: Store, name: str) -> list[str | Markup]:
     path = store.folder(name) / "gate.json"
-    verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    total = f"{verdict['total']:.2f} %" if verdict else "?"
+    verdict: dict[str, Any] = {}
+    if path.exists():
+        verdict = read_json(path, ("total",), f"hyper-parallel coverage gate {name}")
+    with reading(path):
+        total = f"{verdict['total']:.2f} %" if verdict else "?"
+        gates = render("gates.html", verdict=verdict)
     links = Markup('<a href="{0}/html/index.html">lines</a> · <a href="{0}/coverage.xml">Cobertura</a>').format(name)
-    return [name, total, str(verdict.get("ranks", "")), render("gates.html", verdict=verdict), links]
+    return [name, total, str(verdict.get("ranks", "")), gates, links]
 
 
 def write_others(store: Store) -> list[Path]:
@@ -89,19 +92,25 @@ def write_others(store: Store) -> list[Path]:
     written = []
     sweeps = sorted(reports.glob("operators-*.json"))
     if sweeps:
-        text = operators_page([read_report(path) for path in sweeps])
+        with reading(*sweeps):
+            text = operators_page([read_report(path) for path in sweeps])
         written.append(write_text(store.reports / "operators.html", text))
     power = reports / "mutation.json"
     if power.exists():
         mutation = read_mutation(power)
-        written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
-        written.append(write_pit(mutation, store.reports / "mutation.xml"))
+        with reading(power):
+            written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
+            written.append(write_pit(mutation, store.reports / "mutation.xml"))
     ratios, timings = (read_rows(reports, name) for name in (RATIOS, TIMINGS))
     if ratios or timings:
-        written.append(write_text(store.reports / "bench.html", bench_page(ratios, timings)))
-    outcomes, footprints = load(reports)
-    if outcomes or footprints:
-        written.append(write_text(store.reports / "contract.html", contract_page(outcomes, footprints)))
+        with reading(reports / RATIOS, reports / TIMINGS):
+            text = bench_page(ratios, timings)
+        written.append(write_text(store.reports / "bench.html", text))
+    with reading(*sorted(reports.glob("contract-*.json")), *sorted(reports.glob("footprint-*.json"))):
+        outcomes, footprints = load(reports)
+        text = contract_page(outcomes, footprints) if outcomes or footprints else ""
+    if text:
+        written.append(write_text(store.reports / "contract.html", text))
     return written
 
 
@@ -119,7 +128,11 @@ def skipped_tests(junit: Path) -> Counter[str]:
     """Reasons of skipped tests in a JUnit file, with their numbers; a file that is not there has none."""
     if not junit.exists():
         return Counter()
-    cases = ET.parse(junit).iter("skipped")  # noqa: S314 - written by our own run
+    try:
+        cases = ET.parse(junit).iter("skipped")  # noqa: S314 - written by our own run
+    except (ET.ParseError, OSError) as error:
+        msg = f"{junit} is no report of tests: {error}"
+        raise ValueError(msg) from error
     return Counter((case.get("message") or "without a reason") for case in cases)
 
 
