@@ -147,7 +147,8 @@ class Fault:
 
     def _shard_wrong_dim(self, platform: Platform, module: Any) -> None:
         """Fill the local shard with consecutive values of the row-major weight, as if dim 0 were sharded."""
-        weight = platform.direct_parameters(module).get("weight")
+        name, _ = platform.layer_parameters(module)
+        weight = platform.direct_parameters(module).get(name)
         if not isinstance(weight, DTensor) or not any(weight.layout.dim_axes[1:]):
             return
         layout = weight.layout
@@ -156,7 +157,7 @@ class Fault:
         start = box[1][0] * layout.shape[0]  # type: ignore[index] # a weight has a shape
         shard = values[start : start + int(np.prod(layout.local_shape))].reshape(layout.local_shape)
         wrong = platform.wrap(platform.from_numpy(shard), layout)
-        platform.set_parameter(module, "weight", platform.new_parameter(wrong, requires_grad=True, name="weight"))
+        platform.set_parameter(module, name, platform.new_parameter(wrong, requires_grad=True, name=name))
         self.hits += 1
 
 

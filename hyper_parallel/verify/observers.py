@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._tree import CONTAINERS, named_leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.placements import Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["ModuleOutput", "OutputObserver", "gather_output", "global_array"]
@@ -84,7 +89,9 @@ class OutputObserver:
         return record
 
 
-def gather_output(platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...]) -> tuple[Any, str]:
+def gather_output(
+    platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...], *, styled: bool = False
+) -> tuple[Any, str]:
     """Return the global value of a module's output; every rank must call it.
 
     Args:
@@ -92,6 +99,7 @@ def gather_output(platform: Platform, outer: Any, inner: Any, shape: tuple[int, 
         outer: the output that the module's style returns.
         inner: the module's own output.
         shape: the single-device shape.
+        styled: the style is one of this library's, which returns a shard of the output, or all of it.
 
     Returns:
         a NumPy array, or None and why the global value is unknown.
@@ -99,12 +107,37 @@ def gather_output(platform: Platform, outer: Any, inner: Any, shape: tuple[int, 
     if isinstance(outer, DTensor):
         return global_array(platform, outer), ""
     transport = platform.transport()
-    same = tuple(outer.shape) == shape
-    if all(transport.all_gather_object(same, tuple(range(transport.world_size)))):
+    shapes = transport.all_gather_object(tuple(outer.shape), tuple(range(transport.world_size)))
+    if all(local_shape == shape for local_shape in shapes):
         return platform.tensor_to_numpy(platform.detach(outer)), ""
-    if isinstance(inner, DTensor):
-        return global_array(platform, inner), ""
-    return None, "its output is a plain local tensor without a layout"
+    if not isinstance(inner, DTensor):
+        return None, "its output is a plain local tensor without a layout"
+    layout = _scattered(inner.layout, shapes) if styled else None
+    if layout is not None:
+        return global_array(platform, platform.wrap(platform.detach(outer), layout)), ""
+    return global_array(platform, inner), ""
+
+
+def _scattered(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> Layout | None:
+    """Return the layout in which ranks have local tensors of ``shapes`` after the sums of ``layout`` were scattered.
+
+    Args:
+        layout: of the pending output.
+        shapes: of the local tensors, by rank.
+
+    Returns:
+        None where no dim fits, or several do.
+    """
+    fitting = []
+    axes = [axis for axis, _ in layout.partials]
+    for dims in product(range(layout.ndim), repeat=len(axes)):
+        candidate = layout
+        for axis, dim in zip(axes, dims, strict=True):
+            candidate = candidate.with_placement(axis, Shard(dim))
+        local_shapes = (candidate.local_shape_at(layout.mesh.coordinate_of(rank)) for rank in layout.mesh.ranks)
+        if all(local == shapes[rank] for local, rank in zip(local_shapes, layout.mesh.ranks, strict=True)):
+            fitting.append(candidate)
+    return fitting[0] if axes and len(fitting) == 1 else None
 
 
 def global_array(platform: Platform, value: Any) -> Any:

@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.tensor_parallel.styles.base import style_of
 from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.compare import Comparison, TensorCheck
@@ -246,12 +247,14 @@ class _TrainCompare:
 
     def _compare_outputs(self, step: int, expected: ReferenceStep) -> None:
         outer, inner = self.parallel.style_outputs.outputs, self.parallel.outputs.outputs
+        modules = dict(self.platform.get_cells_and_names(self.parallel.model))
         for module, name, array in expected.outputs:
             if name not in outer:
                 self.comparison.missing("output", module, name, step, "the parallel model has no such output")
                 continue
             own = inner[name].value if name in inner else None
-            value, why = gather_output(self.platform, outer[name].value, own, array.shape)
+            styled = module in modules and style_of(modules[module]) is not None
+            value, why = gather_output(self.platform, outer[name].value, own, array.shape, styled=styled)
             if why:
                 self.comparison.skip(f"output of {name}", why)
             else:

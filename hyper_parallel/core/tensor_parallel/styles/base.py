@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options", "to_local"]
+__all__ = [
+    "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options", "style_of",
+    "to_local",
+]  # fmt: skip
 
 _STYLED = "_hyper_parallel_style"
+
+
+def style_of(module: Any) -> str | None:
+    """Return the name of the style of this package by which a layer was parallelized, or None."""
+    name: str | None = module.__dict__.get(_STYLED)
+    return name
+
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
