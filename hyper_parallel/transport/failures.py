@@ -11,7 +11,16 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.checks.compare import ranked
 from hyper_parallel.transport.out_of_memory import advice
 
-__all__ = ["NEEDS_GLOO", "WorldFailedError", "exit_text", "lost_peer", "trace", "world_failed", "world_timed_out"]
+__all__ = [
+    "NEEDS_GLOO",
+    "WorldFailedError",
+    "exit_text",
+    "gave_up",
+    "lost_peer",
+    "trace",
+    "world_failed",
+    "world_timed_out",
+]
 
 NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
 """Why a real world of MindSpore cannot be started, and the fix."""
@@ -63,6 +72,12 @@ def lost_peer(error: BaseException) -> bool:
     """Whether gloo raised ``error`` because another rank closed its connection: a consequence, never the cause."""
     text = str(error)
     return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
+
+
+def gave_up(error: BaseException) -> bool:
+    """Whether gloo raised ``error`` because a peer kept it waiting until its time limit."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and "Timed out waiting" in text
 
 
 def exit_text(code: int) -> str:

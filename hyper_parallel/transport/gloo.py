@@ -11,7 +11,7 @@ import functools
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,9 +38,14 @@ _ANSWER = 1 << 30
 
 
 class GlooMessages:
-    """The messages that one rank sends and receives, in the world's group."""
+    """The messages that one rank sends and receives, in the world's group.
 
-    def __init__(self) -> None:
+    Args:
+        naming: a context, for a text and ranks, in which gloo's error of a lost peer becomes one that names the ranks.
+    """
+
+    def __init__(self, naming: Callable[[str, tuple[int, ...]], AbstractContextManager[None]] | None = None) -> None:
+        self._naming = naming or (lambda _, __: nullcontext())
         self._tags: dict[tuple[int, Channel], int] = {}
         self._receivers: dict[tuple[int, int], ChunkedReceiver] = {}
         self._sent: dict[tuple[int, int], int] = {}
@@ -57,7 +62,7 @@ class GlooMessages:
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
         room = torch.zeros(1, dtype=torch.int64)
-        connected = functools.partial(self._connected, _description("send", x, f"to rank {dst}", tag, channel))
+        connected = functools.partial(self._connected, _description("send", x, f"to rank {dst}", tag, channel), dst)
         with self._lock, connected():
             answer = waiter(dist.irecv(room, dst, tag=own + _ANSWER))
             works = [waiter(dist.isend(chunk, dst, tag=own)) for chunk in carried.split(_CHUNK)]
@@ -81,7 +86,9 @@ class GlooMessages:
         calls = functools.partial(_receive_chunk, src, own), _count, functools.partial(_send_room, src, own + _ANSWER)
         receiver = self._receivers.setdefault((src, own), ChunkedReceiver(*calls))
         expected, size = _head(like), like.numel() * like.element_size()
-        connected = functools.partial(self._connected, _description("recv", like, f"from rank {src}", tag, channel))
+        connected = functools.partial(
+            self._connected, _description("recv", like, f"from rank {src}", tag, channel), src
+        )  # fmt: skip
         with connected():
             arrived = receiver.expect(_chunk_count(size))
 
@@ -94,15 +101,16 @@ class GlooMessages:
         return Work("recv", finish)
 
     @contextmanager
-    def _connected(self, message: str) -> Iterator[None]:
+    def _connected(self, message: str, peer: int) -> Iterator[None]:
         """Raise an error that names the lost message if gloo reports a lost connection."""
         if self._closed:
             msg = f"{message} was not waited for before this rank left the world; wait, then call destroy_process_group"
             raise HandleError(msg)
         try:
-            yield
+            with self._naming(message, (dist.get_rank(), peer)):
+                yield
         except RuntimeError as error:
-            if not lost_peer(error):
+            if isinstance(error, RankFailedError) or not lost_peer(error):
                 raise
             msg = f"{message} is lost; that rank ended or died before, its output says why: {error}"
             raise RankFailedError(msg) from error

@@ -8,8 +8,11 @@ order of ``ranks``, as the simulation does.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.c10d.groups import C10dGroups
 from hyper_parallel.transport.c10d.host import reduce_in_order
+from hyper_parallel.transport.c10d.lost_peers import LostPeers
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, waiter
 from hyper_parallel.transport.work import Work
 
@@ -67,10 +71,37 @@ class C10dTransport(C10dGroups):
     ``torch.distributed`` orders the members of a group by global rank; results are put into the order of ``ranks``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, watched: bool = False) -> None:
+        """Use the world that this process has joined.
+
+        Args:
+            watched: whether a coordinator in another process sees what becomes of the ranks.
+        """
         super().__init__()
         self._checked: set[Ranks] = set()
-        self._messages = GlooMessages()
+        self._lost = LostPeers(self.rank) if self.backend == "gloo" and not watched else None
+        self._messages = GlooMessages(self._naming)
+
+    def _naming(self, what: str, ranks: Ranks) -> AbstractContextManager[None]:
+        """Inside this context, gloo's error of a lost peer becomes one that names the ranks that do not answer."""
+        return nullcontext() if self._lost is None else self._lost.named(what, ranks)
+
+    def _waiter(self, what: str, ranks: Ranks, work: Any) -> Callable[[Any], None]:
+        """See :func:`waiter`; for a collective of ``ranks``."""
+        wait = waiter(work)
+
+        def named(alive: Any) -> None:
+            with self._naming(f"{what} of ranks {ranks}", ranks):
+                wait(alive)
+
+        return named
+
+    def claim(self, proposal: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claim`; a store that does not answer is an error at the world's time limit."""
+        claim = super().claim
+        if self._lost is None:
+            return claim(proposal, ranks)
+        return self._lost.answered(f"start of a collective of ranks {ranks}", ranks, lambda: claim(proposal, ranks))
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
@@ -133,9 +164,10 @@ class C10dTransport(C10dGroups):
         if ours.numel() < largest:
             ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
         parts = [torch.empty_like(ours) for _ in ranks]
-        work = waiter(
-            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True)
-        )
+        work = self._waiter(
+            "all_gather", ranks,
+            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True),
+        )  # fmt: skip
 
         def finish() -> list[torch.Tensor]:
             work(ours)
@@ -165,9 +197,10 @@ class C10dTransport(C10dGroups):
             return Work("all_to_all", lambda: [kept])
         received, sent = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
         in_splits, out_splits = [part.numel() for part in outgoing], [sizes[position] for position in order]
-        work = waiter(
-            dist.all_to_all_single(received, sent, out_splits, in_splits, group=self.group(ranks), async_op=True)
-        )
+        work = self._waiter(
+            "all_to_all", ranks,
+            dist.all_to_all_single(received, sent, out_splits, in_splits, group=self.group(ranks), async_op=True),
+        )  # fmt: skip
 
         def finish() -> list[torch.Tensor]:
             work(sent)
@@ -186,7 +219,9 @@ class C10dTransport(C10dGroups):
         result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
         if len(ranks) == 1 or not carried.numel():
             return Work("broadcast", lambda: result)
-        work = waiter(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
+        work = self._waiter(
+            "broadcast", ranks, dist.broadcast(carried, src, group=self.group(ranks), async_op=True)
+        )  # fmt: skip
 
         def finish() -> torch.Tensor:
             work(carried)
@@ -226,7 +261,8 @@ class C10dTransport(C10dGroups):
         """See :meth:`Transport.all_gather_object`."""
         check_ranks(ranks, self.rank, self.world_size)
         gathered: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(gathered, obj, group=self.group(ranks))
+        with self._naming(f"all_gather_object of ranks {ranks}", ranks):
+            dist.all_gather_object(gathered, obj, group=self.group(ranks))
         ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
         return [ordered[position] for position in range(len(ranks))]
 
@@ -234,7 +270,8 @@ class C10dTransport(C10dGroups):
         """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
         if self.backend == "gloo":
             check_ranks(ranks, self.rank, self.world_size)
-            dist.barrier(group=self.group(ranks))
+            with self._naming(f"barrier of ranks {ranks}", ranks):
+                dist.barrier(group=self.group(ranks))
         else:
             self.all_gather_object(None, ranks)
 
@@ -285,25 +322,39 @@ def join_world(**arguments: Any) -> None:
     """Call ``torch.distributed.init_process_group`` with these arguments.
 
     Raises:
-        RendezvousError: the port at which ranks are to meet is in use.
+        RendezvousError: the port at which ranks are to meet is in use, or they did not meet within the time limit.
     """
     try:
         dist.init_process_group(**arguments)
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        text = str(error).partition("\n")[0]
+        if "EADDRINUSE" in text:
+            port = re.search(r"port: (\d+)", text)
+            msg = (
+                f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
+                "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
+            )
+        elif "imeout" in text or "imed out" in text:
+            msg = _did_not_meet(arguments.get("rank", os.environ.get("RANK", "?")), text)
+        else:
             raise
-        port = re.search(r"port: (\d+)", str(error))
-        msg = (
-            f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
-            "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
-        )
         raise RendezvousError(msg) from error
 
 
+def _did_not_meet(rank: object, text: str) -> str:
+    """The error of a rank that waited for the others in vain, as ``text`` says."""
+    fix = "a rank that had come did not go on: its output, or the link to its host, is the cause"
+    if "connect to" in text:
+        fix = "start rank 0 there, and check MASTER_ADDR, MASTER_PORT and the link to that host"
+    elif "clients joined" in text:
+        fix = "start the others, and look at their output and at the links to their hosts"
+    return f"init_process_group: rank {rank} on host {socket.gethostname()} did not meet the other ranks: {text} {fix}"
+
+
 def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
-    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``, and its transport."""
+    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``; a coordinator watches this rank."""
     join_world(backend="gloo", init_method=init_method, rank=rank, world_size=world_size)
-    return C10dTransport()
+    return C10dTransport(watched=True)
 
 
 def start_world(device: str, rank: int, world_size: int, init_method: str) -> C10dTransport:
@@ -313,4 +364,4 @@ def start_world(device: str, rank: int, world_size: int, init_method: str) -> C1
     cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
     cards.set_device(rank)
     join_world(backend=_ENGINES[device], init_method=init_method, rank=rank, world_size=world_size)
-    return C10dTransport()
+    return C10dTransport(watched=True)
