@@ -219,3 +219,34 @@ def test_rounding_is_no_finding():
     program = replace(program, leaves=seeded, steps=total, outputs=(3,), cotangents=(4,), integral=False)
     (outcome,) = run_programs("mindspore", [program])
     assert (outcome.kind, outcome.exact) == ("equal", False)
+
+
+def test_what_random_programs_found_stays_mended():
+    """Keywords of methods, the gradient of relu6 where it bends, and counts of float16 are as on a single device."""
+    bends = replace(leaf((4, 3), (Shard(0),), dtype="float32"), array=np.arange(-3, 9, dtype=np.float32).reshape(4, 3))
+    seed = leaf((4, 3), (Replicate(),), 1, "float32", requires_grad=False)
+    half = leaf((5, 3), (Shard(0),), dtype="float16", requires_grad=False)
+    bending = Step("ops.relu6", (TensorRef(0),), {}, (1,))
+    histogram = Step("ops.histc", (TensorRef(0),), {"bins": 4, "min": -2, "max": 2}, (1,))
+    programs = [
+        Program((0, 0), (3,), {0: leaf((1, 3, 1), (Shard(1),))}, (
+            Step("Tensor.squeeze", (TensorRef(0),), {"axis": 0}, (1,)),
+            Step("Tensor.squeeze", (TensorRef(0),), {}, (2,)),
+        )),
+        Program((0, 0), (3,), {0: bends, 2: seed}, (bending,), "backward", (1,), (2,)),
+        Program((0, 0), (3,), {0: half}, (histogram,)),
+    ]  # fmt: skip
+    assert [(outcome.kind, outcome.text) for outcome in run_programs("mindspore", programs)] == [("equal", "")] * 3
+
+
+def test_a_keyword_without_a_rule_is_refused():
+    """A parameter that a composed operator does not have is refused in words, never ignored."""
+    from hyper_parallel.errors import UnsupportedOperatorError
+    from hyper_parallel.platform.mindspore.intercept import interception
+
+    handler = interception().handlers["Squeeze"]
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        handler(interception().dispatcher, None, (None,), {"depth": 2})
+    assert str(caught.value) == (
+        "operator Squeeze: depth=2 has no sharding rule; redistribute the operands and use to_local()"
+    )

@@ -185,9 +185,9 @@ def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
 
 
 @decomposition("Squeeze")
-def _squeeze_dims(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+def _squeeze_dims(ops: Any, primitive: Any, x: Any, dim: Any = None) -> Any:
     """Without dims, all dims of size 1 are removed."""
-    dim = args[0] if args else getattr(primitive, "init_attrs", {}).get("axis", ())
+    dim = getattr(primitive, "init_attrs", {}).get("axis", ()) if dim is None else dim
     return ops.squeeze(x, None if dim in ((), []) else dim)
 
 

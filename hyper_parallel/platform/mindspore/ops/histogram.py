@@ -98,9 +98,10 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
 
 @decomposition("Histogram")
 def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
-    """Counts in the dtype of ``x``."""
+    """Counts in the dtype of ``x``; those of float16 in float32."""
     bins, low, high = (primitive.init_attrs[name] for name in ("bins", "min", "max"))
-    return ops.histc(x, bins, low, high)
+    counts = ops.histc(x, bins, low, high)
+    return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 else counts
 
 
 @decomposition("SearchSorted")

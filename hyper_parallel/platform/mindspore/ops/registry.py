@@ -13,6 +13,7 @@ MindSpore passes operators by name; a tensor method that differs from the functi
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from functools import cache
@@ -166,13 +167,37 @@ def decomposition(*names: str, with_dispatcher: bool = False) -> Callable[[Calla
     _refuse_twice(names, _DECOMPOSITIONS)
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = tuple(inspect.signature(run).parameters.values())[2:]
+
         def handler(dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if kwargs:
+                kwargs = _renamed(names[0], parameters, kwargs)
             return run(dispatcher if with_dispatcher else dispatcher.ops, primitive, *args, **kwargs)
 
         _DECOMPOSITIONS.update(dict.fromkeys(names, handler))
         return run
 
     return register
+
+
+def _renamed(operator: str, parameters: tuple[inspect.Parameter, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return keywords under the names of a decomposition's parameters.
+
+    Raises:
+        UnsupportedOperatorError: the decomposition has no such parameter.
+    """
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return kwargs
+    names = {parameter.name for parameter in parameters}
+    renamed = {}
+    for name, value in kwargs.items():
+        meaning = KEYWORDS.get(name, name)
+        alike = (name, meaning, *(other for other, same in KEYWORDS.items() if same == meaning))
+        own = next((other for other in alike if other in names), None)
+        if own is None:
+            raise UnsupportedOperatorError(_no_rule(operator, name, value))
+        renamed[own] = value
+    return renamed
 
 
 def _refuse_twice(names: tuple[str, ...], registered: dict[str, Any]) -> None:
