@@ -131,9 +131,8 @@ _UNSOUND_IN_FLOAT64 = {
     "log2": "it rounds the logarithm of 2 to float32",
     "logaddexp2": "it rounds the logarithm of 2 to float32",
     **dict.fromkeys(("LayerNorm", "layer_norm", "L1Loss", "l1_loss", "MSELoss", "mse_loss"), _IN_FLOAT32),
-    **dict.fromkeys(
-        ("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std", ".fmax", ".fmin"), _IN_FLOAT32
-    ),
+    **dict.fromkeys(("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std"), _IN_FLOAT32),
+    **dict.fromkeys((".fmax", ".fmin", "mish", "celu", ".sort"), _IN_FLOAT32),
 }
 """Calls in float64 whose results are no truth."""
 
@@ -151,6 +150,7 @@ _UNSOUND = {
     "msort": "it sorts float64 as float32",
     ".scatter": "its kernel takes the reduction of an earlier call",
     ".real": "the gradient of a real operand is complex",
+    "topk": "of equal values it takes any, and the rule takes the first",
     "hfft": "its kernel is right in every other call",
     "selu": "its gradient is wrong for negative values",
 }

@@ -34,7 +34,7 @@ BATCH = 64
 
 _WORLDS = (1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 6, 8)
 _MOST_SHRUNK = 4  # findings of a batch that are made smaller; the others are counted
-_ALONE_SECONDS = 20.0
+_ALONE_SECONDS = 60.0
 _SHRINK_SECONDS = 20.0
 
 

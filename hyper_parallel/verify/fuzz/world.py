@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SECONDS", "run_programs"]
 
-SECONDS = 60.0
-"""After which a world that does not end is given up."""
+SECONDS = 300.0
+"""After which a world that does not end is given up; ranks that wait for each other are noticed at once."""
 
 _STATE = "_hyper_parallel_fuzz_state"
 """Attribute of an error that ended a rank: the number of programs that it had finished, and its own program's error."""
