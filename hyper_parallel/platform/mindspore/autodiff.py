@@ -85,12 +85,10 @@ def _reduced(out: Any) -> Any:
 
 
 def _with_deferred(grads: Any, values: Any) -> Any:
-    """Return gradients with those added that were deferred; a single gradient comes without a tuple."""
+    """Return gradients with those added that were deferred; that of a single parameter has no tuple."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
         return type(grads)(_with_deferred(grad, source) for grad, source in zip(grads, sources, strict=True))
-    if isinstance(values, (list, tuple)):
-        (values,) = values
     deferred = get_deferred(values._local) if isinstance(values, DTensor) else None
     if deferred is None:
         return grads

@@ -23,8 +23,10 @@ from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorErr
 
 __all__ = [
     "check_current",
+    "hooks_on_dtensors",
     "local_gradients",
     "mark_replaced",
+    "refusing_cell_hooks",
     "returning_layouts",
     "returning_reduced",
     "seeded_locally",
@@ -115,6 +117,60 @@ def _laid_out(grads: Any, values: Any) -> Any:
     if not isinstance(values, DTensor) or isinstance(grads, DTensor) or grads is None:
         return grads
     return values._platform.wrap(grads, dual(values.layout))
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def hooks_on_dtensors(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Tensor.register_hook`` to call the hooks of a DTensor with its gradient as a DTensor."""
+
+    @wraps(register)
+    def run(self: Any, hook: Callable[[Any], Any]) -> Any:
+        return register(self, _on_dtensor(hook, self) if isinstance(self, DTensor) and callable(hook) else hook)
+
+    return run
+
+
+def _on_dtensor(hook: Callable[[Any], Any], tensor: DTensor) -> Callable[[Any], Any]:
+    layout, notation = dual(tensor.layout), tensor.layout.notation(tensor.dtype)
+
+    @wraps(hook)
+    def run(grad: Any) -> Any:
+        result = hook(tensor._platform.wrap(grad, layout))
+        if result is None:
+            return None
+        if not isinstance(result, DTensor) or tuple(result.shape) != tuple(layout.shape or ()):
+            msg = (
+                f"the hook of {notation} returned {_told(result)}; return the gradient as a DTensor of shape "
+                f"{list(layout.shape or ())}, or None"
+            )
+            raise LayoutError(msg)
+        return result.redistribute_to(layout)._local
+
+    return run
+
+
+def _told(result: Any) -> str:
+    kind = "a DTensor" if isinstance(result, DTensor) else f"a plain {type(result).__name__}"
+    return f"{kind} of shape {list(result.shape)}" if isinstance(result, Tensor) else kind
+
+
+def refusing_cell_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the operator that runs backward hooks of Cells: it knows no layouts, one Cell may be called with several."""
+
+    @wraps(call)
+    def run(self: Any, args: Any) -> Any:
+        tensors = args if isinstance(args, tuple) else (args,)
+        if self.hook_dict() and any(isinstance(tensor, DTensor) for tensor in tensors):
+            msg = (
+                f"backward hooks of {type(self.cell).__name__} would get this rank's parts of the gradients of "
+                "DTensors; in a forward hook, say register_hook of the input or output, whose hooks get DTensors"
+            )
+            raise UnsupportedOperatorError(msg)
+        return call(self, args)
+
+    return run
 
 
 # -- outputs and their seeds -------------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from typing import Any
 import mindspore
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.contract.training import StepResult, TrainingOptimizer
 
-__all__ = ["MindSporeOptimizer", "in_dual_layout"]
+__all__ = ["MindSporeOptimizer"]
 
 
 class MindSporeOptimizer(TrainingOptimizer):
@@ -61,8 +60,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
     def _step(self, gradients: Sequence[Any]) -> None:
         """Apply one step on ``gradients``, in the order of the parameters."""
-        pairs = zip(self.parameters.items(), gradients, strict=True)
-        by_path = {path: in_dual_layout(parameter, grad) for (path, parameter), grad in pairs}
+        by_path = dict(zip(self.parameters, gradients, strict=True))
         for before in self._before:
             before(by_path)
         local = (grad.to_local() if isinstance(grad, DTensor) else grad for grad in by_path.values())
@@ -70,13 +68,6 @@ class MindSporeOptimizer(TrainingOptimizer):
         for value in self.parameters.values():
             if isinstance(value, DTensor):
                 value.drop_views()
-
-
-def in_dual_layout(parameter: Any, gradient: Any) -> Any:
-    """Return a ``gradient`` of MindSpore's transform; a local one of a DTensor is in the dual of its layout."""
-    if not isinstance(parameter, DTensor) or isinstance(gradient, DTensor):
-        return gradient
-    return parameter._platform.wrap(gradient, dual(parameter.layout))
 
 
 def _like(parameter: Any, state: Any) -> Any:

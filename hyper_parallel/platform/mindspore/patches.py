@@ -24,6 +24,7 @@ from mindspore.ops import primitive as primitives
 from mindspore.ops.auto_generate import gen_ops_prim, pyboost_inner_prim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
+from mindspore.ops.operations._inner_ops import CellBackwardHook
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
@@ -34,7 +35,9 @@ from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import (
     check_current,
+    hooks_on_dtensors,
     local_gradients,
+    refusing_cell_hooks,
     returning_layouts,
     returning_reduced,
     seeded_locally,
@@ -364,6 +367,8 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(((base, _FORWARD), (grad_func, _FORWARD)), returning_reduced, _LOCAL_GRADIENTS),
     Patch(((base, _BACKWARD), (grad_func, _BACKWARD)), returning_layouts, _LOCAL_GRADIENTS),
+    Patch(((Tensor, "register_hook"),), hooks_on_dtensors, _LOCAL_GRADIENTS),
+    Patch(((CellBackwardHook, "__call__"),), refusing_cell_hooks, _LOCAL_GRADIENTS),
     Patch(((base, "_pynative_forward_run"),), seeded_locally, _LOCAL_GRADIENTS),
     Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),

@@ -18,7 +18,7 @@ from hyper_parallel.platform.contract.training import (
 )
 from hyper_parallel.platform.mindspore.indexed_draws import active_dropouts, indexed_draws
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
-from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer, in_dual_layout
+from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
 
 __all__ = ["MindSporeTraining"]
 
@@ -70,15 +70,14 @@ class MindSporeTraining(TrainingFacet):
         return ["MatMulExt", "Dense", "BatchMatMul", "MatMul"]
 
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
-        """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
+        """``value_and_grad`` over the parameters."""
         parameters = self.trainable(model)
         total: Any = None
         gradients: dict[str, Any] = {}
         for compute_loss in compute_losses:
             loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
             total = loss if total is None else total + loss
-            for (path, parameter), grad in zip(parameters.items(), grads, strict=True):
-                gradient = in_dual_layout(parameter, grad)
+            for path, gradient in zip(parameters, grads, strict=True):
                 gradients[path] = gradients[path] + gradient if path in gradients else gradient
         return StepResult(total, gradients)
 
@@ -101,12 +100,9 @@ class MindSporeTraining(TrainingFacet):
         return MindSporeOptimizer(engine, parameters)
 
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """The gradients are values, by path or in the order of the parameters."""
-        parameters = self.trainable(model)
-        by_key: dict[Any, Any] = dict(enumerate(parameters.values()))
-        by_key.update(parameters)
-        values = [in_dual_layout(by_key[key], gradient) for key, gradient in gradients.items()]
-        return self.clip_grad_norm_(values, max_norm)
+        """The gradients are values."""
+        del model
+        return self.clip_grad_norm_(list(gradients.values()), max_norm)
 
     def seed(self, seed: int) -> None:
         """``mindspore.set_seed`` and ``mindspore.manual_seed``."""

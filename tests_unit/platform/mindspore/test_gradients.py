@@ -304,3 +304,105 @@ def test_parameters_keep_their_names():
     (expected,) = simulate(_names, 1, platform="mindspore", args=(False,))
     for names in simulate(_names, 3, platform="mindspore", args=(True,)):
         assert names == expected
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def _hooked(x, w, log):
+    """Gradients by ``x`` and ``w`` of a loss with hooks on the input, a result and the parameter."""
+    import mindspore as ms
+    from mindspore import ops
+
+    def seen(name, hook):
+        def run(grad):
+            log.append((name, type(grad).__name__.endswith("DTensor"), tuple(grad.shape), _whole(grad)))
+            return hook(grad)
+
+        return run
+
+    def loss(x):
+        x.register_hook(seen("input", lambda grad: grad * (grad * grad).sum()))
+        out = ops.matmul(x, w)
+        handle = out.register_hook(seen("removed", lambda grad: grad))
+        out.register_hook(seen("result", lambda grad: grad / grad.max()))
+        handle.remove()
+        return ops.sin(out).sum()
+
+    handle = w.register_hook(seen("parameter", lambda _: None))
+    grads = ms.grad(loss, 0, [w])(x)
+    handle.remove()
+    return _whole(grads)
+
+
+def _with_hooks(x_place, w_place):
+    from mindspore import Parameter, Tensor
+
+    plain_log, log = [], []
+    plain = _hooked(Tensor(X), Parameter(Tensor(W), name="w"), plain_log)
+    mesh = _mesh()
+    weight = Parameter(distribute_tensor(Tensor(W), mesh, [w_place]), name="w")
+    grads = _hooked(distribute_tensor(Tensor(X), mesh, [x_place]), weight, log)
+    return plain, grads, *(sorted(entries, key=lambda entry: entry[0]) for entries in (plain_log, log))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("places", [(Replicate(), Shard(1)), (Shard(0), Replicate()), (Shard(1), Shard(0))])
+def test_hooks_of_dtensors_get_and_return_whole_gradients(world, places):
+    """Hooks of inputs, results and parameters see what they see on one device, and replace it as there."""
+    for plain, grads, plain_log, log in simulate(_with_hooks, world, "mindspore", places):
+        for gradient, expected in zip(grads[0:1] + grads[1], plain[0:1] + plain[1], strict=True):
+            np.testing.assert_allclose(gradient, expected, rtol=2e-4, atol=1e-5)
+        assert [entry[0] for entry in log] == [entry[0] for entry in plain_log] == ["input", "parameter", "result"]
+        for (_, is_dtensor, shape, values), (_, _, plain_shape, plain_values) in zip(log, plain_log, strict=True):
+            assert is_dtensor
+            assert shape == plain_shape
+            np.testing.assert_allclose(values, plain_values, rtol=2e-4, atol=1e-5)
+
+
+def _wrong_hooks():
+    import mindspore as ms
+    from mindspore import Tensor, nn, ops
+
+    mesh = _mesh()
+    x = distribute_tensor(Tensor(X), mesh, [Shard(0)])
+    messages = []
+    for hook in (lambda grad: grad.to_local(), lambda grad: grad.sum(), lambda _: 1):
+
+        def loss(x, hook=hook):
+            out = ops.sin(x)
+            out.register_hook(hook)
+            return out.sum()
+
+        with pytest.raises(LayoutError) as caught:
+            ms.grad(loss)(x)
+        messages.append(str(caught.value))
+    for register in ("register_backward_hook", "register_backward_pre_hook"):
+        cell = nn.ReLU()
+        handle = getattr(cell, register)(lambda *_: None)
+        assert ms.grad(lambda x, cell=cell: cell(x).sum())(Tensor(X)).shape == X.shape
+        with pytest.raises(UnsupportedOperatorError) as refused:
+            cell(x)
+        messages.append(str(refused.value))
+        handle.remove()
+        cell(x)
+    with pytest.raises(TypeError):
+        x.register_hook(None)
+    return messages
+
+
+def test_hooks_that_would_be_wrong_are_refused():
+    """A hook returns a whole gradient; backward hooks of cells, which know no layouts, are refused for DTensors."""
+    start, fix = "the hook of f32[5@tp, 3] returned ", "; return the gradient as a DTensor of shape [5, 3], or None"
+    cells = (
+        "backward hooks of ReLU would get this rank's parts of the gradients of DTensors; "
+        "in a forward hook, say register_hook of the input or output, whose hooks get DTensors"
+    )
+    for rank, messages in enumerate(simulate(_wrong_hooks, 2, "mindspore")):
+        assert messages == [
+            f"{start}a plain Tensor of shape {[[3, 3], [2, 3]][rank]}{fix}",
+            f"{start}a DTensor of shape []{fix}",
+            f"{start}a plain int{fix}",
+            cells,
+            cells,
+        ]
