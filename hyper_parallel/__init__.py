@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         randn as randn,
         record_events as record_events,
         strict as strict,
+        use_deterministic as use_deterministic,
         zeros as zeros,
     )
     from hyper_parallel.core.shard import (
@@ -95,6 +96,7 @@ __getattr__, __dir__ = lazy_exports(
             "randn",
             "record_events",
             "strict",
+            "use_deterministic",
             "zeros",
         ),
         "hyper_parallel.core.shard": (

@@ -400,6 +400,9 @@ def _inexact(x: Tensor) -> bool:
 
 
 def _native(x: Tensor, op: str) -> bool:
+    """Whether HCCL reduces; where programs are to be deterministic, parts are gathered and added in rank order."""
+    if mindspore.get_context("deterministic") == "ON" and op in ("sum", "avg", "prod"):
+        return False
     return op in _HCCL_OPS and x.dtype in _HCCL_DTYPES
 
 

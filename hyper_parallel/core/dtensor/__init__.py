@@ -11,6 +11,7 @@ from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.deferred_gradients import defer_grad_reduce
+    from hyper_parallel.core.dtensor.determinism import use_deterministic
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
     from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
@@ -47,6 +48,7 @@ __all__ = [
     "randn",
     "record_events",
     "strict",
+    "use_deterministic",
     "zeros",
 ]
 
@@ -55,6 +57,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "hyper_parallel.core.dtensor.deferred_gradients": ("defer_grad_reduce",),
         "hyper_parallel.core.dtensor.dtensor": ("DTensor",),
+        "hyper_parallel.core.dtensor.determinism": ("use_deterministic",),
         "hyper_parallel.core.dtensor.events": ("Event", "EventLog", "implicit_budget", "record_events", "strict"),
         "hyper_parallel.core.dtensor.factories": ("empty", "full", "ones", "rand", "randn", "zeros"),
         "hyper_parallel.core.dtensor.layout": ("Layout",),

@@ -187,5 +187,9 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
         """Return a context that is a named range in the framework's profiler."""
 
     @abc.abstractmethod
+    def use_deterministic(self) -> None:
+        """Set the framework's switches by which two runs give the same bits, and have reductions in rank order."""
+
+    @abc.abstractmethod
     def get_symmetric_memory_handler(self) -> Any:
         """Return the framework's symmetric memory, if the device has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -49,6 +50,12 @@ class MindSporeRuntime(RuntimeFacet):
     def profiler_record(self, name: str) -> AbstractContextManager[Any]:
         """A range of ``mindspore.profiler.mstx``, which its profiler shows on Ascend."""
         return _range(name)
+
+    def use_deterministic(self) -> None:
+        """``mindspore.set_deterministic``, which MindSpore takes once a process; HCCL's variable if unset."""
+        os.environ.setdefault("HCCL_DETERMINISTIC", "true")
+        if mindspore.get_context("deterministic") != "ON":
+            mindspore.set_deterministic(deterministic=True)
 
     def get_symmetric_memory_handler(self) -> Any:
         """Not served."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -51,6 +52,14 @@ class TorchRuntime(RuntimeFacet):
     def profiler_record(self, name: str) -> AbstractContextManager[Any]:
         """``torch.profiler.record_function``."""
         return torch.profiler.record_function(name)
+
+    def use_deterministic(self) -> None:
+        """``torch.use_deterministic_algorithms`` and cuDNN's switches; the variables of cuBLAS and HCCL if unset."""
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("HCCL_DETERMINISTIC", "true")
+        torch.use_deterministic_algorithms(mode=True)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
 
     def get_symmetric_memory_handler(self) -> Any:
         """``torch.distributed._symmetric_memory``."""

@@ -180,3 +180,15 @@ def _identify(mesh: Any, value: Any) -> None:
 
 
 DeviceMesh._thread_id = property(_identity, _identify)  # type: ignore[assignment]  # noqa: SLF001 - PyTorch's own mark for worlds in threads
+
+
+_set_state: Callable[[Any, dict[str, Any]], None] = DeviceMesh.__setstate__
+
+
+def _read_mesh(mesh: Any, state: dict[str, Any]) -> None:
+    """Unpickle a mesh: the rank that reads it from a checkpoint takes it for its own, as a process does."""
+    _set_state(mesh, {name: value for name, value in state.items() if name != "_hash"})
+    mesh._thread_id = None  # noqa: SLF001 - set to the rank that reads
+
+
+DeviceMesh.__setstate__ = _read_mesh  # type: ignore[method-assign]

@@ -49,6 +49,7 @@ def _options(op: Any) -> dist.AllreduceOptions:
     return options
 
 
+_ORDERED = frozenset({"sum", "avg", "prod"})
 OPTIONS = {name: _options(op) for name, op in OPS.items()}
 _COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
 # "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
@@ -60,7 +61,12 @@ DTYPES = {
 
 
 def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the host reduces in rank order."""
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the parts are reduced in rank order.
+
+    They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
+    """
+    if op in _ORDERED and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        return False
     whole = op == "avg" and not dtype.is_floating_point
     return op in OPS and not whole and dtype in DTYPES.get(backend, ())
 
