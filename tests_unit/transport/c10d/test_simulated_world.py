@@ -297,3 +297,25 @@ def test_a_group_with_a_tag_is_made_once():
         return tagged[0] is tagged[1], dist.get_world_size(tagged[1])
 
     assert simulate(body, 2, "torch") == [(True, 2)] * 2
+
+
+def test_a_mesh_of_a_checkpoint_belongs_to_the_rank_that_reads_it(tmp_path):
+    """A DTensor that another world has saved is copied into one of this world, as over real processes."""
+
+    def body(folder, saves):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (2,))
+        path = folder / str(torch.distributed.get_rank())
+        if saves:
+            hash(mesh)  # is kept, and must not be read back
+            torch.save(distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]), path)
+            return None
+        read = torch.load(path)
+        assert read.device_mesh == mesh
+        assert hash(read.device_mesh) == hash(mesh)
+        return distribute_tensor(torch.zeros(5), mesh, [Shard(0)]).copy_(read).full_tensor().tolist()
+
+    simulate(body, 2, "torch", (tmp_path, True))
+    assert simulate(body, 2, "torch", (tmp_path, False)) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
