@@ -29,7 +29,6 @@ __all__ = [
     "box_transfers",
     "contains",
     "coordinates",
-    "count_intersections",
     "intersect",
     "mesh_slice",
     "reduced_boxes",
@@ -109,14 +108,11 @@ def box_edges(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
 
 def split_at_edges(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
     """Return per dim the non-empty intervals into which ``edges`` split ``box``."""
-    return [
-        [
-            (a, b)
-            for a, b in itertools.pairwise([start, *(edge for edge in dim_edges if start < edge < stop), stop])
-            if a < b
-        ]
-        for (start, stop), dim_edges in zip(box, edges, strict=True)
-    ]
+    cells = []
+    for (start, stop), dim_edges in zip(box, edges, strict=True):
+        inside = dim_edges[bisect.bisect_right(dim_edges, start) : bisect.bisect_left(dim_edges, stop)]
+        cells.append([(a, b) for a, b in itertools.pairwise([start, *inside, stop]) if a < b])
+    return cells
 
 
 def slice_origin(coordinate: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
@@ -158,16 +154,6 @@ def box_grid(boxes: Iterable[Box], ndim: int) -> list[list[Interval]]:
     """Return per dim the sorted intervals of non-empty boxes that form a grid."""
     filled = {box for box in boxes if volume(box)}
     return [sorted({box[dim] for box in filled}) for dim in range(ndim)]
-
-
-def count_intersections(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
-    """Return the number of boxes of a grid that intersect ``box``."""
-    count = 1
-    for (start, stop), intervals in zip(box, grid, strict=True):
-        first = bisect.bisect_right(intervals, start, key=lambda interval: interval[1])
-        last = bisect.bisect_left(intervals, stop, key=lambda interval: interval[0])
-        count *= max(last - first, 0)
-    return count if volume(box) else 0
 
 
 def _enclosing_interval(intervals: Sequence[Interval], part: Interval) -> Interval:

@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.dtensor.boxes import contains, coordinates, intersect, volume
+from hyper_parallel.core.dtensor.bounds import all_inside
+from hyper_parallel.core.dtensor.boxes import intersect, volume
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import DimAxes
@@ -77,24 +78,32 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
         return ()
     best: tuple[Step, ...] = ()
     bound = math.inf
-    frontier: list[tuple[float, float, int, Layout, tuple[Step, ...]]] = [(0.0, 0.0, 0, source, ())]
+    # An entry ends at a layout; ``last`` is its last step if that is not priced yet.
+    frontier: list[tuple[float, float, int, Layout, tuple[Step, ...], Step | None]] = [(0.0, 0.0, 0, source, (), None)]
     done: set[Layout] = set()
     ticket = itertools.count()
     while frontier:
-        least, spent, _, layout, steps = heapq.heappop(frontier)
+        least, spent, _, layout, steps, last = heapq.heappop(frontier)
         if least >= bound or len(done) >= MAX_STATES:
             break
+        if last is not None:  # it reaches the target
+            seconds = spent + _step_seconds(last)
+            best, bound = ((*steps, last), seconds) if seconds < bound else (best, bound)
+            continue
         if layout in done:
             continue
         done.add(layout)
         for step in _candidate_steps(layout, target):
+            if isinstance(step, Exchange | ReduceExchange):
+                heapq.heappush(frontier, (spent + _least_seconds(step), spent, next(ticket), target, steps, step))
+                continue
             seconds = spent + _step_seconds(step)
             if step.target is target:
                 best, bound = ((*steps, step), seconds) if seconds < bound else (best, bound)
             elif step.target not in done:
                 least = seconds + _lower_bound(step.target, target)
-                heapq.heappush(frontier, (least, seconds, next(ticket), step.target, (*steps, step)))
-    return best
+                heapq.heappush(frontier, (least, seconds, next(ticket), step.target, (*steps, step), None))
+    return best or (_single_step(source, target),)
 
 
 def _lower_bound(layout: Layout, target: Layout) -> float:
@@ -110,15 +119,25 @@ def _lower_bound(layout: Layout, target: Layout) -> float:
 
 def _step_seconds(step: Step) -> float:
     """Return the cost in seconds, with a small overhead per step, so that the shorter of two equal plans is cheaper."""
-    mean_load = MEAN_LOAD_WEIGHT * sum(step.loads) / len(step.loads) * SECONDS_PER_ELEMENT
+    mean_load = MEAN_LOAD_WEIGHT * step.mean_received * SECONDS_PER_ELEMENT
     return cost_of((step,), PLANNING_ITEMSIZE).seconds + mean_load + step.overhead
+
+
+def _least_seconds(step: Exchange | ReduceExchange) -> float:
+    """Return a lower bound of the cost of a step to the target, which takes less time than the cost itself."""
+    worst, mean = step.least_received
+    if not worst:
+        return 0.0
+    received = (worst + MEAN_LOAD_WEIGHT * mean) * SECONDS_PER_ELEMENT
+    latency = step.least_messages * SECONDS_PER_MESSAGE + step.launches * SECONDS_PER_LAUNCH
+    return received + latency + step.overhead
 
 
 def _single_step(layout: Layout, target: Layout) -> Step:
     """Return the single step to ``target``, which always exists."""
     if _unreduced(layout, target):
         return ReduceExchange(layout, target, _slice_axes(layout, target))
-    if all(contains(layout.box_at(position), target.box_at(position)) for position in coordinates(layout.mesh)):
+    if all_inside(layout, target):
         return Slice(layout, target, ())
     return Exchange(layout, target, _slice_axes(layout, target))
 

@@ -7,31 +7,35 @@ first sums partial values on ranks that hold one and need the sum (one variable 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from hyper_parallel.core.dtensor.bounds import bounds_at, count_pieces, member_indices, shared_volumes, volumes
 from hyper_parallel.core.dtensor.boxes import (
     BoxTransfer,
     box_edges,
-    box_grid,
     box_transfers,
     contains,
-    count_intersections,
-    intersect,
     mesh_slice,
     reduced_boxes,
     slice_origin,
     split_at_edges,
     volume,
 )
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
+from hyper_parallel.core.dtensor.sum_parts import senders_of, sum_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hyper_parallel.core.dtensor.bounds import Indices
     from hyper_parallel.core.dtensor.boxes import Coordinate, ReducedBox
     from hyper_parallel.core.dtensor.layout import Box
+    from hyper_parallel.core.dtensor.sum_parts import SumParts
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]
@@ -40,7 +44,10 @@ __all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]
 class _SliceExchange(Step):
     """A step over a slice of the mesh along ``axes``, the axes on which source and target differ."""
 
-    overhead: ClassVar[float] = 1e-12
+    @property
+    def overhead(self) -> float:
+        """Seconds for packing and splitting buffers, more for more members."""
+        return 1e-12 + 1e-16 * self.members
 
     @property
     def _own_origin(self) -> Coordinate:
@@ -97,10 +104,10 @@ class Exchange(_SliceExchange):
 
     collective = "exchange"
 
-    def received_at(self, coordinate: Coordinate) -> int:
-        """Return the number of elements that the rank lacks."""
-        box = self.target.box_at(coordinate)
-        return volume(box) - volume(intersect(box, self.source.box_at(coordinate)))
+    def received_by(self, indices: Indices) -> Any:
+        """Return the number of elements that each rank lacks."""
+        needed = bounds_at(self.target, indices)
+        return volumes(needed) - shared_volumes(needed, bounds_at(self.source, indices))
 
     def transfers(self, origin: Coordinate) -> tuple[BoxTransfer, ...]:
         """Return every box that is sent within the slice that starts at ``origin``."""
@@ -110,6 +117,16 @@ class Exchange(_SliceExchange):
     def _own_transfers(self) -> tuple[BoxTransfer, ...]:
         return self.transfers(self._own_origin)
 
+    @property
+    def least_received(self) -> tuple[float, float]:
+        """What the worst rank receives, and what a rank receives on average."""
+        return self.received, self.mean_received
+
+    @property
+    def least_messages(self) -> int:
+        """A lower bound of the messages of the worst rank."""
+        return 1
+
     @cached_property
     def messages(self) -> int:
         """Most peers that one rank receives from.
@@ -117,11 +134,9 @@ class Exchange(_SliceExchange):
         A rank receives from one peer for every box of another member that its target box intersects. So the number is
         found without listing transfers.
         """
-        positions = mesh_slice(self.source.mesh, self.axes, self._first_origin)
-        source_boxes = [self.source.box_at(position) for position in positions]
-        grid = box_grid(source_boxes, self.source.ndim)
-        pairs = zip(map(self.target.box_at, positions), source_boxes, strict=True)
-        return max(count_intersections(target, grid) - (volume(intersect(target, own)) > 0) for target, own in pairs)
+        indices = member_indices(self.source.mesh, self.axes, self._first_origin)
+        own, needed = (bounds_at(layout, indices) for layout in (self.source, self.target))
+        return int(np.max(count_pieces(needed, own, self.members) - (shared_volumes(needed, own) > 0)))
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received parts."""
@@ -162,42 +177,73 @@ class ReduceExchange(_SliceExchange):
         return self.reduced_boxes(self._own_origin)
 
     @cached_property
-    def loads(self) -> tuple[int, ...]:
+    def loads(self) -> Any:
         """Elements that each member of the first slice receives: partial values to sum, and sums of other members."""
         return self._loads(self._first_origin)
 
+    @property
+    def least_received(self) -> tuple[float, float]:
+        """Lower bounds of what the worst rank receives, and of what a rank receives on average, without any boxes.
+
+        Of an element with ``k`` partial values that ``d`` ranks need, one rank receives ``k - 1`` values, and ``d``
+        others the sum, or ``d - 1`` if a rank that holds a partial value needs the sum. The first member sums an even
+        share, the largest, of what it holds and needs.
+        """
+        mesh, axes, origin = self.source.mesh, set(self.axes), self._first_origin
+        shapes = mesh.shape
+        sharding, splitting = (
+            {axis for dim_axes in layout.dim_axes for axis in dim_axes} for layout in (self.source, self.target)
+        )
+        unsplit = [[axis for axis in dim_axes if axis not in axes] for dim_axes in self.target.dim_axes]
+        elements = volume(Layout.of(mesh, unsplit, (), self.source.shape).box_at(origin))
+        copies = math.prod(shapes[axis] for axis in axes - splitting)
+        sharers = math.prod(shapes[axis] for axis in axes - splitting - sharding)
+        indices = member_indices(mesh, self.axes, origin)
+        own = shared_volumes(bounds_at(self.source, indices), bounds_at(self.target, indices))
+        own = np.broadcast_to(own, (self.members,))
+        sent = (self.partial_values - 1 + copies) * elements - own.sum() / sharers
+        first = volume(self.target.box_at(origin)) + (self.partial_values - 2) * own[0] / sharers
+        mean = sent / self.members
+        return max(mean, first), mean
+
+    @property
+    def least_messages(self) -> int:
+        """A lower bound of the messages of the worst rank: those of a rank in the middle, and its partial values."""
+        middle = tuple(size // 2 if axis in self.axes else 0 for axis, size in enumerate(self.source.mesh.shape))
+        return max(senders_of(self.source, self.target, self.axes, middle), self.partial_values - 1)
+
+    @property
+    def partial_values(self) -> int:
+        """Number of partial values of each element."""
+        return math.prod(self.source.mesh.shape[axis] for axis in self.reduced)
+
     def received_at(self, coordinate: Coordinate) -> int:
         """Return the number of elements that the rank receives: partial values to sum, and sums of other members."""
-        return self._loads(slice_origin(coordinate, self.axes))[self._position(coordinate)]
+        return int(self._loads(slice_origin(coordinate, self.axes))[self._position(coordinate)])
 
-    def _loads(self, origin: Coordinate) -> tuple[int, ...]:
-        received: dict[int, int] = defaultdict(int)
-        sums: dict[tuple[int, ...], int] = defaultdict(int)
-        for box, reducer, holders, receivers in self.reduced_boxes(origin):
-            size = volume(box)
-            sums[receivers] += size
-            # A reducer's own sums, which the next loop counts as received, are not sent.
-            received[reducer] += (len(holders) - 1 - (reducer in receivers)) * size
-        for receivers, size in sums.items():
-            for receiver in receivers:
-                received[receiver] += size
-        return tuple(received[member] for member in range(self.members))
+    def _loads(self, origin: Coordinate) -> Any:
+        sums = self._sums(origin)
+        needed = volumes(bounds_at(self.target, member_indices(self.source.mesh, self.axes, origin)))
+        received = np.array(np.broadcast_to(needed, (self.members,)))
+        # A reducer's own sums, which are part of what it needs, are not sent.
+        np.add.at(received, sums.reducers, (self.partial_values - 1 - sums.needed) * sums.sizes)
+        return received
 
     @cached_property
     def messages(self) -> int:
         """Most peers that one rank receives from, in both phases together."""
-        boxes = self.reduced_boxes(self._first_origin)
-        reducers: dict[tuple[int, ...], set[int]] = defaultdict(set)
-        for reduced_box in boxes:
-            reducers[reduced_box.receivers].add(reduced_box.reducer)
-        senders: dict[int, set[int]] = defaultdict(set)
-        for receivers, ranks in reducers.items():
-            for receiver in receivers:
-                senders[receiver] |= ranks
-        peers = Counter({receiver: len(ranks - {receiver}) for receiver, ranks in senders.items()})
-        for reducer, holders in {(reduced_box.reducer, reduced_box.holders) for reduced_box in boxes}:
-            peers[reducer] += len(holders) - 1
-        return max(peers.values(), default=0)
+        sums = self._sums(self._first_origin)
+        if not sums.reducers.size:
+            return 0
+        sent = np.unique(np.stack((sums.boxes, sums.reducers)), axis=1)  # each reducer sends to a box once
+        peers = np.bincount(sent[0], minlength=self.members)[sums.box_of]
+        own = np.unique(sums.reducers[sums.needed])
+        peers[own] -= 1
+        peers[np.unique(sums.reducers)] += self.partial_values - 1
+        return int(peers.max())
+
+    def _sums(self, origin: Coordinate) -> SumParts:
+        return sum_parts(self.source, self.target, self.axes, self.reduced, origin)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received sums."""

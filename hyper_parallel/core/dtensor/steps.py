@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from hyper_parallel.core.dtensor.bounds import SMALL, bounds_at, member_indices, shared_volumes, volumes
 from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
 from hyper_parallel.errors import LayoutError
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
+    from hyper_parallel.core.dtensor.bounds import Indices
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.layout import Box, Layout
     from hyper_parallel.platform.contract.platform import Platform
@@ -37,7 +41,6 @@ class Step(abc.ABC):
         axes: mesh axes along which it communicates; empty for a local step.
         collective: name for logs; empty for a local step.
         launches: collectives that one application starts.
-        overhead: seconds for packing and splitting buffers; it decides between steps of equal traffic.
     """
 
     source: Layout
@@ -45,26 +48,41 @@ class Step(abc.ABC):
     axes: tuple[int, ...]
     collective: ClassVar[str] = ""
     launches: ClassVar[int] = 1
-    overhead: ClassVar[float] = 1e-13
+
+    @property
+    def overhead(self) -> float:
+        """Seconds for packing and splitting buffers; it decides between steps of equal traffic."""
+        return 1e-13
 
     @abc.abstractmethod
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the local tensor of ``target``, in storage of its own, from the local tensor of ``source``."""
 
+    def received_by(self, indices: Indices) -> Any:
+        """Return the number of elements that each rank at ``indices`` receives."""
+        return volumes(bounds_at(self.target, indices)) - volumes(bounds_at(self.source, indices))
+
     def received_at(self, coordinate: Coordinate) -> int:
         """Return the number of elements that the rank at ``coordinate`` receives."""
-        return volume(self.target.box_at(coordinate)) - volume(self.source.box_at(coordinate))
+        return int(self.received_by(coordinate))
 
     @cached_property
-    def loads(self) -> tuple[int, ...]:
-        """Elements that each member of the first group receives; its shards are the largest."""
-        origin = (0,) * self.source.mesh.ndim
-        return tuple(self.received_at(position) for position in mesh_slice(self.source.mesh, self.axes, origin))
+    def loads(self) -> Any:
+        """Elements that each member of the first group receives, an array; the first group's shards are the largest."""
+        mesh, origin = self.source.mesh, (0,) * self.source.mesh.ndim
+        if self.members <= SMALL:
+            return np.array([self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)], np.int64)
+        return np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
 
-    @property
+    @cached_property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        return max(self.loads)
+        return int(self.loads.max())
+
+    @cached_property
+    def mean_received(self) -> float:
+        """Elements that a rank receives, on average."""
+        return float(self.loads.sum()) / self.members
 
     @cached_property
     def messages(self) -> int:
@@ -104,9 +122,9 @@ class LocalStep(Step):
 
     launches: ClassVar[int] = 0
 
-    def received_at(self, coordinate: Coordinate) -> int:
+    def received_by(self, indices: Indices) -> Any:
         """Return zero."""
-        del coordinate
+        del indices
         return 0
 
     @cached_property
@@ -184,9 +202,9 @@ class ReduceScatter(Step):
 
     collective = "reduce_scatter"
 
-    def received_at(self, coordinate: Coordinate) -> int:
+    def received_by(self, indices: Indices) -> Any:
         """Return the size of the other members' partial values of the rank's shard."""
-        return (self.members - 1) * volume(self.target.box_at(coordinate))
+        return (self.members - 1) * volumes(bounds_at(self.target, indices))
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return this rank's shard of the sum."""
@@ -208,10 +226,9 @@ class AllReduce(Step):
         """Name of the reduction."""
         return str(self.source.get_partial_by_dev_id(self.axes[0]))
 
-    def received_at(self, coordinate: Coordinate) -> int:
+    def received_by(self, indices: Indices) -> Any:
         """Return the elements of a reduce-scatter and an all-gather, of which a ring all-reduce consists."""
-        size = volume(self.source.box_at(coordinate))
-        return 2 * (self.members - 1) * size // self.members
+        return 2 * (self.members - 1) * volumes(bounds_at(self.source, indices)) // self.members
 
     @cached_property
     def messages(self) -> int:
@@ -233,10 +250,10 @@ class AllToAll(Step):
         """Messages that a rank waits for: one per other member."""
         return self.members - 1
 
-    def received_at(self, coordinate: Coordinate) -> int:
-        """Return the number of elements of the target box that the rank lacks."""
-        box = self.target.box_at(coordinate)
-        return volume(box) - volume(intersect(box, self.source.box_at(coordinate)))
+    def received_by(self, indices: Indices) -> Any:
+        """Return the number of elements of the target box that each rank lacks."""
+        needed = bounds_at(self.target, indices)
+        return volumes(needed) - shared_volumes(needed, bounds_at(self.source, indices))
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""

@@ -7,22 +7,23 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, strategies as st
 
+from hyper_parallel.core.dtensor.bounds import all_inside, bounds_at, member_indices, shared_volumes, volumes
 from hyper_parallel.core.dtensor.boxes import (
     box_edges,
-    box_grid,
     box_transfers,
     contains,
     coordinates,
-    count_intersections,
     intersect,
     mesh_slice,
     reduced_boxes,
     split_at_edges,
     volume,
 )
-from hyper_parallel.core.dtensor.exchange import Exchange
+from hyper_parallel.core.dtensor.cheapest_steps import _least_seconds, _step_seconds
+from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.sum_parts import senders_of, sum_parts
 
 
 def as_slices(box):
@@ -88,26 +89,75 @@ def test_an_exchange_counts_its_peers_without_listing_transfers(pair):
     source, target = pair
     axes = tuple(range(len(source.mesh.shape)))
     positions = mesh_slice(source.mesh, axes, (0,) * len(axes))
-    boxes = [source.box_at(position) for position in positions]
-    for position in positions:
-        box = target.box_at(position)
-        intersecting = {other for other in boxes if volume(intersect(box, other))}
-        assert count_intersections(box, box_grid(boxes, source.ndim)) == len(intersecting)
     transfers = box_transfers(source, target, axes, positions[0])
     pairs = {(transfer.receiver, transfer.sender) for transfer in transfers}
     peers = Counter(receiver for receiver, _ in pairs)
     assert Exchange(source, target, axes).messages == max(peers.values(), default=0)
 
 
-@given(layouts(2), st.data())
-def test_every_part_is_summed_once(pair, data):
-    """Reduced boxes tile the index space once; the reducer holds a partial value, and every receiver is listed."""
+@given(layouts(2))
+def test_bounds_of_many_ranks_are_their_boxes(pair):
+    """Arrays of bounds hold the box of each member, whatever the slice; volumes and containment follow."""
+    first, second = pair
+    axes = tuple(range(0, first.mesh.ndim, 2))
+    origin = tuple(size - 1 for size in first.mesh.shape)
+    positions = mesh_slice(first.mesh, axes, origin)
+    indices = member_indices(first.mesh, axes, origin)
+    bounds, others = bounds_at(first, indices), bounds_at(second, indices)
+    boxes = [first.box_at(position) for position in positions]
+    shared = [intersect(box, second.box_at(position)) for box, position in zip(boxes, positions, strict=True)]
+    for dim, edges in enumerate(bounds):
+        starts, stops = (np.broadcast_to(edge, len(positions)) for edge in edges)
+        assert [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)] == [box[dim] for box in boxes]
+    assert np.broadcast_to(volumes(bounds), len(positions)).tolist() == [*map(volume, boxes)]
+    assert np.broadcast_to(shared_volumes(bounds, others), len(positions)).tolist() == [*map(volume, shared)]
+    everywhere = coordinates(first.mesh)
+    assert all_inside(first, second) == all(contains(first.box_at(p), second.box_at(p)) for p in everywhere)
+
+
+def reduction(pair, data):
+    """Arguments of a reduction of partial values along random axes, over the whole mesh."""
     source, target = pair
     used = {axis for axes in source.dim_axes for axis in axes}
     free = [axis for axis in range(source.mesh.ndim) if axis not in used]
-    reduced = tuple(data.draw(st.sets(st.sampled_from(free)))) if free else ()
-    axes = tuple(range(source.mesh.ndim))
-    positions = mesh_slice(source.mesh, axes, (0,) * source.mesh.ndim)
+    reduced = tuple(sorted(data.draw(st.sets(st.sampled_from(free))))) if free else ()
+    return source, target, tuple(range(source.mesh.ndim)), reduced, (0,) * source.mesh.ndim
+
+
+@given(layouts(2), st.data())
+def test_sizes_of_parts_are_those_of_the_boxes(pair, data):
+    """Arrays of parts name the same reducers, sizes and target boxes as the list of boxes does."""
+    source, target, axes, reduced, origin = reduction(pair, data)
+    parts = sum_parts(source, target, axes, reduced, origin)
+    boxes = reduced_boxes(source, target, axes, reduced, origin)
+    rows = zip(parts.reducers.tolist(), parts.sizes.tolist(), parts.needed.tolist(), parts.boxes.tolist(), strict=True)
+    members = {number: [] for number in parts.box_of.tolist()}
+    for member, number in enumerate(parts.box_of.tolist()):
+        members[number].append(member)
+    filled = [(box.reducer, volume(box.box), box.reducer in box.receivers, list(box.receivers)) for box in boxes]
+    assert sorted((reducer, size, needed, members[number]) for reducer, size, needed, number in rows) == sorted(filled)
+    for member, position in enumerate(mesh_slice(source.mesh, axes, origin)):
+        senders = {box.reducer for box in boxes if member in box.receivers} - {member}
+        counted = senders_of(source, target, axes, position)
+        # One more where the rank is among those that could sum its cell, and the cell has too few elements for all.
+        assert len(senders) - 1 <= counted <= len(senders)
+
+
+@given(layouts(2), st.data())
+def test_a_reduction_costs_no_less_than_its_lower_bound(pair, data):
+    """The bound by which the search leaves reductions unpriced is not above their price."""
+    source, target, axes, reduced, _ = reduction(pair, data)
+    partial = Layout.of(source.mesh, source.dim_axes, [(axis, "sum") for axis in reduced], source.shape)
+    if reduced and not set(reduced) & {axis for axis, _ in target.partials}:
+        step = ReduceExchange(partial, target, axes)
+        assert _least_seconds(step) <= _step_seconds(step) * (1 + 1e-12)
+
+
+@given(layouts(2), st.data())
+def test_every_part_is_summed_once(pair, data):
+    """Reduced boxes tile the index space once; the reducer holds a partial value, and every receiver is listed."""
+    source, target, axes, reduced, origin = reduction(pair, data)
+    positions = mesh_slice(source.mesh, axes, origin)
     count = np.zeros(source.shape, int)
     for box, reducer, holders, receivers in reduced_boxes(source, target, axes, reduced, positions[0]):
         count[as_slices(box)] += 1

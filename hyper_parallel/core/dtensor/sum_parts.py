@@ -1,0 +1,173 @@
+"""Who sums what of partial values, for all ranks of a slice of a mesh at once: what a reduction costs.
+
+The same assignment as :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists the boxes of the parts, as
+arrays of their sizes: a search that prices thousands of ranks needs no boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.bounds import bounds_at, member_indices
+from hyper_parallel.core.dtensor.boxes import intersect, volume
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.bounds import Bounds, Indices
+    from hyper_parallel.core.dtensor.boxes import Coordinate
+    from hyper_parallel.core.dtensor.layout import Box, Layout
+
+__all__ = ["SumParts", "senders_of", "sum_parts"]
+
+
+class SumParts(NamedTuple):
+    """Parts into which a slice's elements are split, an entry of each array for each part.
+
+    Attributes:
+        reducers: member that sums the part.
+        sizes: elements of the part.
+        needed: whether the reducer needs the sum itself.
+        boxes: number of the target box in which the part is.
+        box_of: for each member the number of its target box.
+    """
+
+    reducers: Any
+    sizes: Any
+    needed: Any
+    boxes: Any
+    box_of: Any
+
+
+class _Grid:
+    """The cells into which the edges of all boxes of a slice cut the tensor, numbered row-major."""
+
+    def __init__(self, *bounds: Any) -> None:
+        """Take starts and stops of boxes, arrays of shape (members, dims)."""
+        columns = np.concatenate(bounds).T
+        self.edges = [np.unique(column) for column in columns]
+        self.shape = tuple(max(len(edges) - 1, 0) for edges in self.edges)
+
+    def cells_in(self, starts: Any, stops: Any) -> tuple[Any, Any]:
+        """Return the cells of each box: rows of the boxes, and numbers of the cells."""
+        first, counts = np.zeros_like(starts), np.zeros_like(starts)
+        for dim, edges in enumerate(self.edges):
+            first[:, dim] = np.searchsorted(edges, starts[:, dim])
+            counts[:, dim] = np.searchsorted(edges, stops[:, dim]) - first[:, dim]
+        totals = counts.prod(axis=1)
+        rows = np.repeat(np.arange(len(starts)), totals)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(totals) - totals, totals)
+        cells, stride = np.zeros(len(rows), np.int64), 1
+        for dim in reversed(range(len(self.edges))):
+            count = counts[rows, dim]
+            cells += (first[rows, dim] + within % count) * stride
+            within //= count
+            stride *= self.shape[dim]
+        return rows, cells
+
+    def sizes(self, cells: Any) -> Any:
+        """Return the sizes of cells, of shape (cells, dims)."""
+        lengths = [np.diff(edges) for edges in self.edges]
+        return np.stack(
+            [length[index] for length, index in zip(lengths, np.unravel_index(cells, self.shape), strict=True)], axis=1
+        )
+
+
+def sum_parts(
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...], origin: Coordinate
+) -> SumParts:
+    """Return the parts of one slice; arguments as in :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`."""
+    mesh = source.mesh
+    indices = member_indices(mesh, slice_axes, origin)
+    sizes = [mesh.shape[axis] for axis in slice_axes]
+    count = math.prod(sizes)
+    in_group = [np.zeros_like(indices[axis]) if axis in reduced else indices[axis] for axis in slice_axes]
+    first_member = np.ravel_multi_index(in_group, sizes)
+    if not source.ndim:  # one element, which the first member sums
+        boxes = np.zeros(count, np.int64)
+        return SumParts(boxes[:1], np.ones(1, np.int64), np.ones(1, bool), boxes[:1], boxes)
+    held, wanted = (_edges(bounds_at(layout, indices), count) for layout in (source, target))
+    grid = _Grid(*held, *wanted)
+    target_starts, target_stops, box_of = _unique(*wanted)
+    boxes, cells = grid.cells_in(target_starts, target_stops)
+    order = np.argsort(cells)
+    boxes, cells = boxes[order], cells[order]
+    starts = np.maximum(held[0], wanted[0])
+    reducers, reduced_cells = grid.cells_in(starts, np.maximum(starts, np.minimum(held[1], wanted[1])))
+    others = np.setdiff1d(cells, reduced_cells)
+    needed = np.ones(len(reducers), bool)
+    if others.size:  # nobody who holds a partial value of them needs the sum
+        holders, held_cells = grid.cells_in(*held)
+        chosen = np.isin(held_cells, others)
+        reducers, reduced_cells = (
+            np.concatenate(pair) for pair in ((reducers, holders[chosen]), (reduced_cells, held_cells[chosen]))
+        )
+        needed = np.concatenate((needed, np.zeros(int(chosen.sum()), bool)))
+    order = np.lexsort((reducers, first_member[reducers], reduced_cells))
+    reducers, reduced_cells, needed = reducers[order], reduced_cells[order], needed[order]
+    sizes_of_parts = _part_sizes(grid, reduced_cells)
+    kept = sizes_of_parts > 0
+    of_cells = boxes[np.searchsorted(cells, reduced_cells[kept])]
+    return SumParts(reducers[kept], sizes_of_parts[kept], needed[kept], of_cells, box_of)
+
+
+def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coordinate: Coordinate) -> int:
+    """Return from how many other ranks the one at ``coordinate`` receives sums at least; one more at most.
+
+    A source box meets the target box in one cell. If a rank that needs the same box holds values of the cell, those
+    ranks sum it, else all ranks that hold values of it.
+    """
+    mesh, needed = source.mesh, target.box_at(coordinate)
+    sharding, splitting = ({axis for axes in layout.dim_axes for axis in axes} for layout in (source, target))
+    slice_origin = tuple(0 if axis in slice_axes else index for axis, index in enumerate(coordinate))
+    holders = _cells(source, needed, member_indices(mesh, [a for a in slice_axes if a in sharding], slice_origin))
+    alike = _cells(source, needed, member_indices(mesh, [a for a in slice_axes if a not in splitting], coordinate))
+    counts = [
+        math.prod(mesh.shape[a] for a in slice_axes if a not in used) for used in (sharding, splitting | sharding)
+    ]
+    senders = sum(_number_of_parts(cell, counts[cell in alike]) for cell in holders)
+    return senders - bool(volume(intersect(needed, source.box_at(coordinate))))
+
+
+def _cells(source: Layout, box: Box, indices: Indices) -> set[Box]:
+    """Return the parts of ``box`` that the ranks at ``indices`` hold."""
+    bounds = bounds_at(source, indices)
+    count = max(np.size(start) for start, _ in bounds) if bounds else 1
+    starts, stops = _edges(bounds, count) if bounds else (np.zeros((1, 0), np.int64),) * 2
+    low, high = np.array(box, np.int64).reshape(-1, 2).T
+    starts, stops = np.maximum(starts, low), np.minimum(stops, high)
+    filled = (stops > starts).all(axis=1)
+    pairs = zip(starts[filled].tolist(), stops[filled].tolist(), strict=True)
+    return {tuple(zip(first, last, strict=True)) for first, last in pairs}
+
+
+def _number_of_parts(cell: Box, ranks: int) -> int:
+    """Return into how many parts a cell is split among ranks."""
+    longest = max((stop - start for start, stop in cell), default=1)
+    return -(-longest // -(-longest // ranks))
+
+
+def _edges(bounds: Bounds, count: int) -> tuple[Any, Any]:
+    """Return starts and stops of the members' boxes, of shape (members, dims)."""
+    starts, stops = zip(*bounds, strict=True)
+    return tuple(np.stack([np.broadcast_to(edge, (count,)) for edge in edges], axis=1) for edges in (starts, stops))  # type: ignore[return-value]
+
+
+def _unique(starts: Any, stops: Any) -> tuple[Any, Any, Any]:
+    """Return the different boxes, and for each member the number of its box."""
+    both, number = np.unique(np.concatenate((starts, stops), axis=1), axis=0, return_inverse=True)
+    ndim = starts.shape[1]
+    return both[:, :ndim], both[:, ndim:], number.reshape(-1)
+
+
+def _part_sizes(grid: _Grid, cells: Any) -> Any:
+    """Return the elements of each part: cells, sorted, are split evenly along their longest dim, one part an entry."""
+    different, first, counts = np.unique(cells, return_index=True, return_counts=True)
+    sizes = grid.sizes(different)
+    longest = sizes.max(axis=1)
+    layers = sizes.prod(axis=1) // longest
+    chunk = -(-longest // counts)
+    index = np.arange(len(cells)) - np.repeat(first, counts)
+    chunk, longest, layers = (np.repeat(values, counts) for values in (chunk, longest, layers))
+    return (np.minimum((index + 1) * chunk, longest) - np.minimum(index * chunk, longest)) * layers
