@@ -151,7 +151,7 @@ def _number_of_parts(cell: Box, ranks: int) -> int:
 def _edges(bounds: Bounds, count: int) -> tuple[Any, Any]:
     """Return starts and stops of the members' boxes, of shape (members, dims)."""
     starts, stops = zip(*bounds, strict=True)
-    return tuple(np.stack([np.broadcast_to(edge, (count,)) for edge in edges], axis=1) for edges in (starts, stops))  # type: ignore[return-value]
+    return tuple(np.stack([np.broadcast_to(edge, (count,)) for edge in edges], axis=1) for edges in (starts, stops))
 
 
 def _unique(starts: Any, stops: Any) -> tuple[Any, Any, Any]:
