@@ -37,6 +37,7 @@ ALLOWED = {
     ("platform/torch/torch_dtensor_reproducer.py", "compile"): (1, "a program that this package wrote"),
     ("platform/torch/torch_dtensor_reproducer.py", "exec"): (1, "a program that this package wrote"),
     ("platform/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
+    ("transport/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at the user's MASTER_ADDR"),
     ("transport/launched_rank.py", "importlib.import_module"): (6, OWN),
     ("transport/rank_process.py", "importlib.import_module"): (1, OWN),
     ("transport/serialization.py", "pickle.loads"): (1, RANK),

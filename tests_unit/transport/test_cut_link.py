@@ -110,7 +110,7 @@ def test_a_link_that_is_cut_is_named_on_both_sides(hosts, tmp_path, case):
     """Ranks that are cut off end at the limit; each names the host that it cannot reach, its call and its line."""
     errors = errors_of(hosts, case, tmp_path)
     line = f"{SCRIPT}:"
-    first, second = hosts.addresses
+    first = hosts.addresses[0]
     for rank, (error, call) in enumerate(zip(errors, CALLS[case], strict=True)):
         assert error.startswith(f"RankFailedError: {call}"), error
         assert line in error.splitlines()[0], error
@@ -118,7 +118,7 @@ def test_a_link_that_is_cut_is_named_on_both_sides(hosts, tmp_path, case):
         assert "\n  gloo: " in error or "\n  the world's store gave no answer within " in error
     for rank in (0, 1) if case != "message" else (0,):
         assert "\n  rank 2 does not answer; its host " in errors[rank]
-        assert f"({second}) cannot be reached: no answer within 2 s: the link or the host is down" in errors[rank]
+        assert " cannot be reached, or the rank has ended, is stopped, or does something else" in errors[rank]
     assert f"\n  the store of the world at {first}:29500 cannot be reached from host " in errors[2]
     assert "\n  nothing is known of rank" in errors[2]
 

@@ -31,7 +31,7 @@ __all__ = ["LostPeers"]
 _CONNECT_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 _ENDED_SECONDS = 1.0  # where a connection was closed: the peer has ended, and will not answer
-_HOST_SECONDS = 8.0  # to ask the hosts of those that did not answer
+_HOST_SECONDS = 8.0  # to ask where those are that did not answer
 _ROUND_SECONDS = 0.1
 _PREFIX = "hyper_parallel/lost"
 
@@ -48,7 +48,7 @@ class LostPeers:
         self._count = itertools.count()
         self._store = _tcp_store()
         if self._store is not None:
-            self._store.set(f"{_PREFIX}/host/{rank}", f"{socket.gethostname()} {_own_address(self._store.host)}")
+            self._store.set(f"{_PREFIX}/host/{rank}", socket.gethostname())
 
     @contextlib.contextmanager
     def named(self, what: str, ranks: Ranks) -> Iterator[None]:
@@ -147,16 +147,13 @@ class LostPeers:
         )  # fmt: skip
 
     def _host_of(self, rank: int) -> str:
-        """Where a silent rank is, and whether that host answers."""
+        """Where a silent rank is; no address from the store is connected to."""
         key = f"{_PREFIX}/host/{rank}"
         plain: Any = self._connect()
         if not plain.check([key]):
             return "its host is not known"
-        name, address = plain.get(key).decode().split(" ")
-        problem = _problem(address, self._store.port, refusal_is_answer=True)
-        if problem:
-            return f"its host {name} ({address}) cannot be reached: {problem}"
-        return f"its host {name} ({address}) does: the rank has ended, is stopped, or does something else"
+        name = plain.get(key).decode()
+        return f"its host {name} cannot be reached, or the rank has ended, is stopped, or does something else"
 
 
 def _put_outcome(ask: Callable[[], list[str]], outcomes: list[list[str] | BaseException]) -> None:
@@ -175,22 +172,12 @@ def _tcp_store() -> Any:
     return store if isinstance(store, TCPStore) else None
 
 
-def _own_address(peer: str) -> str:
-    """The address from which this host talks to ``peer``; nothing is sent."""
-    with socket.socket(socket.AF_INET6 if ":" in peer else socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            asking.connect((peer, 1))
-        except OSError:
-            return "?"
-        return str(asking.getsockname()[0])
-
-
-def _problem(address: str, port: int, *, refusal_is_answer: bool = False) -> str:
+def _problem(address: str, port: int) -> str:
     """Why a host does not answer at a port; empty if it does."""
     try:
         socket.create_connection((address, port), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:
-        return "" if refusal_is_answer else "nobody listens there any more, so the process that kept it has ended"
+        return "nobody listens there any more, so the process that kept it has ended"
     except TimeoutError:
         return f"no answer within {_CONNECT_SECONDS:g} s: the link or the host is down, or a firewall is between"
     except OSError as error:
