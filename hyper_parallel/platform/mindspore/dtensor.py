@@ -18,7 +18,7 @@ from mindspore.common.initializer import initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
@@ -198,6 +198,21 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def _update_data(self, data: Any) -> Any:
         self._overwrite(data, "_update_data")
+        return self
+
+    def init_data(self, layout: Any = None, set_sliced: bool = False) -> Any:
+        """Return the tensor itself, whose shard has values.
+
+        Raises:
+            PlanError: it has none yet.
+        """
+        del layout, set_sliced
+        if self._local.has_init:
+            msg = (
+                f"init_data: {self._layout.notation(self.dtype)} has no values yet, and MindSpore would sample each "
+                "shard by itself; call platform.init_parameters(module)"
+            )
+            raise PlanError(msg)
         return self
 
     def assign_value(self, value: Any) -> Any:

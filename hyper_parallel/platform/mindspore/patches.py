@@ -25,6 +25,7 @@ from mindspore.ops.auto_generate import gen_ops_prim, pyboost_inner_prim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 from mindspore.ops.operations._inner_ops import CellBackwardHook
+from mindspore.train import serialization
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
@@ -43,8 +44,10 @@ from hyper_parallel.platform.mindspore.gradients import (
     seeded_locally,
     vjp_seeded_locally,
 )
+from hyper_parallel.platform.mindspore.ops import numpy_api  # noqa: F401 - adds to what is replaced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
+from hyper_parallel.platform.mindspore.saved_parameters import loading_shards, saving_whole
 from hyper_parallel.platform.mindspore.softmax_gradient import (
     forget_gradients,
     primitive_without_size_one,
@@ -115,12 +118,15 @@ def _dispatched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_HOMES = ("mindspore.ops", "mindspore.mint", "mindspore.nn", "mindspore.numpy", "mindspore.train")
+
+
 def _places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
     """Where MindSpore's modules hold a function."""
     return tuple(
         (module, name)
         for path, module in list(sys.modules.items())
-        if path == "mindspore" or path.startswith(("mindspore.ops", "mindspore.mint", "mindspore.nn"))
+        if path == "mindspore" or path.startswith(_HOMES)
         for name, value in list(vars(module).items())
         if value is function
     )
@@ -373,6 +379,16 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
     Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
+    Patch(
+        _places_of(serialization.save_checkpoint),
+        saving_whole,
+        "it copies parameters by Tensor(p), and every rank would write the same file",
+    ),
+    Patch(
+        _places_of(serialization._update_param),  # noqa: SLF001 - what loads one parameter has no public name
+        loading_shards,
+        "it hands the whole value to set_data, which takes a shard of a DTensor",
+    ),
     Patch(
         ((_RecomputeHandle, "__init__"),),
         lambda init: replayable_constructor(init, random.get_state, random.replay),

@@ -172,7 +172,12 @@ kernel("triu")(_triangle(lower=False))
 
 @decomposition("Transpose", "DeprecatedTranspose", "DeprecatedPermute")
 def _transpose(ops: Any, _: Any, x: Any, *dims: Any) -> Any:
-    """``x.T`` and ``ops.transpose(x, order)``; two numbers for a tensor of more dims are two dims to swap."""
+    """``x.T`` and ``ops.transpose(x, order)``; two numbers for a tensor of more dims are two dims to swap.
+
+    Without an order, or with None for it, the dims are reversed.
+    """
+    if dims in ((), (None,)):
+        return ops.permute(x, tuple(reversed(range(len(x.shape)))))
     order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (list, tuple)) else dims
     if len(order) == MATRIX and len(x.shape) != MATRIX:
         return ops.transpose(x, *order)
@@ -184,7 +189,7 @@ def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
     return ops.expand(x, tuple(other.shape))
 
 
-@decomposition("Squeeze")
+@decomposition("Squeeze", "DeprecatedSqueeze")
 def _squeeze_dims(ops: Any, primitive: Any, x: Any, dim: Any = None) -> Any:
     """Without dims, all dims of size 1 are removed."""
     dim = getattr(primitive, "init_attrs", {}).get("axis", ()) if dim is None else dim

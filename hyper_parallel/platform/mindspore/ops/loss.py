@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, float32, mint, ops
 from mindspore.mint.nn import functional as F
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, no_elements
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, unless_constant
+from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, replicated, unless_constant
 
 __all__: list[str] = []
 
@@ -205,6 +206,26 @@ def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
     loss = ops.neg(ops.sum(ops.mul(rows, fixed), -1))
     zero = ops.sub(x, ops.detach(x))
     return ops.add(loss, ops.sum(ops.mul(zero, slope), -1)), slope
+
+
+@decomposition("SparseSoftmaxCrossEntropyWithLogits")
+def _sparse_softmax_cross_entropy(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
+    """Return the mean loss of rows, or with ``is_grad`` its derivative by ``x``."""
+    if not primitive.init_attrs.get("is_grad", False):
+        return ops.cross_entropy(x, target)
+    classes = ops.cast(ops.one_hot(target, x.shape[-1]), dtype=x.dtype)
+    return ops.div(ops.sub(ops.softmax(x, -1), classes), x.shape[0])
+
+
+@decomposition("ClipByNorm")
+def _clip_by_norm(ops: Any, primitive: Any, x: Any, clip_norm: Any) -> Any:
+    """Scale ``x`` so that its norm along the primitive's axes is at most ``clip_norm``; the result is float32."""
+    axis = primitive.init_attrs["axis"]
+    wide = ops.cast(x, dtype=float32)
+    total = ops.sum(ops.square(wide), None if axis == () else axis, True)
+    norm = ops.sqrt(total)
+    bound = clip_norm if isinstance(clip_norm, DTensor) else replicated(clip_norm, x)
+    return ops.div(ops.mul(wide, bound), ops.maximum(norm, bound))
 
 
 @decomposition("CosineEmbeddingLoss")

@@ -238,7 +238,11 @@ def _sub(x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 @kernel("div", no_gradient=lambda kwargs: () if kwargs.get("rounding_mode") is None else (0, 1))
 def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    return x / y if rounding_mode is None else ops.stop_gradient(mint.div(x, y, rounding_mode=rounding_mode))
+    if rounding_mode is None:
+        return x / y
+    if not isinstance(y, Tensor) and x.is_floating_point():  # by a number the kernel runs only outside of gradients
+        y = Tensor(y, x.dtype)
+    return ops.stop_gradient(mint.div(ops.stop_gradient(x), ops.stop_gradient(y), rounding_mode=rounding_mode))
 
 
 @kernel("floor_divide", no_gradient=(0, 1))
@@ -386,6 +390,10 @@ def _truncated_remainder(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @decomposition("Xdivy")
 def _xdivy(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    """Of floating-point tensors; a number is one of the tensor's dtype."""
+    x, y = (
+        operand if isinstance(operand, Tensor) else ops.full_like(other, operand) for operand, other in ((x, y), (y, x))
+    )
     return _safe_quotient(ops, x, y, ops.eq(x, 0))
 
 

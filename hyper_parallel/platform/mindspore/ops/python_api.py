@@ -5,6 +5,7 @@ They are patched (``patches.py``), wherever MindSpore's modules hold them; witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.dims import on_diagonals
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, replicated
 
-__all__ = ["REPLACED"]
+__all__ = ["REPLACED", "replacement"]
 
 REPLACED: dict[str, Callable[..., Any]] = {}
 """The functions of MindSpore that are patched, by the name that dispatches them."""
@@ -187,16 +188,55 @@ def _trapz(ops: Any, y: Any, x: Any = None, *, dx: float = 1.0, dim: int = -1) -
     return ops.sum(ops.mul(heights, ops.sub(*_neighbours(ops, x, dim))), dim)
 
 
+# -- clipping ----------------------------------------------------------------------------------------------------------
+
+
+def _on_one_mesh(xs: Sequence[Any]) -> list[Any]:
+    """Return plain tensors among DTensors as replicated ones: they are equal on all ranks, as gradients are."""
+    first = next(x for x in xs if isinstance(x, DTensor))
+    return [x if isinstance(x, DTensor) else replicated(x, first) for x in xs]
+
+
+def _as_they_were(clipped: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return DTensors for DTensors, plain tensors for plain ones."""
+    pairs = zip(clipped, xs, strict=True)
+    return tuple(each if isinstance(x, DTensor) else each.full_tensor() for each, x in pairs)
+
+
 @replacement("clip_by_global_norm")
 def _clip_by_global_norm(ops: Any, xs: Sequence[Any], clip_norm: float = 1.0, use_norm: Any = None) -> Any:
-    """Scale all tensors so that their global norm is at most ``clip_norm``."""
+    """Scale all tensors so that their global norm is at most ``clip_norm``; plain ones count as replicated."""
     expect("ops.clip_by_global_norm", "use_norm", use_norm, None)
+    dtensors = _on_one_mesh(xs)
     total = None
-    for x in xs:
+    for x in dtensors:
         square = ops.sum(ops.square(ops.cast(x, dtype=mindspore.float32)))
         total = square if total is None else ops.add(total, square)
     scale = ops.div(clip_norm, ops.clamp(ops.sqrt(total), min=clip_norm))
-    return tuple(ops.mul(x, ops.cast(scale, dtype=x.dtype)) for x in xs)
+    return _as_they_were([ops.mul(x, ops.cast(scale, dtype=x.dtype)) for x in dtensors], xs)
+
+
+@replacement("clip_by_norm")
+def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
+    """Scale one tensor or several so that their norm of order ``norm_type`` is below ``max_norm``."""
+    listed = [xs] if isinstance(xs, Tensor) else list(xs)
+    dtensors = _on_one_mesh(listed)
+    parts = [ops.abs(ops.cast(x, dtype=mindspore.float32)) for x in dtensors]
+    total = None
+    for part in parts:
+        if norm_type == float("inf"):
+            power = ops.amax(part)
+            total = power if total is None else ops.maximum(total, power)
+        else:
+            power = ops.sum(ops.pow(part, norm_type))
+            total = power if total is None else ops.add(total, power)
+    norm = total if norm_type == float("inf") else ops.pow(total, 1.0 / norm_type)
+    if error_if_nonfinite and not math.isfinite(float(norm)):
+        msg = f"For clip_by_norm, the total norm of order {norm_type} from input is non-finite."
+        raise RuntimeError(msg)
+    factor = ops.clamp(ops.div(max_norm, ops.add(norm, 1e-6)), max=1.0)
+    clipped = _as_they_were([ops.mul(x, ops.cast(factor, dtype=x.dtype)) for x in dtensors], listed)
+    return clipped[0] if isinstance(xs, Tensor) else clipped
 
 
 # -- shapes and products -----------------------------------------------------------------------------------------------

@@ -35,10 +35,11 @@ Max max  Min min  MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSu
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
 Cummax cummax  CumminExt cummin  MedianExt median_all  Renorm renorm
 """)
-spelling("sum", "DeprecatedSum", signature="x, dim=None, dtype=None, keepdim=False")
+spelling("sum", "DeprecatedSum", signature="x, dim=None, dtype=None, keepdim=False, initial=None")
 spelling("mean", "DeprecatedMean", signature="x, dim=None, keepdim=False")
 spelling("prod", "DeprecatedProd", signature="x, dim=None, keepdim=False, dtype=None")
 spelling("var", "DeprecatedVar", signature="x, dim=None, correction=0, keepdim=False")
+spelling("std", "DeprecatedStd", signature="x, dim=None, correction=0, keepdim=False")
 spelling("argmax", "DeprecatedArgmax", signature="x, dim=None, keepdim=False")
 spelling(
     "amax", "DeprecatedMax", signature="x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"

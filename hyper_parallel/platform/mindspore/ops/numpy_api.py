@@ -1,0 +1,96 @@
+"""Functions of ``mindspore.numpy`` that mix a tensor with constants or masks of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor, numpy as functions
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.mindspore.ops.python_api import replacement
+from hyper_parallel.platform.mindspore.ops.registry import expect, replicated
+
+__all__: list[str] = []
+
+
+def _cast(ops: Any, x: Any, dtype: Any) -> Any:
+    return x if dtype is None else ops.cast(x, dtype=dtype)
+
+
+def _of_two(name: str) -> None:
+    def run(ops: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+        return _cast(ops, getattr(ops, name)(x, y), dtype)
+
+    replacement(name, functions)(run)
+
+
+def _of_one(name: str) -> None:
+    def run(ops: Any, x: Any) -> Any:
+        return getattr(ops, name)(x)
+
+    replacement(name, functions)(run)
+
+
+for _name in ("maximum", "minimum", "fmod"):
+    _of_two(_name)
+for _name in ("isinf", "isnan", "isfinite"):
+    _of_one(_name)
+
+
+@replacement("sign", functions)
+def _sign(ops: Any, x: Any, dtype: Any = None) -> Any:
+    return _cast(ops, ops.sign(x), dtype)
+
+
+@replacement("clip", functions)
+def _clip(ops: Any, x: Any, xmin: Any, xmax: Any, dtype: Any = None) -> Any:
+    return _cast(ops, ops.clamp(x, xmin, xmax), dtype)
+
+
+@replacement("nansum", functions)
+def _nansum(ops: Any, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    return ops.nansum(a, axis, keepdims, dtype=dtype or a.dtype)
+
+
+def _triangle(name: str) -> Callable[..., Any]:
+    def run(ops: Any, m: Any, k: int = 0) -> Any:
+        return getattr(ops, name)(m, k)
+
+    return run
+
+
+replacement("tril", functions)(_triangle("tril"))
+replacement("triu", functions)(_triangle("triu"))
+
+
+@replacement("diag", functions)
+def _diag(ops: Any, v: Any, k: int = 0) -> Any:
+    return ops.diag(v, k)
+
+
+@replacement("flip", functions)
+def _flip(ops: Any, m: Any, axis: Any = None) -> Any:
+    dims = range(len(m.shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return ops.flip(m, tuple(dims))
+
+
+@replacement("take", functions)
+def _take(ops: Any, a: Any, indices: Any, axis: int | None = None, mode: str = "clip") -> Any:
+    """Return elements along ``axis``; positions outside are the nearest inside."""
+    expect("numpy.take", "mode", mode, "clip")
+    x, axis = (ops.view(a, (-1,)), 0) if axis is None else (a, axis % len(a.shape))
+    index = indices if isinstance(indices, DTensor) else replicated(Tensor(indices), a)
+    return ops.index(x, (*(slice(None),) * axis, ops.clamp(index, 0, x.shape[axis] - 1)))
+
+
+def _constant(name: str) -> None:
+    def run(ops: Any, a: Any, *values: Any, dtype: Any = None, shape: Any = None) -> Any:
+        expect(f"numpy.{name}", "shape", shape, None)
+        return getattr(ops, name)(a, *values, dtype=dtype or a.dtype)
+
+    replacement(name, functions)(run)
+
+
+for _name in ("zeros_like", "ones_like", "full_like"):
+    _constant(_name)
