@@ -93,7 +93,7 @@ def test_a_tutorials_training_is_that_of_a_single_device(world, tmp_path):
 
     for alone, together in simulate(rank, world, "mindspore"):
         assert list(together[2]) == NAMES
-        assert len(together[0]) == 6  # noqa: PLR2004 - two epochs of three batches
+        assert len(together[0]) == 6
         np.testing.assert_allclose(together[0], alone[0], rtol=1e-5)
         assert together[1] == alone[1]
         for name in NAMES:

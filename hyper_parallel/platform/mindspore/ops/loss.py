@@ -10,7 +10,7 @@ from mindspore.mint.nn import functional as F
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, no_elements
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, replicated, unless_constant
+from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, replicated, unless_constant
 
 __all__: list[str] = []
 
@@ -219,11 +219,14 @@ def _sparse_softmax_cross_entropy(ops: Any, primitive: Any, x: Any, target: Any)
 
 @decomposition("ClipByNorm")
 def _clip_by_norm(ops: Any, primitive: Any, x: Any, clip_norm: Any) -> Any:
-    """Scale ``x`` so that its norm along the primitive's axes is at most ``clip_norm``; the result is float32."""
-    axis = primitive.init_attrs["axis"]
+    """Scale ``x`` so that its norm is at most ``clip_norm``; the result is float32.
+
+    Raises:
+        UnsupportedOperatorError: norms along some dims, for which MindSpore's kernel is wrong after the first row.
+    """
+    expect("ClipByNorm", "axis", primitive.init_attrs["axis"], ())
     wide = ops.cast(x, dtype=float32)
-    total = ops.sum(ops.square(wide), None if axis == () else axis, True)
-    norm = ops.sqrt(total)
+    norm = ops.sqrt(ops.sum(ops.square(wide)))
     bound = clip_norm if isinstance(clip_norm, DTensor) else replicated(clip_norm, x)
     return ops.div(ops.mul(wide, bound), ops.maximum(norm, bound))
 

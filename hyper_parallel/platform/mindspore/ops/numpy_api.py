@@ -32,8 +32,19 @@ def _of_one(name: str) -> None:
     replacement(name, functions)(run)
 
 
-for _name in ("maximum", "minimum", "fmod"):
-    _of_two(_name)
+def _extreme(name: str) -> None:
+    def run(ops: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+        chosen = getattr(ops, name)(x, y)
+        if isinstance(x, DTensor):  # MindSpore's kernel drops a NaN of the first operand
+            chosen = ops.where(ops.ne(x, x), x, chosen)
+        return _cast(ops, chosen, dtype)
+
+    replacement(name, functions)(run)
+
+
+_of_two("fmod")
+for _name in ("maximum", "minimum"):
+    _extreme(_name)
 for _name in ("isinf", "isnan", "isfinite"):
     _of_one(_name)
 

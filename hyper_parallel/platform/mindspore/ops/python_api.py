@@ -218,7 +218,14 @@ def _clip_by_global_norm(ops: Any, xs: Sequence[Any], clip_norm: float = 1.0, us
 
 @replacement("clip_by_norm")
 def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
-    """Scale one tensor or several so that their norm of order ``norm_type`` is below ``max_norm``."""
+    """Scale one tensor or several so that their norm of order ``norm_type`` is below ``max_norm``.
+
+    Raises:
+        UnsupportedOperatorError: ``norm_type`` is neither 2 nor infinite; MindSpore's others leave out absolute values.
+        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+    """
+    if norm_type != float("inf"):
+        expect("ops.clip_by_norm", "norm_type", float(norm_type), 2.0)
     listed = [xs] if isinstance(xs, Tensor) else list(xs)
     dtensors = _on_one_mesh(listed)
     parts = [ops.abs(ops.cast(x, dtype=mindspore.float32)) for x in dtensors]
