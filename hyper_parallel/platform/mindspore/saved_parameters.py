@@ -96,10 +96,15 @@ def loading_shards(update: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(param, DTensor):
             update(param, value, strict_load)
             return
-        stand_in = Parameter(ops.zeros(param.shape, param.dtype), name=param.name, requires_grad=param.requires_grad)
-        update(stand_in, value, strict_load)
-        loaded = Tensor(stand_in.asnumpy(), param.dtype)
-        layout = Layout.of(param.layout.mesh, ((),) * loaded.ndim, (), tuple(loaded.shape))
-        param.set_data(param._platform.wrap(loaded, layout))
+        _load_shard(param, value, update, strict_load)
 
     return update_param
+
+
+def _load_shard(param: Any, value: Any, update: Callable[..., None], strict_load: bool) -> None:
+    """Let MindSpore check and convert the whole value in a plain parameter, and keep this rank's shard of it."""
+    stand_in = Parameter(ops.zeros(param.shape, param.dtype), name=param.name, requires_grad=param.requires_grad)
+    update(stand_in, value, strict_load)
+    loaded = Tensor(stand_in.asnumpy(), param.dtype)
+    layout = Layout.of(param.layout.mesh, ((),) * loaded.ndim, (), tuple(loaded.shape))
+    param.set_data(param._platform.wrap(loaded, layout))

@@ -229,7 +229,7 @@ def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, er
     listed = [xs] if isinstance(xs, Tensor) else list(xs)
     dtensors = _on_one_mesh(listed)
     parts = [ops.abs(ops.cast(x, dtype=mindspore.float32)) for x in dtensors]
-    total = None
+    total: Any = None
     for part in parts:
         if norm_type == float("inf"):
             power = ops.amax(part)
