@@ -160,7 +160,7 @@ def test_another_user_is_not_listened_to(tmp_path):
             line.connect("line")
             line.send(b"anything")
             status = 0 if line.recv(1) == b"" else 3
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):  # hung up on before it has sent
             status = 0
         except PermissionError:
             status = 4
