@@ -19,6 +19,7 @@ OTHERS = {
         "registry": "the three verbs",
         "empty_shards": "wraps kernels that are wrong, or refuse, where they reduce over no element",
         "loss_scale": "scaling of losses, and the check of all gradients for overflow",
+        "numpy_api": "functions of mindspore.numpy",
         "kernels": "copy, fill, write and sample, which several families use",
         "python_api": "functions of MindSpore's Python layer",
     },
