@@ -99,11 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _framework(asked: str) -> str:
     """Return the one framework whose rules are changed."""
-    names = platforms(asked)
+    names = names_of(asked, "--platform", FRAMEWORKS)
     if len(names) > 1:
         msg = f"--platform {asked!r}: mutants run on one framework; give {' or '.join(names)}"
         raise ValueError(msg)
-    return names[0]
+    return platforms(asked)[0]
 
 
 def _modules(arguments: argparse.Namespace) -> list[str]:

@@ -1,5 +1,6 @@
 """How warm processes are ended."""
 
+import multiprocessing
 import signal
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.transport import rank_pool
-from hyper_parallel.transport.rank_pool import end_processes, start_process
+from hyper_parallel.transport.rank_pool import end_processes
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -45,8 +46,10 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
     monkeypatch.setattr(rank_pool, "_TERM_SECONDS", 0.1)
     monkeypatch.setattr(rank_pool, "_SAVE_SECONDS", 60.0)
     monkeypatch.setattr(rank_pool, "wrote_data_at", wrote_data_at)
-    process = start_process(target, (str(tmp_path),), "slow", "torch")
+    process = multiprocessing.get_context("fork").Process(target=target, args=(str(tmp_path),), daemon=True)
+    process.start()
     while not (tmp_path / "ready").exists():
+        assert process.is_alive()
         time.sleep(0.01)
     if whole:  # its first write, without which it is like one that writes nothing
         (tmp_path / "data").touch()

@@ -51,7 +51,11 @@ def test_every_patch_is_installed_once():
 
 
 def test_pytorch_is_patched_in_one_file_only():
-    """No other file of the room sets attributes of PyTorch's classes and modules, but the recorder's while it runs."""
+    """No other file of the room sets attributes of PyTorch's classes and modules, but the recorder's while it runs.
+
+    Switches that PyTorch documents as attributes are no patches.
+    """
+    switches = {"torch.backends.cudnn.benchmark", "torch.backends.cudnn.deterministic"}
     room = Path(find_spec("hyper_parallel.platform.torch").origin).parent
     for path in sorted(set(room.rglob("*.py")) - {room / "patches.py", room / "recording.py"}):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -63,7 +67,11 @@ def test_pytorch_is_patched_in_one_file_only():
             for alias in node.names
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node) not in switches
+            ):
                 root = node.value
                 while isinstance(root, ast.Attribute):
                     root = root.value
