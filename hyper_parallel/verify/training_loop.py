@@ -98,6 +98,7 @@ class ModelTraining:
             InputError: the user's step function did not step the optimizer once, or returned no loss.
         """
         self.norms, self.factors, self.gradients, self._updates = [], [], {}, 0
+        self.optimizer()  # before the first forward, as programs make it
         if self.case.step is None:
             return self._default_step(batches)
         loss = self.case.step(Training(self, number, batches))
