@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hyper_parallel as hp
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify import launch, simulate
 
 KINDS = ("data parallel", "tensor parallel", "sequence parallel")
@@ -110,6 +111,7 @@ def every_kind(run, seed):
 
 def test_two_runs_of_processes_are_equal_and_as_simulated(platform_name):
     """Three real processes compute the same bits twice, and simulated ranks the same."""
+    require_transport(platform_name)
     arguments = (every_kind, 3, platform_name, (RUNS[platform_name], 5))
     assert launch(*arguments) == launch(*arguments) == simulate(*arguments)
 

@@ -122,7 +122,7 @@ def _scatter_nd_update(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> An
     return ops.view(ops.scatter(rows, 0, wide, values), tuple(x.shape))
 
 
-@decomposition("Scatter")
+@decomposition("Scatter", "DeprecatedScatter")
 def _scatter_along(
     ops: Any, _: Any, x: Any, dim: Any = None, index: Any = None, src: Any = None, reduction: Any = 0,
     *, reduce: Any = None, axis: int = 0,
