@@ -1,12 +1,13 @@
 """A coordinator that ranks connect to: here, the ends of its connections in one process."""
 
 import socket
+import sys
 
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
-from hyper_parallel.transport.coordinator_server import CoordinatorServer, connect
+from hyper_parallel.transport.coordinator_server import CoordinatorServer, connect, peer_user
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError
 
 SITE = Site(("train.py", 1))
@@ -110,3 +111,10 @@ def test_a_rank_that_goes_disturbs_nobody(world):
     stranger.close()
     served(server)
     assert len(server._ranks) == 1
+
+
+def test_the_user_of_a_connection_is_unknown_elsewhere(monkeypatch):
+    """Only Linux tells the user of the other process; elsewhere the mode of the file protects the socket."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with socket.socket(socket.AF_UNIX) as unconnected:
+        assert peer_user(unconnected) is None

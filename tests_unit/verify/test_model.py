@@ -6,7 +6,7 @@ import pytest
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.faults import FAULTS, parse_fault
-from hyper_parallel.verify.model import parse_mesh, verify_model, verify_scenario
+from hyper_parallel.verify.model import parse_mesh, require_seed, verify_model, verify_scenario
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 from hyper_parallel.verify.simulate import simulate
@@ -244,3 +244,17 @@ def test_runs_that_make_no_sense_are_refused(options, text):
     with pytest.raises(InputError) as caught:
         verify_model(dict, dict, (2,), ("tp",), platform="torch", **options)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, True, 1.5])
+def test_a_seed_is_one_that_every_framework_takes(seed):
+    """Other seeds are refused with the range."""
+    with pytest.raises(InputError) as raised:
+        require_seed(seed)
+    assert str(raised.value) == f"--seed is {seed!r}; it must be a whole number from 0 to 4294967295"
+
+
+def test_a_world_has_a_rank():
+    """A world size below one is refused under its own name."""
+    with pytest.raises(InputError, match="--world-size 0 must be at least 1"):
+        parse_mesh(None, 0)

@@ -4,7 +4,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel
-from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers, as_case, as_plan
 
 
 class Model:
@@ -122,3 +122,11 @@ def test_wrong_plans(options, text):
     with pytest.raises(InputError) as caught:
         ParallelPlan(**options)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("item, kind", [([[1.0], [1.0, 2.0]], "list"), ("text", "str"), ([None], "list")])
+def test_an_array_of_a_batch_holds_numbers(item, kind):
+    """Rows of different lengths, text and objects are no array of numbers."""
+    with pytest.raises(InputError) as raised:
+        array_of_numbers(item, 1)
+    assert str(raised.value) == f"SPEC: array 1 of a batch is {kind}; it must be an array of numbers"

@@ -167,3 +167,11 @@ def test_mindspore_tensors_cross_processes():
         assert result["grad"].asnumpy().tolist() == [0, 2 * (rank + 1), 4 * (rank + 1)]
         assert result["half"].dtype == mindspore.bfloat16
         assert isinstance(result["weight"], mindspore.Parameter)
+
+
+@pytest.mark.parametrize("world_size", [1025, 0, True])
+def test_a_world_is_no_larger_than_one_machine_serves(world_size):
+    """A number of ranks that no machine simulates is refused before any is started."""
+    says = "at most 1024 ranks" if world_size == 1025 else "at least one rank"
+    with pytest.raises(ValueError, match=f"world_size is {world_size}; a world .*{says}"):
+        simulate(everyone, world_size)

@@ -204,3 +204,11 @@ def test_a_memory_error_passes_unchanged():
     with pytest.raises(InputError) as caught:
         call_user_function("SPEC", next, 3)
     assert str(caught.value) == "SPEC raised TypeError: 'int' object is not an iterator"
+
+
+def test_a_name_that_no_file_can_have_is_no_file():
+    """A name longer than file systems allow is told as a missing file."""
+    name = "x" * 300 + ".py"
+    with pytest.raises(InputError) as raised:
+        find_function(f"{name}:case", "SPEC")
+    assert str(raised.value) == f"SPEC: there is no file {Path(name).resolve()}"

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from hyper_parallel.core.dtensor.bounds import all_inside, bounds_at, member_indices, shared_volumes, volumes
@@ -191,3 +192,12 @@ def test_members_come_in_the_order_of_the_axes():
     """Members along axes are listed row-major in the order of the axes, as the mesh lists ranks."""
     mesh = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("a", "b"))
     assert mesh_slice(mesh, (1, 0), (0, 0)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("shape, inside", [((9, 5), False), ((0, 5), True)])
+def test_containment_on_many_ranks(shape, inside):
+    """On a mesh of more ranks than a loop takes, boxes are compared at the corners and then everywhere."""
+    mesh = DeviceMesh.abstract("cpu", (6, 7), tuple(range(42)), ("a", "b"))
+    rows, columns = (Layout.of(mesh, dims, (), shape) for dims in ([(0,), ()], [(), (0,)]))
+    assert all_inside(rows, columns) is inside
+    assert all_inside(rows, Layout.of(mesh, [(0,), (1,)], (), shape))

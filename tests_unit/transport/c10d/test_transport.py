@@ -286,3 +286,28 @@ def test_a_foreign_group_is_identified_by_its_name(alone):
     assert alone.build_of((0,)) == ""
     elsewhere = dist.new_group([0])
     assert alone.build_of((0,), elsewhere) == f"named {elsewhere.group_name!r}"
+
+
+@pytest.mark.parametrize(
+    "text, fix",
+    [
+        ("Timed out after 2 seconds: 1/2 clients joined.", "start the others, and look at their output"),
+        ("The client socket has timed out while trying to connect to (host, 1).", "start rank 0 there, and check"),
+        ("Timeout waiting for a key.", "a rank that had come did not go on"),
+    ],
+)
+def test_a_rank_that_did_not_meet_the_others_says_what_to_do(monkeypatch, text, fix):
+    """The fix follows from what the store says; other errors of the network are PyTorch's own."""
+    import torch.distributed as dist
+
+    from hyper_parallel.errors import RendezvousError
+    from hyper_parallel.transport.c10d.transport import join_world
+
+    def refuse(**arguments):
+        raise dist.DistNetworkError(arguments["backend"])
+
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    with pytest.raises(RendezvousError, match=fix):
+        join_world(backend=text, rank=0)
+    with pytest.raises(dist.DistNetworkError, match="another error"):
+        join_world(backend="another error", rank=0)

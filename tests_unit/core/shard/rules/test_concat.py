@@ -69,6 +69,9 @@ MISFITS = {
         lambda x: x.tensor_split("12", 1), (4, 3),
         "tensor_split: indices must be a list of numbers, or a tensor of them",
     ),
+    "tensor_split in none": (
+        lambda x: x.tensor_split(0, 1), (4, 3), "tensor_split: the number of sections must be positive, got 0",
+    ),
     "cat": (
         lambda x, y: torch.cat([x, y]), (4, 3), (4, 2),
         "cat(tensors[0]=f64[4@tp, 3], tensors[1]=f64[4@tp, 2]): shapes [4, 3], [4, 2] differ outside dim 0",
