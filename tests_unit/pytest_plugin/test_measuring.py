@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,23 +96,36 @@ def run(folder, platform, *options):
     return done.stdout + done.stderr
 
 
+def written_data(path):
+    """The data in the file `path`, once the process that may still write it has finished.
+
+    A copy is read: coverage adds its tables to an empty file that it reads, in the writer's place.
+    """
+    import coverage
+
+    last_try = time.monotonic() + 60
+    while True:
+        data = coverage.CoverageData(shutil.copy(path, path.with_name("copied_data")))
+        try:
+            data.read()
+        except coverage.exceptions.DataError:
+            if time.monotonic() > last_try:
+                raise
+            time.sleep(0.05)
+        else:
+            return data
+
+
 def data_of(folder):
     """The combined data, and the name of the measured file in it; no other data file has a line in it.
 
-    A process that ends after pytest-cov has combined leaves a file that only lists the package, or no table yet if it
-    still writes.
+    A process that ends after pytest-cov has combined leaves a file that only lists the package.
     """
     import coverage
 
     for path in folder.glob(".coverage.*"):
-        rest = coverage.CoverageData(str(path))
-        try:
-            rest.read()
-            lines = [line for name in rest.measured_files() for line in rest.lines(name)]
-        except coverage.exceptions.DataError as error:
-            assert "no such table" in str(error), error  # noqa: PT017 - only some errors
-            continue
-        assert not lines, path.name
+        rest = written_data(path)
+        assert not [line for name in rest.measured_files() for line in rest.lines(name)], path.name
     data = coverage.CoverageData(str(folder / ".coverage"))
     data.read()
     return data, next(name for name in data.measured_files() if name.endswith("work.py"))
