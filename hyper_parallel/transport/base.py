@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HyperParallelError
+from hyper_parallel.transport.row_collectives import RowCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +96,9 @@ class HostOps(Protocol):
     def copy(self, x: Any) -> Any:
         """A contiguous copy outside any gradient, sharing nothing with ``x``."""
 
+    def stack(self, parts: Sequence[Any]) -> Any:
+        """Equal-shaped ``parts`` as rows of a new tensor, outside any gradient."""
+
     def reduce(self, parts: Sequence[Any], op: str) -> Any:
         """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
 
@@ -105,7 +109,7 @@ class HostOps(Protocol):
         """Restore the state that :meth:`save_state` returned."""
 
 
-class Transport(abc.ABC):
+class Transport(RowCollectives):
     """Carries tensors of one framework between the ranks of one world.
 
     Attributes:

@@ -93,6 +93,20 @@ class NumpyBridge(ForwardingTransport):
         parts = self._inner.all_to_all([self._to_host(chunk) for chunk in chunks], ranks, shapes)
         return [self._from_host(part) for part in parts]
 
+    def all_gather_rows(self, x: Tensor, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
+        """See :meth:`RowCollectives.all_gather_rows`."""
+        return self._from_host(self._inner.all_gather_rows(self._to_host(x), ranks, shapes))
+
+    def reduce_scatter_rows(self, rows: Tensor, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
+        """See :meth:`RowCollectives.reduce_scatter_rows`."""
+        return self._from_host(self._inner.reduce_scatter_rows(self._to_host(rows), op, ranks, shapes))
+
+    def all_to_all_rows(
+        self, rows: Tensor, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]
+    ) -> Tensor:
+        """See :meth:`RowCollectives.all_to_all_rows`."""
+        return self._from_host(self._inner.all_to_all_rows(self._to_host(rows), ranks, sends, expects))
+
     def broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Tensor:
         """See :meth:`Transport.broadcast`."""
         return self._from_host(self._inner.broadcast(self._to_host(x), src, ranks))
@@ -210,6 +224,24 @@ class HcclTransport(EngineTransport):
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
+
+    def all_gather_rows(self, x: Tensor, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
+        """See :meth:`RowCollectives.all_gather_rows`."""
+        del shapes
+        return _stacked(self.all_gather(x, ranks, [x.shape] * len(ranks)))
+
+    def reduce_scatter_rows(self, rows: Tensor, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
+        """See :meth:`RowCollectives.reduce_scatter_rows`."""
+        del shapes
+        return self.reduce_scatter([rows[index] for index in range(len(ranks))], op, ranks)
+
+    def all_to_all_rows(
+        self, rows: Tensor, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]
+    ) -> Tensor:
+        """See :meth:`RowCollectives.all_to_all_rows`."""
+        del sends, expects
+        chunks = [rows[index] for index in range(len(ranks))]
+        return _stacked(self.all_to_all(chunks, ranks, [chunks[0].shape] * len(ranks)))
 
     def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
@@ -448,6 +480,14 @@ def _pad(flat: Tensor, size: int) -> Tensor:
 
 def _head(flat: Tensor, size: int) -> Tensor:
     return flat if flat.shape[0] == size else _fresh(flat[:size])
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Equal-shaped ``parts`` as rows of a new tensor."""
+    shape = parts[0].shape
+    if 0 in shape:
+        return mint.zeros((len(parts), *shape), dtype=parts[0].dtype)
+    return mint.cat([part.reshape((1, *shape)) for part in parts])
 
 
 def _by_rank(ranks: Ranks) -> list[int]:

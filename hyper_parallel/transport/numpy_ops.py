@@ -49,6 +49,10 @@ class NumpyOps:
         """A contiguous copy."""
         return np.array(x, order="C")
 
+    def stack(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """``parts`` as rows of a new array."""
+        return np.stack(parts)
+
     def reduce(self, parts: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, Any]:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end.
 

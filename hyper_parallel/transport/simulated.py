@@ -135,6 +135,23 @@ class SimulatedTransport(Transport):
         received: list[Any] = self._run(self._all_to_all(chunks, ranks, shapes))
         return received
 
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """See :meth:`RowCollectives.all_gather_rows`."""
+        fingerprint = self._fingerprints.all_gather_rows(x, ranks, shapes)
+        payloads = [self._ops.copy(x)] * len(ranks)
+        return self._run(_Collective(Contribution(fingerprint, payloads), self._ops.stack))
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """Reduce in rank order; see :meth:`RowCollectives.reduce_scatter_rows`."""
+        fingerprint = self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes)
+        contribution = Contribution(fingerprint, self._copies(rows))
+        return self._run(_Collective(contribution, lambda parts: self._ops.reduce(parts, op)))
+
+    def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
+        """See :meth:`RowCollectives.all_to_all_rows`."""
+        fingerprint = self._fingerprints.all_to_all_rows(rows, ranks, sends, expects)
+        return self._run(_Collective(Contribution(fingerprint, self._copies(rows)), self._ops.stack))
+
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """See :meth:`Transport.broadcast`."""
         return self._run(self._broadcast(x, src, ranks))

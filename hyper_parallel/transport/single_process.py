@@ -55,6 +55,26 @@ class FakeTransport(SimulatedTransport):
             for position, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
         ]
 
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """This rank's row, and zeros for the others'."""
+        self._fingerprints.all_gather_rows(x, ranks, shapes)
+        return self._own_row(x, ranks)
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """This rank's own row for itself."""
+        self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes)
+        return self._ops.copy(rows[ranks.index(self.rank)])
+
+    def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
+        """This rank's own row for itself, and zeros."""
+        self._fingerprints.all_to_all_rows(rows, ranks, sends, expects)
+        return self._own_row(rows[ranks.index(self.rank)], ranks)
+
+    def _own_row(self, row: Any, ranks: Ranks) -> Any:
+        """``row`` in the place of this rank, and zeros in those of the others."""
+        zeros = self._zeros(row, self._ops.shape(row))
+        return self._ops.stack([row if rank == self.rank else zeros for rank in ranks])
+
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """This rank's own operand."""
         self._broadcast(x, src, ranks)

@@ -196,6 +196,13 @@ class _DroppingTransport:
         self.fault.hits += 1
         return chunks[ranks.index(self.inner.rank)] * 1
 
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Any, shapes: Any) -> Any:
+        """Return this rank's row of the reduced tensor, or a copy of its own row while dropping."""
+        if not self.dropping:
+            return self.inner.reduce_scatter_rows(rows, op, ranks, shapes)
+        self.fault.hits += 1
+        return rows[ranks.index(self.inner.rank)] * 1
+
     def start(self, operation: str, *args: Any) -> Work:
         """Start an asynchronous collective; a dropped reduction is complete at once."""
         if not self.dropping or operation not in ("all_reduce", "reduce_scatter"):

@@ -51,6 +51,7 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes:
         if transport.rank in ranks:
             for dtype in dtypes:
                 suite.gathers(dtype, ranks)
+                suite.rows(dtype, ranks)
                 suite.reductions(dtype, ranks)
                 suite.started(dtype, ranks)
             suite.objects(ranks)
@@ -97,6 +98,23 @@ class _Suite:
         for shape in ((), (0, 2), (3, 2)):
             received = self._transport.broadcast(self._tensor(self._sample(dtype, ranks[me], shape)), source, ranks)
             self._same(f"broadcast {dtype} {ranks}", [received], [self._sample(dtype, source, shape)])
+
+    def rows(self, dtype: str, ranks: Ranks) -> None:
+        """Check the collectives on rows, with every reduction that the dtype has."""
+        me = ranks.index(self._transport.rank)
+        for shape in ((3, 2), (), (0, 2)):
+            shapes = (shape,) * len(ranks)
+            parts = [self._sample(dtype, rank, shape) for rank in ranks]
+            got = self._transport.all_gather_rows(self._tensor(parts[me]), ranks, shapes)
+            self._same(f"all_gather_rows {dtype} {ranks}", [got], [np.stack(parts)])
+            sent = [np.stack([self._sample(dtype, rank + 7 * i, shape) for i in range(len(ranks))]) for rank in ranks]
+            mine = [rows[me] for rows in sent]
+            got = self._transport.all_to_all_rows(self._tensor(sent[me]), ranks, shapes, shapes)
+            self._same(f"all_to_all_rows {dtype} {ranks}", [got], [np.stack(mine)])
+            for op in REDUCTIONS:
+                if _has(dtype, op):
+                    got = self._transport.reduce_scatter_rows(self._tensor(sent[me]), op, ranks, shapes)
+                    self._same(f"reduce_scatter_rows {op} {dtype} {ranks}", [got], [self._ops.reduce(mine, op)])
 
     def reductions(self, dtype: str, ranks: Ranks) -> None:
         """Check all_reduce and reduce_scatter with every reduction that the dtype has."""

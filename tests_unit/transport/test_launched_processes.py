@@ -43,7 +43,7 @@ def _uneven_sums():
     """
     import torch
 
-    from hyper_parallel.transport.c10d.transport import DTYPES
+    from hyper_parallel.transport.c10d.native import DTYPES
 
     DTYPES["gloo"] = frozenset({torch.float64})
     try:
@@ -68,6 +68,11 @@ def _summed():
         assert scattered[0].shape == chunks[place].shape
         assert not total[0].requires_grad
         results.append((scattered[0].tolist(), total[0].tolist()))
+        rows = torch.stack([torch.full((2,), 10.0 * t.rank + size, dtype=torch.float64) for size in (3, 0, 2)])
+        kept = t.reduce_scatter_rows(rows.requires_grad_(), op, ranks, ((2,),) * 3)
+        assert kept.tolist() == [{"sum": 30.0 + 3 * size, "avg": 10.0 + size, "max": 20.0 + size}[op] for size in
+                                 [(3, 0, 2)[place]] * 2]  # fmt: skip
+        assert not kept.requires_grad
     empty = t.reduce_scatter([x.detach()[:0]] * 3, "sum", ranks)
     return results, tuple(empty.shape), x.tolist()
 

@@ -26,9 +26,12 @@ def test_every_collective_is_a_copy():
         t.reduce_scatter([x], "prod", (0,)),
         *t.all_to_all([x], (0,), [(3,)]),
         t.broadcast(x, 0, (0,)),
+        t.all_gather_rows(x, (0,), ((3,),))[0],
+        t.reduce_scatter_rows(x[None], "avg", (0,), ((3,),)),
+        t.all_to_all_rows(x[None], (0,), ((3,),), ((3,),))[0],
     ]
     x[:] = 0
-    assert [result.tolist() for result in results] == [[0, 1, 2]] * 5
+    assert [result.tolist() for result in results] == [[0, 1, 2]] * 8
     assert t.all_gather_object("a", (0,)) == ["a"]
     t.barrier((0,))
     assert (t.rank, t.world_size, t.backend) == (0, 1, "single")
@@ -81,6 +84,11 @@ def test_results_have_the_right_shapes_and_share_no_memory(transport):
     assert [(part.shape, float(part.sum()), part.dtype.name) for part in received] == [
         ((5,), 0.0, "float32"), ((2, 3), 6.0, "float32"), ((4, 1), 0.0, "float32")
     ]  # fmt: skip
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2) + 1
+    shapes = ((2,),) * 3
+    assert transport.all_gather_rows(rows[0], RANKS, shapes).tolist() == [[0, 0], [1, 2], [0, 0]]
+    assert transport.all_to_all_rows(rows, RANKS, shapes, shapes).tolist() == [[0, 0], [3, 4], [0, 0]]
+    assert transport.reduce_scatter_rows(rows, "sum", RANKS, shapes).tolist() == [3, 4]
     transport.send(x, 3999)
     assert isinstance(transport, SimulatedTransport)
 
@@ -109,3 +117,13 @@ def test_a_wrong_call_is_still_one(transport):
         transport.all_reduce(np.ones(3), "sum", (1, 2))
     with pytest.raises(CollectiveMismatchError, match="must be distinct and lie in"):
         transport.all_reduce(np.ones(3), "sum", (0, 4000))
+    text = "{} over 3 ranks got 2 chunks or shapes; it takes one per rank"
+    shapes = ((3,),) * 2
+    for name, call in {
+        "all_gather": lambda: transport.all_gather_rows(np.ones(3), RANKS, shapes),
+        "reduce_scatter": lambda: transport.reduce_scatter_rows(np.ones((2, 3)), "sum", RANKS, shapes),
+        "all_to_all": lambda: transport.all_to_all_rows(np.ones((2, 3)), RANKS, shapes, shapes),
+    }.items():
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call()
+        assert str(caught.value) == text.format(name)

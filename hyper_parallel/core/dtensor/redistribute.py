@@ -171,18 +171,19 @@ def _notify(local: Any, transition: Transition, context: _Context, phase: str) -
 
 def _check(local: Any, transition: Transition, platform: Platform) -> None:
     source, rank = transition.source, platform.transport().rank
+    if local.shape == source.local_shape and rank == source.mesh.rank:
+        return
     if rank != source.mesh.rank:
         msg = (
             f"redistribute: rank {rank} runs a transition that was planned on rank {source.mesh.rank}; "
             f"build the mesh on rank {rank}"
         )
         raise MeshError(msg)
-    if tuple(local.shape) != source.local_shape:
-        msg = (
-            f"redistribute: rank {rank} holds a local tensor of shape {tuple(local.shape)}, but "
-            f"{source.notation(local.dtype)} says it should be {source.local_shape}"
-        )
-        raise ShardMismatchError(msg)
+    msg = (
+        f"redistribute: rank {rank} holds a local tensor of shape {tuple(local.shape)}, but "
+        f"{source.notation(local.dtype)} says it should be {source.local_shape}"
+    )
+    raise ShardMismatchError(msg)
 
 
 def _functions(platform: Platform) -> _Functions:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.bounds import SMALL, bounds_at, member_indices, shared_volumes, volumes
 from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
+from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -193,8 +194,17 @@ class AllGather(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' shards, concatenated; shards may be uneven or empty."""
-        parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
-        return platform.cat(parts, _changed_dim(self.source, self.target))
+        rows = self.rows
+        if rows is None:
+            parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
+            return platform.cat(parts, _changed_dim(self.source, self.target))
+        gathered = platform.transport().all_gather_rows(platform.contiguous(local), self.ranks, rows.shapes)
+        return rows.joined(gathered)
+
+    @cached_property
+    def rows(self) -> GatheredRows | None:
+        """How the shards are joined, where all have one shape; else None."""
+        return GatheredRows.of(self.sent_shapes, _changed_dim(self.source, self.target))
 
 
 class ReduceScatter(Step):
@@ -208,12 +218,23 @@ class ReduceScatter(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return this rank's shard of the sum."""
+        rows = self.rows
+        if rows is not None:
+            transport = platform.transport()
+            return transport.reduce_scatter_rows(rows.split(local, platform), "sum", self.ranks, rows.shapes)
         mesh, box = self.source.mesh, self.source.box_at(self.coordinate)
         chunks = [
             platform.contiguous(narrow_box(local, box, self.target.box_at(position), platform))
             for position in mesh_slice(mesh, self.axes, self.coordinate)
         ]
         return platform.transport().reduce_scatter(chunks, "sum", self.ranks)
+
+    @cached_property
+    def rows(self) -> ScatteredRows | None:
+        """How the partial value is split, where all shards have one shape; else None."""
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
+        shapes = [self.target.local_shape_at(position) for position in positions]
+        return ScatteredRows.of(shapes, _changed_dim(self.source, self.target))
 
 
 class AllReduce(Step):
@@ -257,6 +278,10 @@ class AllToAll(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
+        if self.rows is not None:
+            sent, received = self.rows
+            rows = sent.split(local, platform)
+            return received.joined(platform.transport().all_to_all_rows(rows, self.ranks, sent.shapes, received.shapes))
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         chunks = [
@@ -266,6 +291,18 @@ class AllToAll(Step):
         shapes = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
         parts = platform.transport().all_to_all(chunks, self.ranks, shapes)
         return platform.cat(parts, self._gathered_dim())
+
+    @cached_property
+    def rows(self) -> tuple[ScatteredRows, GatheredRows] | None:
+        """How the shard is split and the parts are joined, where all parts have one shape; else None."""
+        gathered = self._gathered_dim()
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
+        box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
+        sends = [sizes_of(intersect(box, self.target.box_at(position))) for position in positions]
+        expects = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
+        split = next(dim for dim, axes in enumerate(self.target.dim_axes) if self.axes[0] in axes and dim != gathered)
+        sent, received = ScatteredRows.of(sends, split), GatheredRows.of(expects, gathered)
+        return (sent, received) if sent and received and sent.shape == received.shape else None
 
     def _gathered_dim(self) -> int:
         axis = self.axes[0]

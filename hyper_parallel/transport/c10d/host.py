@@ -62,6 +62,10 @@ class TorchOps:
         """A contiguous detached copy."""
         return x.detach().clone(memory_format=torch.contiguous_format)
 
+    def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``parts`` as rows of a new tensor."""
+        return torch.stack([part.detach() for part in parts])
+
     def reduce(self, parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
         return reduce_in_order(parts, op)

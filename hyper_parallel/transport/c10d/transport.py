@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
-from hyper_parallel.transport.c10d.groups import C10dGroups
 from hyper_parallel.transport.c10d.host import reduce_in_order
 from hyper_parallel.transport.c10d.lost_peers import LostPeers
+from hyper_parallel.transport.c10d.native import OPS, OPTIONS, is_native
+from hyper_parallel.transport.c10d.row_collectives import C10dRows
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, waiter
 from hyper_parallel.transport.work import Work
 
@@ -33,45 +34,7 @@ _ENGINES = {"cuda": "nccl", "npu": "hccl"}  # of accelerators
 _SMALL = 16384
 
 
-# Reductions and dtypes that accelerators' engines compute themselves; the rest is reduced in rank order.
-OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
-
-
-def _options(op: Any) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    return options
-
-
-_ORDERED = frozenset({"sum", "avg", "prod"})
-OPTIONS = {name: _options(op) for name, op in OPS.items()}
-_COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
-# "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
-DTYPES = {
-    "nccl": _COMMON_DTYPES | {torch.float64, torch.uint8},
-    "hccl": _COMMON_DTYPES,
-    "fake": _COMMON_DTYPES,
-}
-
-
-def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the parts are reduced in rank order.
-
-    They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
-    """
-    if op in _ORDERED and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
-        return False
-    whole = op == "avg" and not dtype.is_floating_point
-    return op in OPS and not whole and dtype in DTYPES.get(backend, ())
-
-
-class C10dTransport(C10dGroups):
+class C10dTransport(C10dRows):
     """Collectives over an initialised ``torch.distributed`` world (gloo, NCCL, HCCL).
 
     ``torch.distributed`` orders the members of a group by global rank; results are put into the order of ``ranks``.
@@ -91,6 +54,13 @@ class C10dTransport(C10dGroups):
     def _naming(self, what: str, ranks: Ranks) -> AbstractContextManager[None]:
         """Inside this context, gloo's error of a lost peer becomes one that names the ranks that do not answer."""
         return nullcontext() if self._lost is None else self._lost.named(what, ranks)
+
+    def _finish(self, what: str, ranks: Ranks, work: Any) -> None:
+        if self._lost is None:
+            work.wait()
+        else:
+            with self._naming(f"{what} of ranks {ranks}", ranks):
+                work.wait()
 
     def _waiter(self, what: str, ranks: Ranks, work: Any) -> Callable[[Any], None]:
         """See :func:`waiter`; for a collective of ``ranks``."""

@@ -140,6 +140,25 @@ class TransportFingerprints:
         self._check_own("all_to_all", sends[position], expects, position)
         return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(chunks[0])),), sends, expects)
 
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
+        """Return the fingerprint of :meth:`Transport.all_gather_rows`, equal to that of the same on lists."""
+        _check_count("all_gather", len(shapes), ranks)
+        return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", shapes)))
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
+        """Return the fingerprint of :meth:`Transport.reduce_scatter_rows`, equal to that of the same on lists."""
+        _check_count("reduce_scatter", self._ops.shape(rows)[0], ranks)
+        check_reduction(op, inexact=self._ops.inexact(rows))
+        facts = (("dtype", self._ops.dtype(rows)), ("shapes", shapes), ("reduction", op))
+        return self.of("reduce_scatter", ranks, facts)
+
+    def all_to_all_rows(
+        self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]
+    ) -> CollectiveFingerprint:
+        """Return the fingerprint of :meth:`Transport.all_to_all_rows`, equal to that of the same on lists."""
+        _check_count("all_to_all", self._ops.shape(rows)[0], ranks)
+        return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(rows)),), sends, expects)
+
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.broadcast`."""
         if src not in ranks:

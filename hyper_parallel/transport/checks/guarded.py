@@ -64,6 +64,21 @@ class GuardedTransport(ForwardingTransport):
         self.agree(self._fingerprints.all_to_all(chunks, ranks, shapes))
         return self._inner.all_to_all(chunks, ranks, shapes)
 
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """See :meth:`RowCollectives.all_gather_rows`."""
+        self.agree(self._fingerprints.all_gather_rows(x, ranks, shapes))
+        return self._inner.all_gather_rows(x, ranks, shapes)
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """See :meth:`RowCollectives.reduce_scatter_rows`."""
+        self.agree(self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes))
+        return self._inner.reduce_scatter_rows(rows, op, ranks, shapes)
+
+    def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
+        """See :meth:`RowCollectives.all_to_all_rows`."""
+        self.agree(self._fingerprints.all_to_all_rows(rows, ranks, sends, expects))
+        return self._inner.all_to_all_rows(rows, ranks, sends, expects)
+
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """See :meth:`Transport.broadcast`."""
         self.agree(self._fingerprints.broadcast(x, src, ranks))

@@ -61,6 +61,63 @@ def test_each_step_alone_keeps_the_value(dense, mesh, shape):
         assert {type(step) for step in seen} == KINDS
 
 
+def test_equal_shards_travel_as_rows(dense):
+    """Where all members' parts are equal a step is one collective on rows, as large as the worst rank's share."""
+
+    class Rows:
+        """A transport that records its calls; it has no collectives on lists."""
+
+        def __init__(self):
+            self.calls = []
+
+        def all_gather_rows(self, x, ranks, shapes):
+            """Repeat the row."""
+            self.calls.append(("all_gather", tuple(x.shape), shapes))
+            return x.expand(len(ranks), *x.shape).contiguous()
+
+        def reduce_scatter_rows(self, rows, op, ranks, shapes):
+            """Return the first row."""
+            self.calls.append(("reduce_scatter", tuple(rows.shape), shapes))
+            assert (op, ranks) == ("sum", (0, 1))
+            return rows[0]
+
+        def all_to_all_rows(self, rows, ranks, sends, expects):
+            """Return the rows."""
+            self.calls.append(("all_to_all", tuple(rows.shape), sends + expects))
+            assert ranks == (0, 1)
+            return rows
+
+    class Platform:
+        """PyTorch's, over that transport."""
+
+        def __getattr__(self, name):
+            return getattr(get_torch_platform(), name)
+
+        def transport(self):
+            """Return the recording transport."""
+            return rows
+
+    import torch
+
+    rows, grid = Rows(), dense.grid((2,))
+    columns, whole = Layout.of(grid, [(), (0,)], (), (4, 6)), Layout.of(grid, [(), ()], (), (4, 6))
+    summed, lines = Layout.of(grid, [(), ()], [(0, "sum")], (4, 6)), Layout.of(grid, [(0,), ()], (), (4, 6))
+    shapes = [
+        step.apply(torch.zeros(step.source.local_shape), Platform()).shape
+        for step in (
+            steps.AllGather(columns, whole, (0,)),
+            steps.ReduceScatter(summed, columns, (0,)),
+            steps.AllToAll(columns, lines, (0,)),
+        )
+    ]
+    assert shapes == [(4, 6), (4, 3), (2, 6)]
+    assert rows.calls == [
+        ("all_gather", (4, 3), ((4, 3),) * 2),
+        ("reduce_scatter", (2, 4, 3), ((4, 3),) * 2),
+        ("all_to_all", (2, 2, 3), ((2, 3),) * 4),
+    ]
+
+
 def test_a_step_prints_itself(dense):
     """A step shows its collective, its axes by name and both layouts."""
     grid = dense.grid((2, 2))
