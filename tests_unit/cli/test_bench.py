@@ -17,9 +17,15 @@ def test_every_row_is_measured(capsys):
     rows = json.loads(capsys.readouterr().out)
     light = ["add", "multiply by a number", "linear", "view", "layer_norm"]
     assert [row["name"] for row in rows][: len(light)] == light
-    assert rows[-1]["name"] == "block"
+    worlds = [rows[11 + 3 * index : 14 + 3 * index] for index in range(4)]
+    assert rows[10]["name"] == "block"
+    assert [[row["name"] for row in world] for world in worlds] == [
+        [f"{what}, {size} ranks" for what in ("partial to shard(1)", "shard(1) to replicate", "shard(1) to shard(2)")]
+        for size in (2, 8, 64, 512)
+    ]
+    assert [row["by_hand"] for row in rows] == [False] * 10 + [True] * 13
     for row in rows:
-        assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok"}
+        assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok", "by_hand"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))
         assert math.isfinite(row["ratio"])
 

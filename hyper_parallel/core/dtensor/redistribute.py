@@ -80,7 +80,12 @@ def redistribute(
         StrictModeError: an implicit redistribution is forbidden by ``strict()`` or ``implicit_budget()``.
     """
     if not (platform.grad_enabled() and platform.needs_grad(local)) or not platform.is_floating(local):
-        return _run(local, transition, _Context(platform, cause, "", ())) if transition.steps else local
+        if not transition.steps:
+            return local
+        _check(local, transition, platform)
+        if transition.communicates and watchers():
+            _notify(local, transition, _Context(platform, cause, "", ()), "forward")
+        return _applied(local, transition, platform)
     if transition.is_trivial:
         return local
     context = _Context(platform, cause, module_path(), watchers(), on_backward, defer=defer)
@@ -154,10 +159,15 @@ def _run(local: Any, transition: Transition, context: _Context, phase: str = "")
     _check(local, transition, context.platform)
     if transition.communicates:
         _notify(local, transition, context, phase or context.phase)
+    return _applied(local, transition, context.platform)
+
+
+def _applied(local: Any, transition: Transition, platform: Platform) -> Any:
+    """Apply all steps to ``local``."""
     for step in transition.steps:
-        local = step.apply(local, context.platform)
+        local = step.apply(local, platform)
     # On some ranks it is part of a buffer, and a function's result that is a view may not be written in place.
-    return context.platform.detach(local) if transition.steps else local
+    return platform.detach(local) if transition.steps else local
 
 
 def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:

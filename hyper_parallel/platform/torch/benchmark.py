@@ -1,8 +1,8 @@
 """Host cost of operations on DTensors, beside plain PyTorch and PyTorch's own DTensor in the same run.
 
-Everything runs in one process over PyTorch's fake process group, which moves nothing, as rank 0 of a world of two: the
-times are the host's. The implementations take turns, and medians of thread CPU time are compared, so that
-ratios hold on a busy machine.
+Everything runs in one process over PyTorch's fake process group, which moves nothing, as rank 0 of a world of two, for
+redistributions also of worlds of 8, 64 and 512: the times are the host's. The implementations take turns, and medians
+of thread CPU time are compared, so that ratios hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.torch.redistribution_benchmark import CASES, redistributions
 
 __all__ = ["BenchmarkRow", "run"]
 
 WORLD = 2
+SIZES = (2, 8, 64, 512)
+"""Worlds in which redistributions are measured."""
 Triple = tuple[Any, Any, Any]  # plain, PyTorch's DTensor, ours
 
 
@@ -37,10 +40,11 @@ class BenchmarkRow:
 
     Attributes:
         name: what was measured.
-        plain: the local operation on plain tensors (for the block: tensor parallelism written by hand).
+        plain: the local operation on plain tensors, or, with ``by_hand``, the collectives written by hand.
         peer: PyTorch's DTensor.
         ours: this library's.
-        budget: the ratio that is allowed: of overheads over plain, or of ``ours / plain`` for the block.
+        budget: the ratio that is allowed: of overheads over plain, or, with ``by_hand``, of ``ours / plain``.
+        by_hand: whether the row compares with the same written by hand, as the block and redistributions do.
     """
 
     name: str
@@ -48,40 +52,44 @@ class BenchmarkRow:
     peer: float
     ours: float
     budget: float
+    by_hand: bool = False
 
     @property
     def ratio(self) -> float:
-        """Our overhead divided by PyTorch's DTensor's; for the block, our time divided by the hand-written one's."""
-        if self.name == "block":
+        """Our overhead divided by PyTorch's DTensor's; with ``by_hand`` our time divided by the hand-written one's."""
+        if self.by_hand:
             return self.ours / self.plain
         return (self.ours - self.plain) / (self.peer - self.plain)
 
 
-ROWS = 11
+ROWS = 11 + CASES * len(SIZES)
 """The number of rows of :func:`run`."""
 
 
 def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
-    """Measure everything, row by row; takes about ten seconds per thousand repeats.
+    """Measure everything, row by row; takes about twenty seconds per thousand repeats.
 
     Args:
         repeats: calls per measurement.
         rounds: measurements per implementation, interleaved; the median counts.
     """
-    with _world():
-        bench = _Bench(repeats, rounds)
+    with _world(WORLD):
+        bench = _Bench(repeats, rounds, WORLD)
         yield from bench.forward()
         yield from bench.forward_backward()
         yield bench.block()
+    for size in SIZES:
+        with _world(size):
+            yield from _Bench(repeats, rounds, size).redistributions()
 
 
 @contextmanager
-def _world() -> Iterator[None]:
+def _world(size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield
     finally:
@@ -92,10 +100,10 @@ def _world() -> Iterator[None]:
 class _Bench:
     """Measures the three implementations in turn."""
 
-    def __init__(self, repeats: int, rounds: int) -> None:
-        self.repeats, self.rounds = repeats, rounds
-        self.ours = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
-        self.peer = init_peer_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    def __init__(self, repeats: int, rounds: int, size: int) -> None:
+        self.repeats, self.rounds, self.size = repeats, rounds, size
+        self.ours = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
+        self.peer = init_peer_mesh("cpu", (size,), mesh_dim_names=("tp",))
 
     def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Triple:
         """The same local values plain, in PyTorch's DTensor and in ours; sharded along ``dim``, or replicated."""
@@ -110,12 +118,18 @@ class _Bench:
         )
 
     def measure(
-        self, name: str, budget: float, calls: list[Callable[[], Any]], repeats: int | None = None
+        self,
+        name: str,
+        budget: float,
+        calls: list[Callable[[], Any]],
+        repeats: int | None = None,
+        *,
+        by_hand: bool = False,
     ) -> BenchmarkRow:
         """Interleave the calls and take the medians."""
         count = repeats or self.repeats
         for call in calls:
-            for _ in range(20):
+            for _ in range(min(20, count)):
                 call()
         times: list[list[float]] = [[] for _ in calls]
         gc.collect()
@@ -127,7 +141,14 @@ class _Bench:
         finally:
             gc.enable()
         plain, theirs, mine = (statistics.median(samples) for samples in times)
-        return BenchmarkRow(name, plain, theirs, mine, budget)
+        return BenchmarkRow(name, plain, theirs, mine, budget, by_hand)
+
+    def redistributions(self) -> Iterator[BenchmarkRow]:
+        """Redistributions in this world, against the same collectives written by hand."""
+        # PyTorch's DTensor takes milliseconds for an all-to-all of many ranks.
+        count = max(self.repeats // (4 + self.size // 5), 2)
+        for name, calls in redistributions(self.size, self.peer, self.ours):
+            yield self.measure(name, 1.5, calls, count, by_hand=True)
 
     def forward(self) -> Iterator[BenchmarkRow]:
         """Light operations without gradients."""
@@ -193,7 +214,7 @@ class _Bench:
             return lambda: _block(x[index], weights[index], heads, _same, leave).backward(seed[index])
 
         calls = [by_hand, distributed_(1, [peer.Replicate()]), distributed_(2, [Replicate()])]
-        return self.measure("block", 1.3, calls, max(self.repeats // 20, 5))
+        return self.measure("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
 
 
 def _block(x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any], leave: Callable[[Any], Any]) -> Any:
