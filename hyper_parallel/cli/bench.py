@@ -13,7 +13,7 @@ from hyper_parallel.cli.arguments import whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.timings import Figure, Timing, figures, recorded
 
@@ -74,7 +74,8 @@ def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _measured_rows(repeats: int) -> list[Any]:
     count, rows = platform_named("torch").benchmark(repeats)
-    return _with_progress(count, rows)
+    with use_platform("torch"):  # also where MindSpore is installed, or was used before in this process
+        return _with_progress(count, rows)
 
 
 def _harness_timings() -> list[Timing]:
