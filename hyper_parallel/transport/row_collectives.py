@@ -1,7 +1,8 @@
 """Collectives on rows: one tensor whose row ``i`` comes from, or goes to, member ``i``.
 
-Redistribution uses them where all members' shards are equal: a call then packs once, starts one collective of the
-engine, and unpacks once, however many members there are. The lists of :class:`Transport` serve everything else.
+Redistribution uses them where all members' shards are equal, or can be padded: a call then packs once, starts one
+collective of the engine, and unpacks once, however many members there are. The lists of :class:`Transport` serve
+everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class RowCollectives(abc.ABC):
 
     ``shapes``, ``sends`` and ``expects`` name what the rows hold as the caller sees it, one shape per member. Checks
     compare them between members, as they compare the shapes of the collectives on lists: both forms of one collective
-    match each other. They have as many elements as a row.
+    match each other. They have as many elements as a row, or fewer where rows are padded.
     """
 
     @abc.abstractmethod

@@ -119,8 +119,9 @@ class _Suite:
     def reductions(self, dtype: str, ranks: Ranks) -> None:
         """Check all_reduce and reduce_scatter with every reduction that the dtype has."""
         me = ranks.index(self._transport.rank)
-        # Some transports handle a large tensor differently; one is enough.
-        shapes: list[Shape] = [(), (0, 2), (5, 3), *([(137, 131)] if ranks == tuple(range(len(ranks))) else [])]
+        # Some transports handle a large tensor differently; one that the ranks divide and one that they do not.
+        large: list[Shape] = [(137, 131), (129, 130)] if ranks == tuple(range(len(ranks))) else []
+        shapes: list[Shape] = [(), (0, 2), (5, 3), *large]
         for op in REDUCTIONS:
             if not _has(dtype, op):
                 continue

@@ -1,7 +1,8 @@
-"""Packing and unpacking of equal shards, compiled once per step: one copy at most, however many members there are.
+"""Packing and unpacking of shards, compiled once per step: one copy at most, however many members there are.
 
 A tensor is split by giving its members a dim of their own, which then goes first, and joined the other way round. Where
-the elements of a part lie together already, nothing is rearranged.
+the elements of a part lie together already, nothing is rearranged. Uneven shards are gathered with padding, which costs
+one copy more.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,16 +49,42 @@ class _Rows:
 
     @property
     def shape(self) -> Shape:
-        """Shape of a part."""
+        """Shape of a row: of the first part."""
         return self.shapes[0]
 
 
 class GatheredRows(_Rows):
-    """Rows that members sent, to be joined along one dim."""
+    """Rows that members sent, to be joined along one dim.
+
+    Shards by the ceil rule are uneven only at the end: all rows are as long as the first, and the sum of what they hold
+    comes first in the concatenation.
+    """
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape], dim: int) -> Self | None:
+        """Return the rows of parts of ``shapes`` along ``dim``; None if one is longer than an earlier, unfilled one."""
+        sizes = [shape[dim] for shape in shapes]
+        if any(size and earlier < sizes[0] for earlier, size in pairwise(sizes)) or max(sizes) > sizes[0]:
+            return None
+        return cls(tuple(map(tuple, shapes)), dim, math.prod(shapes[0][:dim]) > 1)
+
+    @cached_property
+    def length(self) -> int:
+        """Size of the concatenation along ``dim``, without padding."""
+        return sum(shape[self.dim] for shape in self.shapes)
+
+    def padded(self, local: Any, platform: Platform) -> Any:
+        """Return ``local``, one of the parts, contiguous, with zeros up to the size of a row."""
+        missing = self.shape[self.dim] - local.shape[self.dim]
+        if not missing:
+            return platform.contiguous(local)
+        shape = (*self.shape[: self.dim], missing, *self.shape[self.dim + 1 :])
+        zeros = platform.zeros(shape, dtype=local.dtype, device=getattr(local, "device", None))
+        return platform.cat([local, zeros], self.dim)
 
     @cached_property
     def whole(self) -> Shape:
-        """Shape of all parts, joined."""
+        """Shape of all rows, concatenated."""
         return (*self.shape[: self.dim], self.shape[self.dim] * len(self.shapes), *self.shape[self.dim + 1 :])
 
     @cached_property
@@ -64,9 +92,12 @@ class GatheredRows(_Rows):
         """Dims of the rows with the members' dim before ``dim``."""
         return (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
 
-    def joined(self, rows: Any) -> Any:
-        """Return the rows, of the shape of a part each, concatenated along ``dim``."""
-        return (rows.permute(self.order) if self.copied else rows).reshape(self.whole)
+    def joined(self, rows: Any, platform: Platform) -> Any:
+        """Return the rows, concatenated along ``dim``, without their padding."""
+        whole = (rows.permute(self.order) if self.copied else rows).reshape(self.whole)
+        if self.length == self.whole[self.dim]:
+            return whole
+        return platform.contiguous(platform.narrow(whole, self.dim, 0, self.length))
 
 
 class ScatteredRows(_Rows):

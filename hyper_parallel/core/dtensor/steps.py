@@ -198,12 +198,12 @@ class AllGather(Step):
         if rows is None:
             parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
             return platform.cat(parts, _changed_dim(self.source, self.target))
-        gathered = platform.transport().all_gather_rows(platform.contiguous(local), self.ranks, rows.shapes)
-        return rows.joined(gathered)
+        gathered = platform.transport().all_gather_rows(rows.padded(local, platform), self.ranks, rows.shapes)
+        return rows.joined(gathered, platform)
 
     @cached_property
     def rows(self) -> GatheredRows | None:
-        """How the shards are joined, where all have one shape; else None."""
+        """How the shards are joined, where only the last ones are shorter; else None."""
         return GatheredRows.of(self.sent_shapes, _changed_dim(self.source, self.target))
 
 
@@ -281,7 +281,8 @@ class AllToAll(Step):
         if self.rows is not None:
             sent, received = self.rows
             rows = sent.split(local, platform)
-            return received.joined(platform.transport().all_to_all_rows(rows, self.ranks, sent.shapes, received.shapes))
+            arrived = platform.transport().all_to_all_rows(rows, self.ranks, sent.shapes, received.shapes)
+            return received.joined(arrived, platform)
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         chunks = [
@@ -302,7 +303,9 @@ class AllToAll(Step):
         expects = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
         split = next(dim for dim, axes in enumerate(self.target.dim_axes) if self.axes[0] in axes and dim != gathered)
         sent, received = ScatteredRows.of(sends, split), GatheredRows.of(expects, gathered)
-        return (sent, received) if sent and received and sent.shape == received.shape else None
+        if sent is None or received is None or set(received.shapes) != {sent.shape}:
+            return None
+        return sent, received
 
     def _gathered_dim(self) -> int:
         axis = self.axes[0]

@@ -96,6 +96,10 @@ class C10dTransport(C10dRows):
         # Vector code rounds complex products by where an element lies, so those are not split.
         if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
+        if x.numel() % len(ranks) == 0:
+            shapes = ((x.numel() // len(ranks),),) * len(ranks)
+            total = self.reduce_scatter_rows(x.detach().reshape(len(ranks), -1).contiguous(), op, ranks, shapes)
+            return self.all_gather_rows(total, ranks, shapes).reshape(x.shape)
         chunks = x.detach().reshape(-1).tensor_split(len(ranks))
         own = self.reduce_scatter(chunks, op, ranks)
         return torch.cat(self.all_gather(own, ranks, [tuple(chunk.shape) for chunk in chunks])).reshape(x.shape)

@@ -23,7 +23,7 @@ def test_parts_are_split_and_joined(platform_name):
         rows = ScatteredRows.of([shape] * count, dim).split(platform.from_numpy(whole), platform)
         assert rows.is_contiguous(), (shape, dim, count)
         np.testing.assert_array_equal(platform.tensor_to_numpy(rows), np.stack(parts), err_msg=f"{shape} {dim}")
-        joined = GatheredRows.of([shape] * count, dim).joined(rows)
+        joined = GatheredRows.of([shape] * count, dim).joined(rows, platform)
         np.testing.assert_array_equal(platform.tensor_to_numpy(joined), whole, err_msg=f"{shape} {dim}")
 
 
@@ -37,7 +37,7 @@ def test_parts_that_lie_together_are_not_copied():
         whole = torch.randn([size * (3 if d == dim else 1) for d, size in enumerate(shape)])
         rows = ScatteredRows.of([shape] * 3, dim).split(whole, platform)
         assert rows.data_ptr() == whole.data_ptr()
-        assert GatheredRows.of([shape] * 3, dim).joined(rows).data_ptr() == whole.data_ptr()
+        assert GatheredRows.of([shape] * 3, dim).joined(rows, platform).data_ptr() == whole.data_ptr()
 
 
 @pytest.mark.platforms("torch")
@@ -54,7 +54,24 @@ def test_a_strided_whole_is_split():
             assert torch.equal(rows, torch.stack(whole.chunk(2, dim)).resolve_neg())
 
 
-def test_unequal_parts_are_no_rows():
-    """Parts of different shapes have no rows."""
-    assert GatheredRows.of([(2, 3), (1, 3)], 0) is None
+def test_uneven_parts_are_padded_once(platform_name):
+    """Parts that get shorter at the end are padded to the first one's size, and joined without the padding."""
+    platform, random = platform_named(platform_name), np.random.default_rng(4)
+    for sizes in ((2, 1), (3, 3, 1), (2, 1, 0), (1, 0, 0), (2, 2, 0, 0)):
+        for dim in (0, 1, 2):
+            shapes = [tuple(size if d == dim else 2 + d for d in range(3)) for size in sizes]
+            parts = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+            rows = GatheredRows.of(shapes, dim)
+            padded = [platform.tensor_to_numpy(rows.padded(platform.from_numpy(part), platform)) for part in parts]
+            assert {part.shape for part in padded} == {shapes[0]}
+            joined = rows.joined(platform.from_numpy(np.stack(padded)), platform)
+            assert joined.is_contiguous()
+            np.testing.assert_array_equal(platform.tensor_to_numpy(joined), np.concatenate(parts, dim))
+
+
+def test_other_parts_are_no_rows():
+    """Parts that are shorter before the end cannot be gathered as rows, and unequal ones not be scattered."""
+    assert GatheredRows.of([(1, 3), (2, 3)], 0) is None
+    assert GatheredRows.of([(2,), (1,), (1,)], 0) is None
+    assert GatheredRows.of([(2,), (0,), (2,)], 0) is None
     assert ScatteredRows.of([(2,), (2,), (0,)], 0) is None
