@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from hyper_parallel.errors import HandleError
+from hyper_parallel.errors import HandleError, UnsupportedOnBackend
 
 __all__ = ["HookHandle", "ModulesFacet", "check_hook"]
 
@@ -215,6 +215,22 @@ class ModulesFacet(abc.ABC):
     @abc.abstractmethod
     def meta_device(self) -> Any:
         """The device without storage; as a context, it builds models inside on it."""
+
+    def fully_sharded(self, module: Any, ranks: tuple[int, ...], parameters: Any, reshard: bool | None) -> Any:
+        """Return the group that gathers and frees the ``parameters`` of ``module`` and reduces their gradients.
+
+        Args:
+            module: the module, which is hooked.
+            ranks: global ranks of the data axis.
+            parameters: original, DTensor parameter, and pairs of owner and attribute name, for each.
+            reshard: free after forward; None: unless the group is outermost.
+
+        Raises:
+            UnsupportedOnBackend: the framework cannot.
+        """
+        del module, ranks, parameters, reshard
+        msg = f"fully_shard: not supported on {type(self).__name__}; it works on PyTorch"
+        raise UnsupportedOnBackend(msg)
 
     def clip_grad_norm_(
         self,

@@ -116,6 +116,12 @@ class TorchModules(ModulesFacet):
         """``torch.device("meta")``."""
         return torch.device("meta")
 
+    def fully_sharded(self, module: Any, ranks: tuple[int, ...], parameters: Any, reshard: bool | None) -> Any:
+        """The group of ``fully_sharded.py``."""
+        from hyper_parallel.platform.torch.fully_sharded import FullyShardedGroup
+
+        return FullyShardedGroup(module, ranks, parameters, reshard)
+
     def _clip(self, *args: Any) -> Any:
         return clip_grad_norm_(*args)
 

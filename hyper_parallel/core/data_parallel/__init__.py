@@ -1,0 +1,18 @@
+"""Data parallelism: parameters, gradients and optimizer state sharded over a data axis. Names are imported lazily.
+
+Importing this package imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyper_parallel._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.data_parallel.fully_shard import fully_shard as fully_shard
+
+__getattr__, __dir__ = lazy_exports(
+    globals(),
+    {"hyper_parallel.core.data_parallel.fully_shard": ("fully_shard",)},
+)
