@@ -43,7 +43,9 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, reshard_after_fo
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     _check(module, mesh)
     nested = [
-        getattr(child, _GROUP) for path, child in platform.get_cells_and_names(module) if path and hasattr(child, _GROUP)
+        getattr(child, _GROUP)
+        for path, child in platform.get_cells_and_names(module)
+        if path and hasattr(child, _GROUP)
     ]
     places = _places(platform, module)
     owned = {id(parameter) for group in nested for parameter in group.originals}
@@ -87,8 +89,10 @@ def _check_parameter(path: str, parameter: Any, *, taken: bool) -> None:
         )
         raise PlanError(msg)
     if isinstance(parameter, DTensor):
-        msg = f"fully_shard: parameter {path} is a DTensor {parameter.layout.notation(parameter.dtype)}; only plain " \
-              "parameters can be sharded"
+        msg = (
+            f"fully_shard: parameter {path} is a DTensor {parameter.layout.notation(parameter.dtype)}; only plain "
+            "parameters can be sharded"
+        )
         raise PlanError(msg)
     if not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,19 +39,33 @@ class _Member:
         """Free the storage of the whole."""
         self.whole.untyped_storage().resize_(0)
 
-    def fill(self, rows: torch.Tensor) -> None:
-        """Allocate the whole and copy it from all ranks' ``rows`` (ranks, row)."""
+    def fill(self, rows: torch.Tensor, *, unchanged: bool) -> None:
+        """Allocate the whole and copy it from all ranks' ``rows`` (ranks, row).
+
+        ``unchanged`` says that the values are those of the last time, so the version that autograd compares stays.
+        """
         slot, whole = self.slot, self.whole
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
         parts = rows[:, slot.offset : slot.offset + slot.size].reshape(slot.ranks * slot.chunk, *slot.shape[1:])
-        # The values are those that forward saved, so the version that autograd compares stays.
-        with torch.autograd._unsafe_preserve_version_counter(whole):  # noqa: SLF001 - no public spelling
+        with torch.autograd._unsafe_preserve_version_counter(whole) if unchanged else nullcontext():  # noqa: SLF001
             whole.detach().copy_(parts[: slot.shape[0]])
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""
         for owner, name in self.owners:
             owner._parameters[name] = self.whole if whole else self.sharded  # noqa: SLF001
+
+
+class _Call:
+    """A call of the module: how many inputs need a gradient, and how many gradients are still to come."""
+
+    inputs = 0
+    remaining = 0
+
+
+def _is_computed(leaf: Any) -> bool:
+    """Return True for a tensor that is a result of a graph."""
+    return isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
 
 
 class FullyShardedGroup:
@@ -81,35 +97,50 @@ class FullyShardedGroup:
         self.trained = [member for member in self.members if member.whole.requires_grad]
         self.ranks, self.reshard_after_forward, self.is_outermost = ranks, reshard_after_forward, True
         self.is_gathered = self.in_backward = False
-        self.open_calls = 0
+        self.is_reduced = False
+        self.versions: list[int] = []
+        self.entered: list[_Call] = []  # forward calls that have begun
+        self.running: set[_Call] = set()  # calls whose backward has begun
         for member in self.members:
             member.expose(whole=False)
-        module.register_forward_pre_hook(self._before_forward, prepend=True)
-        module.register_forward_hook(self._after_forward, always_call=False)
+        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after_forward, always_call=True)
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, _module: Any, args: Any) -> None:
-        del args
+    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
         self.gather()
         for member in self.members:
             member.expose(whole=True)
+        if torch.is_grad_enabled() and not self.in_backward:
+            call = _Call()
+            self.entered.append(call)
+            for leaf in {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _is_computed(leaf)}.values():
+                call.inputs += 1
+                leaf.register_hook(partial(self._after_input, call))
 
     def _after_forward(self, _module: Any, args: Any, output: Any) -> None:
+        del args
         for member in self.members:
             member.expose(whole=False)
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if torch.is_grad_enabled() and outputs:
-            for leaf in outputs:
-                leaf.register_hook(self._before_backward)
+        if self.in_backward:  # recomputed activations
+            return
+        leaves = [leaf for leaf in tree_leaves(output) if _is_computed(leaf)]
+        if torch.is_grad_enabled():
+            call = self.entered.pop()
+            for leaf in leaves:
+                leaf.register_hook(partial(self._before_backward, call))
         keeps = self.is_outermost if self.reshard_after_forward is None else not self.reshard_after_forward
-        if not (keeps and outputs) and not self.in_backward:
+        if not (keeps and leaves) and not self.entered:
             self.free()
 
     def gather(self) -> None:
         """Gather all parameters, in one collective."""
-        if self.is_gathered or not self.members:
+        versions = [member.sharded._local._version for member in self.members]  # noqa: SLF001
+        is_current = versions == self.versions
+        if (self.is_gathered and is_current) or not self.members:
             return
+        self.versions = versions
         first = self.members[0].sharded._local  # noqa: SLF001 - the local tensor, without effect on its gradient
         row = first.new_zeros(self.plan.row)
         for member in self.members:
@@ -117,7 +148,7 @@ class FullyShardedGroup:
             row[member.slot.offset : member.slot.offset + local.numel()] = local
         rows = get_torch_platform().all_gather_into_tensor(row, self.ranks).view(self.plan.ranks, self.plan.row)
         for member in self.members:
-            member.fill(rows)
+            member.fill(rows, unchanged=is_current)
         self.is_gathered = True
 
     def free(self) -> None:
@@ -128,18 +159,37 @@ class FullyShardedGroup:
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def _before_backward(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _before_backward(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
         if not self.in_backward:
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
+            self.in_backward, self.is_reduced = True, False
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # type: ignore[attr-defined]  # noqa: SLF001
+        call.remaining = call.inputs
+        self.running.add(call)
         self.gather()
         return gradient
 
+    def _after_input(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
+        call.remaining -= 1
+        if call in self.running and call.remaining == 0:
+            self.running.discard(call)
+            if not self.running:
+                self._finish()
+        return gradient
+
     def _after_backward(self) -> None:
+        for member in self.members:
+            member.expose(whole=False)
+        if not self.is_reduced or any(member.whole.grad is not None for member in self.trained):
+            self._finish()
         self.in_backward = False
+        self.running.clear()
+        self.entered.clear()
+
+    def _finish(self) -> None:
         self.free()
         if self.trained:
             self._reduce()
+        self.is_reduced = True
 
     def _reduce(self) -> None:
         """Average the gradients over the ranks, in one collective, and add this rank's shards to the parameters'.
@@ -154,6 +204,9 @@ class FullyShardedGroup:
             gradient, member.whole.grad = member.whole.grad, None
             if gradient is None:
                 continue
+            if gradient.requires_grad:
+                msg = "fully_shard: backward(create_graph=True) is not supported; gradients are reduced off the graph"
+                raise PlanError(msg)
             rows[:, plan.row + index] = 1
             for rank in range(plan.ranks):
                 length = slot.length(rank) * slot.inner

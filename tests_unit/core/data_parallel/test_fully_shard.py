@@ -68,7 +68,9 @@ def assert_same(mine, theirs, what):
     assert (mine is None) == (theirs is None), what
     if mine is not None:
         whole = mine.full_tensor() if isinstance(mine, DTensor) else mine
-        torch.testing.assert_close(whole.detach(), theirs.detach(), rtol=1e-10, atol=1e-10, msg=lambda t: f"{what}: {t}")
+        torch.testing.assert_close(
+            whole.detach(), theirs.detach(), rtol=1e-10, atol=1e-10, msg=lambda t: f"{what}: {t}"
+        )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -98,9 +100,7 @@ def test_training_equals_one_device(world, reshard):
             for (name, theirs), mine in pairs:
                 assert mine.placements == (Shard(0),)
                 assert_same(mine.grad, theirs.grad, f"gradient of {name}")
-            norms = [
-                torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_grad_norm_(model.parameters(), 0.5)
-            ]
+            norms = [torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5), clip_grad_norm_(model.parameters(), 0.5)]
             assert_same(norms[1], norms[0], "norm")
             for optimizer in optimizers:
                 optimizer.step()
