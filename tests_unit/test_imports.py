@@ -34,7 +34,7 @@ FRAMEWORK_HOMES = {
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
 BASE = {"_lazy", "_tree", "errors", "platform.contract", "platform", "transport"}
-CORE = {"core.dtensor", "core.shard", "core.tensor_parallel"}
+CORE = {"core.dtensor", "core.shard", "core.tensor_parallel", "core.data_parallel"}
 ARROWS = {
     "_lazy": set(),
     "_tree": set(),
@@ -68,6 +68,7 @@ ARROWS = {
     "core.dtensor": BASE,
     "core.shard": BASE | {"core.dtensor"},
     "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
+    "core.data_parallel": BASE | {"core.dtensor"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),

@@ -48,7 +48,7 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, reshard_after_fo
         if path and hasattr(child, _GROUP)
     ]
     places = _places(platform, module)
-    owned = {id(parameter) for group in nested for parameter in group.originals}
+    owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
         _check_parameter(path, parameter, taken=id(parameter) in owned)
     group = platform.fully_sharded(module, mesh.ranks, _sharded(platform, places, mesh), reshard_after_forward)

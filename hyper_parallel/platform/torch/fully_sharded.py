@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.select import get_torch_platform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,7 @@ class FullyShardedGroup:
     """The parameters of one ``fully_shard`` call.
 
     Args:
+        platform: PyTorch's platform.
         module: the module.
         ranks: global ranks of the data axis.
         parameters: original, DTensor parameter and owners of each.
@@ -80,6 +81,7 @@ class FullyShardedGroup:
 
     def __init__(
         self,
+        platform: Any,
         module: Any,
         ranks: tuple[int, ...],
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
@@ -92,7 +94,9 @@ class FullyShardedGroup:
         self.plan = plan_flat([original.shape for original, _, _ in parameters], len(ranks))
         trainable = [original.shape for original, _, _ in parameters if original.requires_grad]
         self.gradient_plan = plan_flat(trainable, len(ranks))
-        self.originals = [original for original, _, _ in parameters]
+        self.platform = platform
+        # Weak, so that the memory of the whole parameters is freed.
+        self.originals = [ref(original) for original, _, _ in parameters]
         self.members = [_Member(*each, slot) for each, slot in zip(parameters, self.plan.slots, strict=True)]
         self.trained = [member for member in self.members if member.whole.requires_grad]
         self.ranks, self.reshard_after_forward, self.is_outermost = ranks, reshard_after_forward, True
@@ -141,12 +145,12 @@ class FullyShardedGroup:
         if (self.is_gathered and is_current) or not self.members:
             return
         self.versions = versions
-        first = self.members[0].sharded._local  # noqa: SLF001 - the local tensor, without effect on its gradient
+        first = self.members[0].sharded._local
         row = first.new_zeros(self.plan.row)
         for member in self.members:
-            local = member.sharded._local.detach().reshape(-1)  # noqa: SLF001
+            local = member.sharded._local.detach().reshape(-1)
             row[member.slot.offset : member.slot.offset + local.numel()] = local
-        rows = get_torch_platform().all_gather_into_tensor(row, self.ranks).view(self.plan.ranks, self.plan.row)
+        rows = self.platform.all_gather_into_tensor(row, self.ranks).view(self.plan.ranks, self.plan.row)
         for member in self.members:
             member.fill(rows, unchanged=is_current)
         self.is_gathered = True
@@ -212,14 +216,14 @@ class FullyShardedGroup:
                 length = slot.length(rank) * slot.inner
                 start = rank * slot.size
                 rows[rank, slot.offset : slot.offset + length] = gradient.reshape(-1)[start : start + length]
-        platform = get_torch_platform()
+        platform = self.platform
         own = platform.reduce_scatter_tensor(rows, self.ranks, op="sum").reshape(-1)
         for index, (member, slot) in enumerate(zip(self.trained, plan.slots, strict=True)):
             if own[plan.row + index] == 0:
                 continue
             sharded = member.sharded
             shape = tuple(sharded.local_shape)
-            length = sharded._local.numel()  # noqa: SLF001
+            length = sharded._local.numel()
             local = (own[slot.offset : slot.offset + length] / plan.ranks).reshape(shape)
             if sharded.grad is not None:
                 local = local + sharded.grad.to_local()

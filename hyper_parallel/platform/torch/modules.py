@@ -120,7 +120,7 @@ class TorchModules(ModulesFacet):
         """The group of ``fully_sharded.py``."""
         from hyper_parallel.platform.torch.fully_sharded import FullyShardedGroup
 
-        return FullyShardedGroup(module, ranks, parameters, reshard)
+        return FullyShardedGroup(self, module, ranks, parameters, reshard)
 
     def _clip(self, *args: Any) -> Any:
         return clip_grad_norm_(*args)

@@ -108,3 +108,132 @@ def test_training_equals_one_device(world, reshard):
                 assert_same(mine, theirs, name)
 
     simulate(rank, world, platform="torch")
+
+
+def on_ranks(world, fn):
+    """Run ``fn(mesh)`` on every simulated rank."""
+    return simulate(lambda: fn(init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))), world, platform="torch")
+
+
+def counted(group):
+    """Storage in elements of the gathered parameters of ``group``."""
+    return sum(member.whole.untyped_storage().nbytes() // 8 for member in group.members)
+
+
+def test_one_collective_per_group_and_storage_is_freed(monkeypatch):
+    """Per group: two all-gathers and one reduce-scatter of the planned size; nothing gathered stays, within bounds."""
+    import torch
+
+    from hyper_parallel.platform.select import get_torch_platform
+
+    platform, calls = get_torch_platform(), []
+
+    def recorded(name, call):
+        def record(data, *args, **kwargs):
+            calls.append((name, data.numel()))
+            return call(data, *args, **kwargs)
+
+        return record
+
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        monkeypatch.setattr(platform, name, recorded(name, getattr(platform, name)), raising=False)
+
+    def rank(mesh):
+        model = torch.nn.Sequential(*(torch.nn.Linear(5, 5).double() for _ in range(3)))
+        peak = [0]
+        groups = []
+        for layer in model:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+            groups.append(layer._hyper_parallel_fully_sharded)
+
+        def look(*_):
+            peak[0] = max(peak[0], sum(counted(group) for group in groups))
+
+        for layer in model:
+            layer.register_forward_hook(look, prepend=True)
+        fully_shard(model, mesh=mesh)
+        x = random(2, 5, seed=mesh.rank).requires_grad_()
+        (x * 1).register_hook(look)
+        model(x * 1).sum().backward()
+        assert peak[0] == 30
+        assert sum(counted(group) for group in groups) == 0
+
+    on_ranks(3, rank)
+    gathers = [size for name, size in calls if name == "all_gather_into_tensor"]
+    reduces = [size for name, size in calls if name == "reduce_scatter_tensor"]
+    assert gathers == [12] * (3 * 3 * 2)
+    assert reduces == [3 * (12 + 2)] * (3 * 3)
+
+
+def test_evaluation_recompute_and_a_stale_graph():
+    """Evaluation frees, recomputation has the same gradients, and backward through old values is refused."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def rank(mesh):
+        torch.manual_seed(0)
+        dense = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+        model = fully_shard(copy.deepcopy(dense), mesh=mesh)
+        x = random(2, 4)
+        with torch.no_grad():
+            assert_same(model(x), dense(x), "output")
+        assert counted(model._hyper_parallel_fully_sharded) == 0
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        dense(x).sum().backward()
+        for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+            assert_same(mine.grad, theirs.grad, "gradient")
+        loss = model(x).sum()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    on_ranks(2, rank)
+
+
+def test_what_cannot_be_sharded_is_refused():
+    """One clear line for each kind of bad input."""
+    import torch
+
+    def refused(error, message, fn):
+        with pytest.raises(error) as info:
+            fn()
+        assert str(info.value) == message
+
+    def rank(mesh):
+        linear = fully_shard(torch.nn.Linear(3, 2), mesh=mesh)
+        refused(
+            PlanError,
+            "fully_shard was applied to this Linear before; apply it once",
+            lambda: fully_shard(linear, mesh=mesh),
+        )
+        grid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        with pytest.raises(MeshError, match=r"has 2 axes; pass the data axis, mesh\['dp'\]$"):
+            fully_shard(torch.nn.Linear(3, 2), mesh=grid)
+        scalar = torch.nn.Module()
+        scalar.value = torch.nn.Parameter(torch.ones(()))
+        refused(
+            PlanError,
+            "fully_shard: parameter value has no dim to shard; give it the shape (1,)",
+            lambda: fully_shard(scalar, mesh=mesh),
+        )
+        mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).double())
+        refused(
+            PlanError,
+            "fully_shard: parameters of one module have dtypes torch.float32, torch.float64; shard them separately",
+            lambda: fully_shard(mixed, mesh=mesh),
+        )
+        tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        tied[1].weight = tied[0].weight
+        fully_shard(tied[0], mesh=mesh)
+        with pytest.raises(PlanError, match=r"^fully_shard: parameter 1.weight is shared with a submodule"):
+            fully_shard(tied, mesh=mesh)
+        parent = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        parent[0].weight = linear.weight
+        with pytest.raises(PlanError, match=r"^fully_shard: parameter 0.weight is a DTensor .* can be sharded$"):
+            fully_shard(parent, mesh=mesh)
+        with pytest.raises(PlanError, match=r"create_graph=True\) is not supported"):
+            linear(torch.ones(1, 3)).pow(2).sum().backward(create_graph=True)
+
+    on_ranks(2, rank)
