@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.data_parallel.fully_shard import fully_shard as fully_shard
+    from hyper_parallel.core.data_parallel.sharding import fully_shard as fully_shard
 
 __getattr__, __dir__ = lazy_exports(
     globals(),
-    {"hyper_parallel.core.data_parallel.fully_shard": ("fully_shard",)},
+    {"hyper_parallel.core.data_parallel.sharding": ("fully_shard",)},
 )

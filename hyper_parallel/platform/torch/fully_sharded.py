@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
@@ -47,7 +48,7 @@ class _Member:
         slot, whole = self.slot, self.whole
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
         parts = rows[:, slot.offset : slot.offset + slot.size].reshape(slot.ranks * slot.chunk, *slot.shape[1:])
-        with torch.autograd._unsafe_preserve_version_counter(whole) if unchanged else nullcontext():  # noqa: SLF001
+        with _unsafe_preserve_version_counter(whole) if unchanged else nullcontext():
             whole.detach().copy_(parts[: slot.shape[0]])
 
     def expose(self, *, whole: bool) -> None:
@@ -166,7 +167,7 @@ class FullyShardedGroup:
     def _before_backward(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
         if not self.in_backward:
             self.in_backward, self.is_reduced = True, False
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # type: ignore[attr-defined]  # noqa: SLF001
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
         call.remaining = call.inputs
         self.running.add(call)
         self.gather()
