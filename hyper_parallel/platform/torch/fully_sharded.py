@@ -103,7 +103,7 @@ class FullyShardedGroup:
         self.ranks, self.reshard_after_forward, self.is_outermost = ranks, reshard_after_forward, True
         self.is_gathered = self.in_backward = False
         self.is_reduced = False
-        self.versions: list[int] = []
+        self.versions: list[tuple[int, int]] = []
         self.entered: list[_Call] = []  # forward calls that have begun
         self.running: set[_Call] = set()  # calls whose backward has begun
         for member in self.members:
@@ -141,7 +141,7 @@ class FullyShardedGroup:
 
     def gather(self) -> None:
         """Gather all parameters, in one collective."""
-        versions = [member.sharded._local._version for member in self.members]  # noqa: SLF001
+        versions = [(id(member.sharded._local), member.sharded._local._version) for member in self.members]  # noqa: SLF001
         is_current = versions == self.versions
         if (self.is_gathered and is_current) or not self.members:
             return
