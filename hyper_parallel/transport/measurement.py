@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -143,4 +144,25 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
     try:
         yield
     finally:
-        current.save()
+        with _sigterm_deferred():
+            current.save()
+
+
+@contextmanager
+def _sigterm_deferred() -> Iterator[None]:
+    """Let a SIGTERM that arrives in this context take effect at its end.
+
+    coverage's handler would save in the middle of a save and then end the process, which leaves half a data file.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        if arrived:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,11 +1,16 @@
 """Coverage of rank processes."""
 
 import os
+import signal
+import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import hyper_parallel
 from hyper_parallel.transport import measurement
 from hyper_parallel.transport.measurement import (
     Measurement,
@@ -92,6 +97,70 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     data = coverage.CoverageData(str(tmp_path / first[0]))
     data.read()
     assert set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2]) == {"test_one|run", "test_two|run"}
+
+
+ENDED_WHILE_SAVING = """
+import os, signal, sys
+import coverage
+from hyper_parallel.transport.measurement import Measurement, measured
+
+started = coverage.Coverage(config_file=False)
+settings = {name: value for name, value in vars(started.config).items() if not name.startswith("_")}
+settings["data_file"] = os.path.abspath(".coverage")
+
+def end_at_the_first_write(event, arguments):
+    if event == "sqlite3.connect" and not signalled:
+        signalled.append(event)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signalled = []
+def task():
+    sys.addaudithook(end_at_the_first_write)
+
+with measured(Measurement(settings, os.getcwd())):
+    task()
+print("goes on")
+"""
+
+
+def test_sigterm_waits_until_a_rank_has_written_its_data(tmp_path):
+    """A rank that is asked to end while it writes its coverage data writes all of it first, and ends then."""
+    (tmp_path / "rank.py").write_text(ENDED_WHILE_SAVING)
+    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "rank.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
+    (written,) = tmp_path.glob(".coverage.*")
+    data = coverage.CoverageData(str(written))
+    data.read()
+    assert any(name.endswith("rank.py") for name in data.measured_files())
+
+
+def test_a_signal_is_not_deferred_where_no_handler_can_be_set(monkeypatch):
+    """A thread, and a process whose handler of SIGTERM is not Python's, keep the handler that they have."""
+    before = signal.getsignal(signal.SIGTERM)
+    handlers = []
+    thread = threading.Thread(target=lambda: handlers.append(handler_inside()))
+    thread.start()
+    thread.join()
+    assert handlers == [before]
+    monkeypatch.setattr(signal, "getsignal", lambda _number: None)
+    monkeypatch.setattr(signal, "signal", None)
+    with measurement._sigterm_deferred():
+        pass
+
+
+def handler_inside():
+    """The handler of SIGTERM where it would be deferred."""
+    with measurement._sigterm_deferred():
+        return signal.getsignal(signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
