@@ -24,7 +24,8 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, reshard_after_fo
 
     The parameters that no ``fully_shard`` of a submodule has taken form one group: one all-gather before the module's
     forward, one before its backward, and one reduce-scatter of its gradients, which are averaged over the axis. Apply
-    it to submodules first, to the whole model last, and build the optimizer afterwards.
+    it to submodules first, to the whole model last, and build the optimizer afterwards: the step of an optimizer that
+    holds parameters from before raises PlanError.
 
     Args:
         module: the module, which is changed in place. All ranks hold the same values; each keeps its shards of them.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
@@ -18,6 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["FullyShardedGroup"]
+
+
+_REPLACED = "_replaced_by_fully_shard"  # attribute of a parameter from before sharding: its module and name
+
+
+@cache
+def _refuse_replaced_parameters() -> None:
+    """Let every optimizer step refuse parameters from before sharding, which gradients no longer reach."""
+    register_optimizer_step_pre_hook(_check_step)
+
+
+def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            place = vars(parameter).get(_REPLACED)
+            if place is not None:
+                msg = (
+                    f"optimizer step: parameter {index} of group {number} is {place} from before fully_shard, which no "
+                    "longer trains; build the optimizer after fully_shard"
+                )
+                raise PlanError(msg)
 
 
 class _Member:
@@ -92,6 +115,10 @@ class FullyShardedGroup:
             names = sorted({str(original.dtype) for original, _, _ in parameters})
             msg = f"fully_shard: parameters of one module have dtypes {', '.join(names)}; shard them separately"
             raise PlanError(msg)
+        _refuse_replaced_parameters()
+        for original, _, owners in parameters:
+            owner, name = owners[0]
+            vars(original)[_REPLACED] = f"{type(owner).__name__}.{name}"
         self.plan = plan_flat([original.shape for original, _, _ in parameters], len(ranks))
         trainable = [original.shape for original, _, _ in parameters if original.requires_grad]
         self.gradient_plan = plan_flat(trainable, len(ranks))

@@ -238,3 +238,23 @@ def test_what_cannot_be_sharded_is_refused():
             linear(torch.ones(1, 3)).pow(2).sum().backward(create_graph=True)
 
     on_ranks(2, rank)
+
+
+def test_an_optimizer_from_before_sharding_is_refused():
+    """A step on parameters that fully_shard has replaced would train nothing: it is an error that says what to do."""
+    import torch
+
+    def rank(mesh):
+        linear = torch.nn.Linear(3, 2)
+        early = torch.optim.SGD(linear.parameters(), lr=0.1)
+        fully_shard(linear, mesh=mesh)
+        linear(random(2, 3).float()).sum().backward()
+        with pytest.raises(PlanError) as info:
+            early.step()
+        assert str(info.value) == (
+            "optimizer step: parameter 0 of group 0 is Linear.weight from before fully_shard, which no longer trains; "
+            "build the optimizer after fully_shard"
+        )
+        torch.optim.SGD(linear.parameters(), lr=0.1).step()
+
+    on_ranks(2, rank)
