@@ -93,11 +93,14 @@ class GatheredRows(_Rows):
         return (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
 
     def joined(self, rows: Any, platform: Platform) -> Any:
-        """Return the rows, concatenated along ``dim``, without their padding."""
+        """Return the rows, concatenated along ``dim``, without their padding, contiguous.
+
+        Where a part has one element along ``dim``, ``reshape`` needs no copy and returns a view in another order.
+        """
         whole = (rows.permute(self.order) if self.copied else rows).reshape(self.whole)
-        if self.length == self.whole[self.dim]:
-            return whole
-        return platform.contiguous(platform.narrow(whole, self.dim, 0, self.length))
+        if self.length != self.whole[self.dim]:
+            whole = platform.narrow(whole, self.dim, 0, self.length)
+        return platform.contiguous(whole)
 
 
 class ScatteredRows(_Rows):

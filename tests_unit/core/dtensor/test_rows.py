@@ -10,7 +10,7 @@ import pytest
 from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows
 from hyper_parallel.platform.select import platform_named
 
-SHAPES = [(3,), (2, 3), (1, 5), (2, 1, 3), (3, 2, 2), (0, 2)]
+SHAPES = [(3,), (2, 3), (1, 5), (2, 1, 3), (2, 2, 1), (3, 2, 2), (0, 2)]
 CASES = [(shape, dim, count) for shape in SHAPES for dim, count in itertools.product(range(len(shape)), (1, 2, 3))]
 
 
@@ -24,6 +24,7 @@ def test_parts_are_split_and_joined(platform_name):
         assert rows.is_contiguous(), (shape, dim, count)
         np.testing.assert_array_equal(platform.tensor_to_numpy(rows), np.stack(parts), err_msg=f"{shape} {dim}")
         joined = GatheredRows.of([shape] * count, dim).joined(rows, platform)
+        assert joined.is_contiguous(), (shape, dim, count)
         np.testing.assert_array_equal(platform.tensor_to_numpy(joined), whole, err_msg=f"{shape} {dim}")
 
 
