@@ -9,6 +9,7 @@ pytest-cov look for it. coverage.py is used only if the parent has imported it.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import os
 import signal
 import sys
@@ -18,9 +19,16 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["Measurement", "current_measurement", "in_test_context", "measured", "wrote_data_at"]
+__all__ = [
+    "Measurement",
+    "current_measurement",
+    "dump_stack_on_sigterm",
+    "in_test_context",
+    "measured",
+    "wrote_data_at",
+]
 
 # A rank runs only some of the code, and its server may have imported some of it before.
 _NO_DATA = "no-data-collected"
@@ -28,6 +36,7 @@ _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not
 
 _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
 _LOCK = threading.Lock()
+_STACK_FILES: list[IO[str]] = []  # where faulthandler writes at SIGTERM, at most one; setting a handler removes its own
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
 
 
@@ -159,10 +168,24 @@ def _sigterm_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
+    faulthandler.unregister(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, _frame: arrived.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, handler)
+        for file in _STACK_FILES:
+            _dump_stack(file)
         if arrived:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def dump_stack_on_sigterm(file: IO[str]) -> None:
+    """Write the main thread's stack to ``file`` when SIGTERM arrives, before Python's own handler runs."""
+    with _LOCK:
+        _STACK_FILES[:] = [file]
+    _dump_stack(file)
+
+
+def _dump_stack(file: IO[str]) -> None:
+    faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)

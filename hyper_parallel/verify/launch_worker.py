@@ -18,6 +18,7 @@ from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.coordinator_server import connect
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.launched_rank import guarded
+from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
@@ -39,7 +40,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
     with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
+        dump_stack_on_sigterm(stack)
         threading.Thread(
             target=_exit_with_launcher, args=(int((folder / "launcher").read_text()),), daemon=True
         ).start()

@@ -102,7 +102,7 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
 ENDED_WHILE_SAVING = """
 import os, signal, sys
 import coverage
-from hyper_parallel.transport.measurement import Measurement, measured
+from hyper_parallel.transport.measurement import Measurement, dump_stack_on_sigterm, measured
 
 started = coverage.Coverage(config_file=False)
 settings = {name: value for name, value in vars(started.config).items() if not name.startswith("_")}
@@ -113,9 +113,12 @@ def end_at_the_first_write(event, arguments):
         signalled.append(event)
         os.kill(os.getpid(), signal.SIGTERM)
 
-signalled = []
 def task():
     sys.addaudithook(end_at_the_first_write)
+
+signalled = []
+stack = open("stack", "w")
+dump_stack_on_sigterm(stack)
 
 with measured(Measurement(settings, os.getcwd())):
     task()
@@ -130,13 +133,14 @@ def test_sigterm_waits_until_a_rank_has_written_its_data(tmp_path):
     done = subprocess.run(
         [sys.executable, "rank.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path},  # nothing of what measures the test
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
+    assert 'rank.py", line' in (tmp_path / "stack").read_text()
     (written,) = tmp_path.glob(".coverage.*")
     data = coverage.CoverageData(str(written))
     data.read()
