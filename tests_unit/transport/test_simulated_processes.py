@@ -154,9 +154,8 @@ def test_killed_rank_is_reported_at_once(monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         t.barrier((0, 1))
 
-    start = time.perf_counter()
     error = failure(body)
-    assert time.perf_counter() - start < 25
+    assert "did not finish within" not in str(error)
     assert "rank 1 died of SIGKILL" in str(error)
     assert "--- rank 0: waited in barrier()" in str(error)
     assert run(lambda: active_transport().rank) == [0, 1]
@@ -187,12 +186,12 @@ def test_waiting_rank_that_dies_is_noticed(monkeypatch):
         if t.rank == 0:
             t.barrier((0, 1))
         os.kill(victim, signal.SIGKILL)
-        time.sleep(20)
+        while True:  # until the death of the other is noticed
+            time.sleep(0.01)
 
-    start = time.perf_counter()
-    error = failure(body, timeout=15)
+    error = failure(body, timeout=120)
+    assert "did not finish within" not in str(error)
     assert "rank 0 died of SIGKILL" in str(error)
-    assert time.perf_counter() - start < 10
 
 
 def test_timeout_shows_stacks_and_ends_the_processes():

@@ -206,10 +206,9 @@ def test_returning_early_is_reported():
 
 def test_deadlock_is_reported_at_once():
     """Ranks that wait for each other crosswise fail at once instead of hanging."""
-    start = time.monotonic()
     error = failure(lambda t, ranks: t.barrier(ranks if t.rank else ranks[::-1]), 2)
     assert "deadlock" in str(error)
-    assert time.monotonic() - start < 40
+    assert "did not finish within" not in str(error)
 
 
 def test_lost_messages_are_told():
