@@ -166,8 +166,8 @@ def _applied(local: Any, transition: Transition, platform: Platform) -> Any:
     """Apply all steps to ``local``."""
     for step in transition.steps:
         local = step.apply(local, platform)
-    # On some ranks it is part of a buffer, and a function's result that is a view may not be written in place.
-    return platform.detach(local) if transition.steps else local
+    # On some ranks it is part of a buffer: a view.
+    return platform.function_result(local) if transition.steps else local
 
 
 def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:

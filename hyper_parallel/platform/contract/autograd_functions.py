@@ -142,7 +142,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
         def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
             """Slice."""
             ctx.spec = spec
-            return spec.platform.contiguous(spec.chunks(data)[spec.position])
+            return spec.platform.function_result(spec.platform.contiguous(spec.chunks(data)[spec.position]))
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
@@ -159,7 +159,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
             result = spec.platform.transport().all_reduce(data, spec.op, spec.ranks)
             if spec.op in _EXTREMA:
                 ctx.attained = _attained(spec, data, result)
-            return result
+            return spec.platform.function_result(result)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
@@ -180,9 +180,9 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
             if spec.op in _EXTREMA:
                 result = platform.transport().all_reduce(data, spec.op, spec.ranks)
                 ctx.attained = _attained(spec, data, result)
-                return platform.contiguous(spec.chunks(result)[spec.position])
+                return platform.function_result(platform.contiguous(spec.chunks(result)[spec.position]))
             chunks = [platform.contiguous(chunk) for chunk in spec.chunks(data)]
-            return platform.transport().reduce_scatter(chunks, spec.op, spec.ranks)
+            return platform.function_result(platform.transport().reduce_scatter(chunks, spec.op, spec.ranks))
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
@@ -222,7 +222,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
             sending = transport.start("send", data, spec.peer, 0, spec.channel)
             received = transport.start("recv", data, spec.peer, 0, spec.channel).wait()
             sending.wait()
-            return received
+            return spec.platform.function_result(received)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:

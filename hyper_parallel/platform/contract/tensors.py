@@ -67,6 +67,13 @@ class TensorsFacet(abc.ABC):
     def detach(self, data: Any) -> Any:
         """Return a tensor of the same storage, off the graph."""
 
+    def function_result(self, data: Any) -> Any:
+        """Return the values of ``data`` as the forward of a custom autograd function may return them.
+
+        Frameworks treat a result that is a view specially: PyTorch refuses to write it in place.
+        """
+        return self.detach(data)
+
     @abc.abstractmethod
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Return zeros of ``size``."""

@@ -61,6 +61,12 @@ class MindSporeTensors(TensorsFacet):
         """Same storage, off the graph; a delayed tensor has no storage."""
         return without_values(data, tuple(data.shape)) if is_delayed(data) else ops.stop_gradient(data)
 
+    def function_result(self, data: Any) -> Any:
+        """A copy: while a gradient is differentiated, MindSpore takes a view that a function returns off the graph."""
+        if is_delayed(data):
+            return self.detach(data)
+        return ops.stop_gradient(mint.cat([data])) if data.ndim and data.size else self.copy(data)
+
     def is_meta(self, data: Any) -> bool:
         """Delayed, or on the meta device."""
         return is_delayed(data) or str(data.device).startswith("meta")
