@@ -58,6 +58,8 @@ class TorchDTensor(DTensor, Tensor):
         entry = _ENTRIES.get(func)
         if entry is not None and (not kwargs or "out" not in kwargs):
             return cls._dispatch(entry, args, kwargs or {})
+        if func in _FACTS and len(args) == 1 and not kwargs:
+            return func(args[0]._local)
         return intercept.function(func, types, args, kwargs or {})
 
     @classmethod
@@ -480,6 +482,16 @@ def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
 
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}
+# Questions that a local tensor answers as the whole does; optimizers ask them of every parameter at every step.
+_FACTS = frozenset(
+    (
+        torch.is_complex,
+        torch.is_floating_point,
+        Tensor.is_complex,
+        Tensor.is_floating_point,
+        Tensor.is_sparse.__get__,  # type: ignore[attr-defined] # a property in C++
+    )
+)
 
 
 def wrap(local: Tensor, layout: Layout) -> TorchDTensor:

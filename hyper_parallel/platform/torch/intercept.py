@@ -112,10 +112,14 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 _C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType)
+# Types of results that are, or hold, no plain tensor.
+_FINISHED = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size})
 
 
 def _with_constants_replicated(result: Any, arguments: Any) -> Any:
     """Wrap plain tensors that a function in C++ made of sizes alone: they are equal on every rank."""
+    if type(result) in _FINISHED:
+        return result
     platform = interception().dispatcher.platform
     leaves = tree_leaves(arguments)
     mesh = next((leaf._layout.mesh for leaf in leaves if isinstance(leaf, DTensor)), None)

@@ -7,6 +7,7 @@ Otherwise each element is an operation of its own, with its own placement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.torch.ops.registry import decomposition
 
 Call = Callable[..., Any]
+_LAYOUT, _LOCAL, _READONLY = attrgetter("_layout"), attrgetter("_local"), attrgetter("_readonly")
 
 
 def _foreach(name: str, element: Call, element_in_place: Call) -> None:
@@ -34,9 +36,10 @@ def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
         first = columns[0]
         if not first:
             return first if in_place else []
-        if _share_layouts([*columns, *named.values()]):
+        layouts = _shared_layouts([*columns, *named.values()])
+        if layouts is not None:
             outs = call(*map(_locals_of, columns), **named)
-            return _written(first) if in_place else _wrapped(ops.platform, outs, first)
+            return _written(first) if in_place else list(map(ops.platform.wrap, outs, layouts))
         columns.extend(named.pop(name) for name in ("scalars", "weight") if name in named)
         results = [element(*row, **named) for row in _rows(columns, len(first))]
         return first if in_place else results
@@ -44,25 +47,47 @@ def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
     return run
 
 
-def _share_layouts(columns: list[Any]) -> bool:
-    """Whether each element's operands share a layout without partial values, and may be written."""
-    lists = [column for column in columns if isinstance(column, (list, tuple))]
-    if any(isinstance(column, DTensor) for column in columns):
-        return False
-    return all(_one_layout(row) for row in zip(*lists, strict=True))
+def _shared_layouts(columns: list[Any]) -> list[Any] | None:
+    """Return each element's layout, if all its operands have it, without partial values, and may be written."""
+    first, *others = columns
+    layouts = _layouts_of(first)
+    if layouts is None or any(isinstance(column, DTensor) for column in others):
+        return None
+    if any(layout.partials for layout in set(layouts)) or any(reason is not None for reason in map(_READONLY, first)):
+        return None
+    return layouts if all(_has_layouts(column, layouts) for column in others) else None
 
 
-def _one_layout(row: tuple[Any, ...]) -> bool:
-    layout = getattr(row[0], "_layout", None)
-    if layout is None or layout.partials or row[0]._readonly is not None:
+def _layouts_of(column: Any) -> list[Any] | None:
+    """Return the layouts of DTensors; None if another value is among them."""
+    try:
+        return list(map(_LAYOUT, column))
+    except AttributeError:
+        return None
+
+
+def _has_layouts(column: Any, layouts: list[Any]) -> bool:
+    """Whether the elements of ``column``, if it is a list, are numbers or DTensors of ``layouts``."""
+    if not isinstance(column, (list, tuple)):
+        return True
+    if len(column) != len(layouts):
         return False
-    return all(getattr(operand, "_layout", None) is layout for operand in row[1:] if isinstance(operand, Tensor))
+    own = _layouts_of(column)
+    if own is not None:
+        return all(map(is_, own, layouts))
+    return not any(
+        isinstance(operand, Tensor) and getattr(operand, "_layout", None) is not layout
+        for operand, layout in zip(column, layouts, strict=True)
+    )
 
 
 def _locals_of(column: Any) -> Any:
-    if isinstance(column, (list, tuple)):
+    if not isinstance(column, (list, tuple)):
+        return column
+    try:
+        return list(map(_LOCAL, column))
+    except AttributeError:
         return [operand._local if isinstance(operand, DTensor) else operand for operand in column]
-    return column
 
 
 def _rows(columns: list[Any], count: int) -> Iterator[list[Any]]:
@@ -72,13 +97,8 @@ def _rows(columns: list[Any], count: int) -> Iterator[list[Any]]:
 
 def _written(tensors: Any) -> Any:
     for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            tensor.drop_views()
+        tensor.drop_views()
     return tensors
-
-
-def _wrapped(platform: Any, outs: Any, operands: Any) -> list[Any]:
-    return [platform.wrap(out, operand._layout) for out, operand in zip(outs, operands, strict=True)]
 
 
 for _name in (
