@@ -41,6 +41,10 @@ class Binder:
         self._defaults = {
             name: parameter.default for name, parameter in self.parameters.items() if parameter.kind in _NAMED
         }
+        self._least = 1 + max(
+            (place for place, default in enumerate(self._defaults.values()) if default is EMPTY), default=-1
+        )
+        """Positional arguments with which nothing else is required."""
         self._required = tuple(name for name, default in self._defaults.items() if default is EMPTY)
         self._positional = tuple(
             name for name, parameter in self.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
@@ -86,6 +90,8 @@ class Binder:
         ``inspect`` does the same ten times slower, and words the errors.
         """
         values = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
+        if not kwargs and self._least <= len(args) <= len(self._positional):
+            return values
         fits = len(args) <= len(self._positional) and len(values) == len(self._defaults)
         if not fits or (kwargs and not kwargs.keys().isdisjoint(self._positional[: len(args)])):
             return None

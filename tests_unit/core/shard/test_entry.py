@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hyper_parallel.core.shard.entry import Binder, binder
@@ -41,3 +43,39 @@ def test_calls_that_do_not_fit(args, kwargs, text):
     with pytest.raises(TypeError) as caught:
         Binder("x, y=None").bind(args, kwargs)
     assert str(caught.value) == text
+
+
+SIGNATURES = ["x", "x, y", "x, dim=None, keepdim=False, *, dtype=None", "x=1, *, y, z=2", "x, y=3, *, alpha", "*, x=1"]
+
+
+@pytest.mark.parametrize("text", SIGNATURES)
+def test_arguments_are_bound_as_python_binds_them(text):
+    """Every number of positions and every choice of names gives what Python's own binding gives, or the same error."""
+    own = Binder(text)
+    calls = [
+        (tuple(range(count)), dict.fromkeys(names, "named"))
+        for count in range(5)
+        for size in range(len(own.names) + 1)
+        for names in itertools.combinations((*own.names, "other"), size)
+    ]
+    fits = 0
+    for args, kwargs in calls:
+        named = {"y" if name == "other" else name: value for name, value in kwargs.items()}
+        expected = _outcome(lambda: _bound_by_python(own.signature, args, named))  # noqa: B023 - called at once
+        assert _outcome(lambda: list(own.bind(args, named).items())) == expected  # noqa: B023
+        fits += isinstance(expected, list)
+    assert 0 < fits < len(calls)
+
+
+def _bound_by_python(signature, args, kwargs):
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return list(bound.arguments.items())
+
+
+def _outcome(bind):
+    """Return the result, or the error's message."""
+    try:
+        return bind()
+    except TypeError as error:
+        return str(error)

@@ -8,7 +8,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.verify.check import all_placements, check_function, decompose
 from hyper_parallel.verify.simulate import simulate
 
@@ -120,6 +120,24 @@ def test_an_optimizer_step_costs_no_communication():
                 optimizer.step()
             assert log.collectives() == []
             optimizer.zero_grad()
+        return True
+
+    assert simulate(run, 2, "torch") == [True, True]
+
+
+def test_lists_of_different_lengths_are_refused():
+    """Lists that do not belong together raise PyTorch's own error, whatever the placements, and nothing is written."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        for placement in (Shard(0), Partial()):
+            tensors = [DTensor.from_local(torch.ones(2, 3), mesh, [placement]) for _ in range(3)]
+            for others in (tensors[:2], [*tensors, tensors[0]], [1.0, 2.0]):
+                with pytest.raises(RuntimeError, match=r"must have (the )?same number"):
+                    torch._foreach_add(tensors, others)
+                with pytest.raises(RuntimeError, match=r"must have (the )?same number"):
+                    torch._foreach_add_(tensors, others)
+            assert all(tensor.to_local().eq(1).all() for tensor in tensors)
         return True
 
     assert simulate(run, 2, "torch") == [True, True]
