@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hyper_parallel.core.shard.labels import Labels, nonempty_rows
 from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, register_rule
 from hyper_parallel.core.shard.rules.conv import spread, window_count
-from hyper_parallel.core.shard.sample import between, indices, real, sample, shuffled
+from hyper_parallel.core.shard.sample import between, real, sample, shuffled
 
 __all__ = ["inner_dims"]
 
@@ -126,4 +126,4 @@ sample("avg_pool3d max_pool3d", real("nc", 5, 6, 4), (2, 3, 2))
 sample("fractional_max_pool2d", real("nc", 7, 6), (2, 2), (3, 3), between(0.1, 0.9, "nc", 2).fixed)
 sample("fractional_max_pool3d", real("nc", 5, 6, 7), (2, 2, 2), (3, 3, 3), between(0.1, 0.9, "nc", 3).fixed)
 sample("max_unpool2d", real("nc", 1, 5), shuffled(24, "nc", 1, 5, dim=3), (6, 4))
-sample("max_unpool3d", real("nc", 3, 2, 2), indices(12, "nc", 3, 2, 2), (6, 4, 4), (2, 2, 2), (0, 0, 0))
+sample("max_unpool3d", real("nc", 1, 1, 5), shuffled(24, "nc", 1, 1, 5, dim=4), (2, 3, 4), (1, 1, 1), (0, 0, 0))
