@@ -23,3 +23,6 @@ def test_what_only_another_framework_has_is_refused():
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.from_torch(3)
     assert str(caught.value) == "from_torch: expected a torch.distributed.tensor.DTensor, got a int"
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        platform.fully_sharded(object(), (0, 1), (), None)
+    assert str(caught.value) == "fully_shard: not supported on MindSporePlatform; it works on PyTorch"

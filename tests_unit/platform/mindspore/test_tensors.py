@@ -6,6 +6,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, mint
+from mindspore.common.initializer import initializer
 
 from hyper_parallel.platform.select import platform_named
 
@@ -31,6 +32,14 @@ def _exact(tensor):
     """Return the values in a dtype of NumPy's own, which has no bfloat16."""
     array = tensor.asnumpy()
     return array.astype(np.float32) if tensor.dtype == mindspore.bfloat16 else array
+
+
+def test_a_function_result_may_have_no_values_yet():
+    """A tensor whose values come later stays one."""
+    platform = platform_named("mindspore")
+    result = platform.function_result(initializer("normal", (2, 3), mindspore.float32))
+    assert platform.is_meta(result)
+    assert tuple(result.shape) == (2, 3)
 
 
 def test_a_function_that_computes_a_view_has_second_gradients():
