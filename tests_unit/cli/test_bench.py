@@ -15,15 +15,17 @@ def test_every_row_is_measured(capsys):
     """Every operation is measured in all three implementations, and the rows come as JSON."""
     assert main(["bench", "--repeats", "3", "--json"]) in (0, 1)  # 1: a ratio is over its budget, which time decides
     rows = json.loads(capsys.readouterr().out)
+    names = [row["name"] for row in rows]
     light = ["add", "multiply by a number", "linear", "view", "layer_norm"]
-    assert [row["name"] for row in rows][: len(light)] == light
-    worlds = [rows[11 + 3 * index : 14 + 3 * index] for index in range(4)]
-    assert rows[10]["name"] == "block"
+    views = ["relu", "x[:, 0:4]", "x[:, 0]", "chunk", "cat", "attention"]
+    assert names[:16] == [*light, *views, *(f"{name} + backward" for name in light)]
+    assert names[16:21] == ["block", "AdamW step, foreach", "AdamW step", "SGD step, foreach", "SGD step"]
+    worlds = [rows[21 + 3 * index : 24 + 3 * index] for index in range(4)]
     assert [[row["name"] for row in world] for world in worlds] == [
         [f"{what}, {size} ranks" for what in ("partial to shard(1)", "shard(1) to replicate", "shard(1) to shard(2)")]
         for size in (2, 8, 64, 512)
     ]
-    assert [row["by_hand"] for row in rows] == [False] * 10 + [True] * 13
+    assert [row["by_hand"] for row in rows] == [False] * 16 + [True] * 17
     for row in rows:
         assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok", "by_hand"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))

@@ -24,7 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.platform.torch.redistribution_benchmark import CASES, redistributions
+from hyper_parallel.platform.torch import optimizer_benchmark, redistribution_benchmark
+from hyper_parallel.platform.torch.optimizer_benchmark import optimizer_steps
+from hyper_parallel.platform.torch.redistribution_benchmark import redistributions
 
 __all__ = ["BenchmarkRow", "run"]
 
@@ -62,7 +64,7 @@ class BenchmarkRow:
         return (self.ours - self.plain) / (self.peer - self.plain)
 
 
-ROWS = 11 + CASES * len(SIZES)
+ROWS = 17 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES)
 """The number of rows of :func:`run`."""
 
 
@@ -78,6 +80,7 @@ def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
         yield from bench.forward()
         yield from bench.forward_backward()
         yield bench.block()
+        yield from bench.optimizers()
     for size in SIZES:
         with _world(size):
             yield from _Bench(repeats, rounds, size).redistributions()
@@ -143,6 +146,11 @@ class _Bench:
         plain, theirs, mine = (statistics.median(samples) for samples in times)
         return BenchmarkRow(name, plain, theirs, mine, budget, by_hand)
 
+    def optimizers(self) -> Iterator[BenchmarkRow]:
+        """Optimizer steps, against those on the local tensors alone."""
+        for name, budget, calls in optimizer_steps(self.peer, self.ours):
+            yield self.measure(name, budget, calls, max(self.repeats // 10, 2), by_hand=True)
+
     def redistributions(self) -> Iterator[BenchmarkRow]:
         """Redistributions in this world, against the same collectives written by hand."""
         # PyTorch's DTensor takes milliseconds for an all-to-all of many ranks.
@@ -158,6 +166,7 @@ class _Bench:
             self.tensors(None, 8, 8),
             self.tensors(None, 8),
         )
+        q = self.tensors(1, 2, 2, 8, 4)
         shapes = ((8, 2, 4), (16, 2, 4), (16, 2, 4))
         cases: dict[str, Callable[[int], Any]] = {
             "add": lambda i: x[i] + y[i],
@@ -165,6 +174,12 @@ class _Bench:
             "linear": lambda i: F.linear(x[i], weight[i]),
             "view": lambda i: x[i].view(shapes[i]),
             "layer_norm": lambda i: F.layer_norm(x[i], (8,), scale[i], scale[i]),
+            "relu": lambda i: F.relu(x[i]),
+            "x[:, 0:4]": lambda i: x[i][:, 0:4],
+            "x[:, 0]": lambda i: x[i][:, 0],
+            "chunk": lambda i: x[i].chunk(2, 1),
+            "cat": lambda i: torch.cat([x[i], y[i]], 1),
+            "attention": lambda i: F.scaled_dot_product_attention(q[i], q[i], q[i]),
         }
         for name, case in cases.items():
             yield self.measure(name, 0.5, [_at(case, index) for index in range(3)])
