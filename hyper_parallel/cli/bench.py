@@ -63,7 +63,7 @@ def _ratio_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         yield "{name:34}{plain:10.1f}{peer:10.1f}{ours:10.1f}{ratio:8.2f}{budget:8.2f}".format(**row)
     yield "ratio: our overhead over the plain operation / PyTorch DTensor's"
-    yield "for the block, optimizer steps and redistributions plain is the same written by hand, and ratio is ours / plain"
+    yield "for the block, optimizers and redistributions: plain is the same written by hand, ratio is ours / plain"
 
 
 def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:

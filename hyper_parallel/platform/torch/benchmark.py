@@ -46,7 +46,7 @@ class BenchmarkRow:
         peer: PyTorch's DTensor.
         ours: this library's.
         budget: the ratio that is allowed: of overheads over plain, or, with ``by_hand``, of ``ours / plain``.
-        by_hand: whether the row compares with the same written by hand, as the block and redistributions do.
+        by_hand: whether the row compares with the same written by hand, as block, optimizers and redistributions do.
     """
 
     name: str
