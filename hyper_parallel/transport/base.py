@@ -22,6 +22,7 @@ from hyper_parallel.transport.row_collectives import RowCollectives
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hyper_parallel.transport.checks.sequence import AgreedSequence
     from hyper_parallel.transport.work import Work
 
 __all__ = [
@@ -127,6 +128,11 @@ class Transport(RowCollectives):
     @functools.cached_property
     def receiving(self) -> dict[Channel, WeakKeyDictionary[Work, str]]:
         """Live handles of posted receives by channel, each with a description of what it waits for."""
+        return {}
+
+    @functools.cached_property
+    def sequences(self) -> dict[Ranks, AgreedSequence]:
+        """Open windows of collectives that were agreed upon beforehand, by their sorted ranks."""
         return {}
 
     @abc.abstractmethod

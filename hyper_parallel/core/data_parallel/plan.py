@@ -47,6 +47,11 @@ class Slot:
         """Elements in every rank's row, padding included."""
         return self.chunk * self.inner
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements in each rank's row, without padding."""
+        return tuple(self.length(rank) * self.inner for rank in range(self.ranks))
+
     def length(self, rank: int) -> int:
         """Return how many rows of dim 0 the rank at position ``rank`` holds; 0 if its shard is empty."""
         start = min(rank * self.chunk, self.shape[0])

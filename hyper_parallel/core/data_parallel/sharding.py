@@ -53,8 +53,7 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, reshard_after_fo
     for path, _, _, parameter in places:
         _check_parameter(path, parameter, taken=id(parameter) in owned)
     group = platform.fully_sharded(module, mesh.ranks, _sharded(platform, places, mesh), reshard_after_forward)
-    for inner in nested:
-        inner.is_outermost = False
+    group.take(nested)
     setattr(module, _GROUP, group)
     return module
 

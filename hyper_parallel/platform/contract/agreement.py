@@ -9,7 +9,7 @@ from typing import Any
 from hyper_parallel.errors import ArgumentTypeError
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
-from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.base import Ranks, Transport
 from hyper_parallel.transport.checks.agreement import (
     BARRIER,
     GlooAgreement,
@@ -40,7 +40,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         chunks: list[Any] | None = None,
     ) -> Any:
         """Run the transport's ``operation``, in its asynchronous form if another member has started that."""
-        transport, arguments = self.transport(), engine_arguments(operation, data, ranks, argument, chunks)
+        transport, arguments = self._transport_for(ranks), engine_arguments(operation, data, ranks, argument, chunks)
         if must_agree(transport, ranks):
             proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
             if self._agreement(ranks).compare(proposal):
@@ -49,7 +49,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
 
     def _started(self, member: str, operation: str, data: Any, ranks: Ranks, argument: Any = None) -> Work:
         """Start a collective; a mismatch is raised by ``wait()``."""
-        transport = self.transport()
+        transport = self._transport_for(ranks)
 
         def begin() -> Work:
             if operation == BARRIER:
@@ -67,7 +67,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         Raises:
             CollectiveMismatchError: members are about to call different collectives.
         """
-        if must_agree(self.transport(), ranks):
+        if must_agree(self._transport_for(ranks), ranks):
             self._agreement(ranks).compare(self._proposal(member, "", data, ranks, **facts))
 
     def _agree_on_rows(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> Any:
@@ -87,6 +87,14 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
             return _launched(route, launch)
         proposal = self._rows_proposal(member, data, route)
         return self._agreement(route.ranks).start_rows(proposal, lambda: _launched(route, launch))
+
+    def _transport_for(self, ranks: Ranks) -> Transport:
+        """Return the transport; collectives of ``ranks`` that were agreed upon beforehand end here."""
+        transport = self.transport()
+        sequence = transport.sequences.get(tuple(sorted(ranks))) if transport.sequences else None
+        if sequence is not None:
+            sequence.interrupt()
+        return transport
 
     def _agreement(self, ranks: Ranks) -> GlooAgreement:
         return GlooAgreement(self.transport(), self, ranks)

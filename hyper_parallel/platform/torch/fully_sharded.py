@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
+from hyper_parallel.platform.torch.sharded_schedule import ShardedSchedule
+from hyper_parallel.transport.checks.sequence import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,48 +44,24 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                 raise PlanError(msg)
 
 
-class _Member:
-    """One parameter: its shard, which the optimizer sees, and the whole, which the module computes with.
-
-    Args:
-        original: the whole parameter before sharding; its storage is freed.
-        sharded: the DTensor parameter.
-        owners: modules and attribute names.
-        slot: place in the rows.
-    """
-
-    def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot) -> None:
-        self.sharded, self.owners, self.slot = sharded, owners, slot
-        # A parameter of its own, because gradients must reach it however its storage comes and goes.
-        self.whole = torch.nn.Parameter(torch.empty_like(original.detach()), requires_grad=original.requires_grad)
-        self.free()
-
-    def free(self) -> None:
-        """Free the storage of the whole."""
-        self.whole.untyped_storage().resize_(0)
-
-    def fill(self, rows: torch.Tensor, *, unchanged: bool) -> None:
-        """Allocate the whole and copy it from all ranks' ``rows`` (ranks, row).
-
-        ``unchanged`` says that the values are those of the last time, so the version that autograd compares stays.
-        """
-        slot, whole = self.slot, self.whole
-        whole.untyped_storage().resize_(whole.numel() * whole.element_size())
-        parts = rows[:, slot.offset : slot.offset + slot.size].reshape(slot.ranks * slot.chunk, *slot.shape[1:])
-        with _unsafe_preserve_version_counter(whole) if unchanged else nullcontext():
-            whole.detach().copy_(parts[: slot.shape[0]])
-
-    def expose(self, *, whole: bool) -> None:
-        """Let the modules see the whole parameter, or its shard."""
-        for owner, name in self.owners:
-            owner._parameters[name] = self.whole if whole else self.sharded  # noqa: SLF001
-
-
 class _Call:
     """A call of the module: how many inputs need a gradient, and how many gradients are still to come."""
 
     inputs = 0
     remaining = 0
+
+
+class _Gathering:
+    """An all-gather that has begun: of which versions of the shards, its number, and the rows once they are there."""
+
+    def __init__(self, versions: list[tuple[int, int]]) -> None:
+        self.versions = versions
+        self.number = 0
+        self.rows: Sequence[torch.Tensor] = ()
+
+    def arrive(self, rows: Sequence[torch.Tensor]) -> None:
+        """Keep the rows."""
+        self.rows = rows
 
 
 def _is_computed(leaf: Any) -> bool:
@@ -111,6 +88,7 @@ class FullyShardedGroup:
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
         reshard_after_forward: bool | None,
     ) -> None:
+        self.platform = platform
         if len({original.dtype for original, _, _ in parameters}) > 1:
             names = sorted({str(original.dtype) for original, _, _ in parameters})
             msg = f"fully_shard: parameters of one module have dtypes {', '.join(names)}; shard them separately"
@@ -122,25 +100,53 @@ class FullyShardedGroup:
         self.plan = plan_flat([original.shape for original, _, _ in parameters], len(ranks))
         trainable = [original.shape for original, _, _ in parameters if original.requires_grad]
         self.gradient_plan = plan_flat(trainable, len(ranks))
-        self.platform = platform
         # Weak, so that the memory of the whole parameters is freed.
         self.originals = [ref(original) for original, _, _ in parameters]
-        self.members = [_Member(*each, slot) for each, slot in zip(parameters, self.plan.slots, strict=True)]
+        self.members = [ShardedParameter(*each, slot) for each, slot in zip(parameters, self.plan.slots, strict=True)]
         self.trained = [member for member in self.members if member.whole.requires_grad]
         self.ranks, self.reshard_after_forward, self.is_outermost = ranks, reshard_after_forward, True
-        self.is_gathered = self.in_backward = False
-        self.is_reduced = False
+        self.is_gathered = self.in_backward = self.is_reduced = False
+        self.reduces = True
         self.versions: list[tuple[int, int]] = []
+        self.pending: _Gathering | None = None
         self.entered: list[_Call] = []  # forward calls that have begun
         self.running: set[_Call] = set()  # calls whose backward has begun
+        self.kind = type(module).__name__
+        self.name = ""
+        self.schedule: ShardedSchedule  # set by take
+        if self.members:
+            self._prepare_rows()
+        self.device = self.members[0].local.device if self.members else None
         for member in self.members:
             member.expose(whole=False)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
+    def _prepare_rows(self) -> None:
+        first = self.members[0].local
+        self.tail = first.new_zeros(len(self.ranks))
+        self.gather_step = ("all_gather", self.plan.row + len(self.ranks), first.dtype)
+        width = self.gradient_plan.row + len(self.trained) + len(self.ranks)
+        self.reduce_step = ("reduce_scatter", width, first.dtype)
+        self.paddings = [first.new_zeros(member.slot.size - member.local.numel()) for member in self.members]
+
+    def take(self, nested: Sequence[FullyShardedGroup]) -> None:
+        """Order the collectives of ``nested`` groups, which are of submodules, together with this one's."""
+        schedule = None
+        for group in [*nested, self]:
+            group.is_outermost = group is self
+            if group.ranks == self.ranks:
+                schedule = schedule or ShardedSchedule(self.platform, group.device, self.ranks)
+                schedule.adopt(group)
+
+    def _step(self, kind: tuple[str, int, torch.dtype]) -> Step:
+        operation, width, dtype = kind
+        return Step(operation, self.name, width, dtype)
+
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
+        self.schedule.enter_forward(self)
         self.gather()
         for member in self.members:
             member.expose(whole=True)
@@ -155,33 +161,48 @@ class FullyShardedGroup:
         del args
         for member in self.members:
             member.expose(whole=False)
-        if self.in_backward:  # recomputed activations
-            return
-        leaves = [leaf for leaf in tree_leaves(output) if _is_computed(leaf)]
-        if torch.is_grad_enabled():
-            call = self.entered.pop()
-            for leaf in leaves:
-                leaf.register_hook(partial(self._before_backward, call))
-        keeps = self.is_outermost if self.reshard_after_forward is None else not self.reshard_after_forward
-        if not (keeps and leaves) and not self.entered:
-            self.free()
+        if not self.in_backward:  # else activations were recomputed
+            leaves = [leaf for leaf in tree_leaves(output) if _is_computed(leaf)]
+            if torch.is_grad_enabled() and self.entered:
+                call = self.entered.pop()
+                for leaf in leaves:
+                    leaf.register_hook(partial(self._before_backward, call))
+            keeps = self.is_outermost if self.reshard_after_forward is None else not self.reshard_after_forward
+            if not (keeps and leaves) and not self.entered:
+                self.free()
+        self.schedule.leave_forward()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(id(member.local), member.local._version) for member in self.members]  # noqa: SLF001
 
     def gather(self) -> None:
-        """Gather all parameters, in one collective."""
-        versions = [(id(member.sharded._local), member.sharded._local._version) for member in self.members]  # noqa: SLF001
+        """Gather all parameters, in one collective, and begin the next group's."""
+        versions = self._versions()
         is_current = versions == self.versions
         if (self.is_gathered and is_current) or not self.members:
             return
-        self.versions = versions
-        first = self.members[0].sharded._local
-        row = first.new_zeros(self.plan.row)
+        begun = self.pending
+        pending = begun if begun is not None and begun.versions == versions else self.start_gather()
+        self.pending = None
+        self.schedule.sequence.record(self._step(self.gather_step))
+        if not pending.rows:
+            self.schedule.sequence.complete(pending.number)
+        self.schedule.prefetch()
         for member in self.members:
-            local = member.sharded._local.detach().reshape(-1)
-            row[member.slot.offset : member.slot.offset + local.numel()] = local
-        rows = self.platform.all_gather_into_tensor(row, self.ranks).view(self.plan.ranks, self.plan.row)
-        for member in self.members:
-            member.fill(rows, unchanged=is_current)
-        self.is_gathered = True
+            member.fill(pending.rows, unchanged=is_current)
+        self.versions, self.is_gathered = versions, True
+
+    @torch.no_grad()
+    def start_gather(self) -> _Gathering:
+        """Begin to gather all parameters."""
+        pending = _Gathering(self._versions())
+        parts = []
+        for member, padding in zip(self.members, self.paddings, strict=True):
+            parts += [member.local.view(-1), padding] if padding.numel() else [member.local.reshape(-1)]
+        row = torch.cat([*parts, self.tail])
+        pending.number = self.schedule.run(self._step(self.gather_step), row, pending.arrive)
+        self.pending = pending
+        return pending
 
     def free(self) -> None:
         """Free the storage of the gathered parameters."""
@@ -194,6 +215,7 @@ class FullyShardedGroup:
     def _before_backward(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
         if not self.in_backward:
             self.in_backward, self.is_reduced = True, False
+            self.schedule.enter_backward(self)
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
         call.remaining = call.inputs
         self.running.add(call)
@@ -216,6 +238,7 @@ class FullyShardedGroup:
         self.in_backward = False
         self.running.clear()
         self.entered.clear()
+        self.schedule.leave_backward(self)
 
     def _finish(self) -> None:
         self.free()
@@ -223,36 +246,55 @@ class FullyShardedGroup:
             self._reduce()
         self.is_reduced = True
 
+    @torch.no_grad()
     def _reduce(self) -> None:
-        """Average the gradients over the ranks, in one collective, and add this rank's shards to the parameters'.
+        """Begin to average the gradients over the ranks, in one collective.
 
         One element per parameter counts the ranks that have a gradient, so that a parameter that no rank used has none.
         """
-        plan, count = self.gradient_plan, len(self.trained)
-        width = plan.row + count
-        whole = self.trained[0].whole
-        rows = torch.zeros((plan.ranks, width), dtype=whole.dtype, device=whole.device)
-        for index, (member, slot) in enumerate(zip(self.trained, plan.slots, strict=True)):
+        plan = self.gradient_plan
+        _, width, dtype = self.reduce_step
+        rows = torch.empty((plan.ranks, width), dtype=dtype, device=self.device)
+        used = []
+        for member, slot in zip(self.trained, plan.slots, strict=True):
             gradient, member.whole.grad = member.whole.grad, None
+            used.append(gradient is not None)
+            columns = rows[:, slot.offset : slot.offset + slot.size]
             if gradient is None:
+                columns.zero_()
                 continue
             if gradient.requires_grad:
                 msg = "fully_shard: backward(create_graph=True) is not supported; gradients are reduced off the graph"
                 raise PlanError(msg)
-            rows[:, plan.row + index] = 1
-            for rank in range(plan.ranks):
-                length = slot.length(rank) * slot.inner
-                start = rank * slot.size
-                rows[rank, slot.offset : slot.offset + length] = gradient.reshape(-1)[start : start + length]
-        platform = self.platform
-        own = platform.reduce_scatter_tensor(rows, self.ranks, op="sum").reshape(-1)
-        for index, (member, slot) in enumerate(zip(self.trained, plan.slots, strict=True)):
-            if own[plan.row + index] == 0:
+            _scatter_into(columns, gradient.reshape(-1), slot)
+        rows[:, plan.row :] = torch.tensor([*map(float, used), *([0.0] * plan.ranks)], dtype=dtype)
+        step = self._step(self.reduce_step)
+        self.schedule.run(step, rows, self._accumulate)
+        self.schedule.sequence.record(step)
+
+    @torch.no_grad()
+    def _accumulate(self, own: torch.Tensor) -> None:
+        """Add this rank's ``own`` reduced row to the gradients of the shards."""
+        plan, count = self.gradient_plan, len(self.trained)
+        counts = own[plan.row : plan.row + count].tolist()
+        own = own[: plan.row] / plan.ranks
+        for ranks_with_gradient, member, slot in zip(counts, self.trained, plan.slots, strict=True):
+            if not ranks_with_gradient:
                 continue
             sharded = member.sharded
-            shape = tuple(sharded.local_shape)
-            length = sharded._local.numel()
-            local = (own[slot.offset : slot.offset + length] / plan.ranks).reshape(shape)
+            local = own[slot.offset : slot.offset + member.local.numel()].view(member.local.shape)
             if sharded.grad is not None:
                 local = local + sharded.grad.to_local()
-            sharded.grad = platform.wrap(local, sharded.layout)
+            sharded.grad = self.platform.wrap(local, sharded.layout)
+
+
+def _scatter_into(columns: torch.Tensor, flat: torch.Tensor, slot: Slot) -> None:
+    """Write the elements of a parameter to the ``columns`` (ranks, slot.size) of the rows, and zeros to the padding."""
+    if flat.numel() == columns.numel():
+        columns.copy_(flat.view(columns.shape))
+        return
+    start = 0
+    for column, size in zip(columns.unbind(), slot.sizes, strict=True):
+        column[:size] = flat[start : start + size]
+        column[size:] = 0
+        start += size

@@ -162,8 +162,8 @@ def test_one_collective_per_group_and_storage_is_freed(monkeypatch):
     on_ranks(3, rank)
     gathers = [size for name, size in calls if name == "all_gather_into_tensor"]
     reduces = [size for name, size in calls if name == "reduce_scatter_tensor"]
-    assert gathers == [12] * (3 * 3 * 2)
-    assert reduces == [3 * (12 + 2)] * (3 * 3)
+    assert gathers == [12 + 3] * (3 * 3 * 2)
+    assert reduces == [3 * (12 + 2 + 3)] * (3 * 3)
 
 
 def test_evaluation_recompute_and_a_stale_graph():

@@ -1,0 +1,94 @@
+"""The order in which the groups of one model gather and reduce, and gathering ahead of use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hyper_parallel.platform.torch.row_carrier import RowCarrier
+from hyper_parallel.transport.checks.sequence import AgreedSequence, Finish, Step
+
+if TYPE_CHECKING:
+    from hyper_parallel.transport.base import Ranks
+
+__all__ = ["ShardedSchedule"]
+
+
+class ShardedSchedule:
+    """The windows of the groups of one model over the same ranks.
+
+    Args:
+        platform: PyTorch's platform.
+        device: of the parameters; None if the first group has none.
+        ranks: of the data axis.
+    """
+
+    def __init__(self, platform: Any, device: torch.device | None, ranks: Ranks) -> None:
+        self._carrier = RowCarrier(platform, device)
+        self.sequence = AgreedSequence(self._carrier, ranks)
+        self.groups: dict[str, Any] = {}
+        self._depth = 0
+        self._in_backward: list[Any] = []
+
+    def adopt(self, group: Any) -> None:
+        """Add a group; its name is equal on all ranks."""
+        name = f"{len(self.groups)} ({group.kind})"
+        self.groups[name] = group
+        self._carrier.device = self._carrier.device or group.device
+        group.schedule, group.name = self, name
+
+    def enter_forward(self, group: Any) -> None:
+        """Begin the forward of ``group``; the outermost one opens a window."""
+        if self.sequence.window is not None and self._is_stale():
+            self._in_backward.clear()
+            self._close()
+        if self.sequence.window is None:
+            self._depth = 0
+            self.sequence.open(("forward", group.name, torch.is_grad_enabled()))
+        self._depth += 1
+
+    def leave_forward(self) -> None:
+        """End a forward; that of the outermost group closes the window."""
+        self._depth = max(self._depth - 1, 0)
+        if not self._depth and self.sequence.window is not None and self.sequence.window[0] == "forward":
+            self._close()
+
+    def enter_backward(self, group: Any) -> None:
+        """Begin the backward of ``group``; the first one opens a window."""
+        if self.sequence.window is None:
+            self.sequence.open(("backward", group.name, group.reduces))
+        self._in_backward.append(group)
+
+    def leave_backward(self, group: Any) -> None:
+        """End the backward of ``group``; the last one waits for all reductions."""
+        self._in_backward.remove(group)
+        if not self._in_backward:
+            if self.sequence.window is not None and self.sequence.window[0] == "backward":
+                self._close()
+            else:
+                self.sequence.complete_all()
+
+    def run(self, step: Step, rows: torch.Tensor, finish: Finish) -> int:
+        """See :meth:`AgreedSequence.run`."""
+        if self.sequence.next_owed != step:
+            self.prefetch()
+        return self.sequence.run(step, rows, finish)
+
+    def prefetch(self) -> None:
+        """Begin the next gathering, if one is owed."""
+        owed = self.sequence.next_owed
+        if owed is not None and owed.operation == "all_gather" and self.groups[owed.owner].pending is None:
+            self.groups[owed.owner].start_gather()
+
+    def _is_stale(self) -> bool:
+        """Whether the open window is of a backward that has raised."""
+        running = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+        return self.sequence.window[0] == "backward" and not running
+
+    def _close(self) -> None:
+        try:
+            self.sequence.close()
+        finally:
+            for group in self.groups.values():
+                group.pending = None

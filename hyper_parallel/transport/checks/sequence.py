@@ -1,0 +1,251 @@
+"""Collectives in an order that all ranks have agreed upon beforehand: one agreement for a whole forward or backward.
+
+A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
+next run agrees once, on the recorded order, and every rank then owes the others these collectives. A rank that leaves
+the order carries out the next two collectives it owes with zeros and a flag of its own, so that nobody waits for it.
+No more than two collectives are in flight, so every rank sees the flags before it goes on: if all ranks have left
+the order at the same place, the window continues with an agreement on each collective; else all of them raise.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hyper_parallel.errors import CollectiveMismatchError
+
+if TYPE_CHECKING:
+    from hyper_parallel.transport.base import Ranks, Transport
+    from hyper_parallel.transport.work import Work
+
+__all__ = ["AgreedSequence", "Carrier", "Finish", "Step"]
+
+_IN_FLIGHT = 2
+_AHEAD = 2  # gatherings beyond the reductions before a reduction
+
+
+class Step(NamedTuple):
+    """A collective of a window.
+
+    Attributes:
+        operation: ``all_gather`` or ``reduce_scatter``.
+        owner: name of the module group that calls it, equal on all ranks.
+        width: elements of a rank's row, one flag per rank at its end included.
+        dtype: of the row.
+    """
+
+    operation: str
+    owner: str
+    width: int
+    dtype: Any
+
+
+Finish = Callable[[Any], None]
+"""Takes the result: the list of all ranks' rows, or this rank's reduced row."""
+
+
+class Carrier(Protocol):
+    """What carries the collectives out; rows are tensors of one framework."""
+
+    def transport(self) -> Transport:
+        """The transport of the current rank."""
+
+    def agree(self, ranks: Ranks, **facts: Any) -> None:
+        """Compare ``facts`` between the ranks."""
+
+    def agreed(self, step: Step, rows: Any, ranks: Ranks) -> Any:
+        """Carry out ``step``, which the ranks agree upon first, and return its result."""
+
+    def start(self, step: Step, rows: Any, ranks: Ranks) -> Work:
+        """Begin ``step`` without agreement."""
+
+    def flagged(self, step: Step, ranks: Ranks) -> Any:
+        """Return rows of zeros for ``step`` in which this rank's flag is set."""
+
+    def flags(self, step: Step, result: Any, ranks: Ranks) -> list[bool]:
+        """Return which of ``ranks`` have set their flags."""
+
+
+class _Launched(NamedTuple):
+    step: Step
+    work: Work
+    finish: Finish
+
+
+class AgreedSequence:
+    """The windows of one group of ranks on one rank.
+
+    Args:
+        carrier: carries the collectives out.
+        ranks: the members.
+    """
+
+    def __init__(self, carrier: Carrier, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.window: Any = None
+        """The key of the open window; None outside of windows."""
+        self._carrier = carrier
+        self._orders: dict[Any, tuple[Step, ...]] = {}
+        self._order: tuple[Step, ...] = ()
+        self._recorded: list[Step] = []
+        self._launched: list[_Launched] = []
+        self._completed = 0
+        self._follows = self._records = self._agreeing = False
+
+    @property
+    def next_owed(self) -> Step | None:
+        """The next collective that this rank owes; None if nothing is owed."""
+        count = len(self._launched)
+        return self._order[count] if self._follows and count < len(self._order) else None
+
+    def open(self, key: Any) -> None:
+        """Begin a window; ``key`` tells windows of different orders apart, and is equal on all ranks.
+
+        Raises:
+            CollectiveMismatchError: ranks have recorded different orders.
+        """
+        if self.window is not None:
+            self.close()
+        self._order = self._orders.get(key, ())
+        digest = f"{zlib.crc32(repr(self._order).encode()):08x}"
+        self._carrier.agree(self.ranks, window=str(key), order=digest)
+        self.window, self._recorded, self._launched, self._completed = key, [], [], 0
+        self._follows, self._records = bool(self._order), True
+        self._carrier.transport().sequences[tuple(sorted(self.ranks))] = self
+
+    def close(self) -> None:
+        """End the window: wait for everything, and keep its order for the next one of the same key."""
+        try:
+            self.leave()
+            self._orders[self.window] = self._order_for_next()
+        finally:
+            self.window, self._follows, self._launched = None, False, []
+            self._carrier.transport().sequences.pop(tuple(sorted(self.ranks)), None)
+
+    def record(self, step: Step) -> None:
+        """Note that this rank needs the result of ``step`` now: the order of needs is the order of the next window."""
+        if self._records:
+            self._recorded.append(step)
+
+    def run(self, step: Step, rows: Any, finish: Finish) -> int:
+        """Begin ``step``; ``finish`` takes its result when it is complete.
+
+        Returns:
+            a number for :meth:`complete`.
+
+        Raises:
+            CollectiveMismatchError: other ranks have called another collective.
+        """
+        owed = self.next_owed
+        if owed is not None and owed != step:
+            self.leave()
+        if owed == step:
+            return self._launch(step, rows, finish)
+        self._follow_no_more()
+        self._agreeing = True
+        try:
+            result = self._carrier.agreed(step, rows, self.ranks)
+        finally:
+            self._agreeing = False
+        finish(result)
+        return 0
+
+    def complete(self, number: int) -> None:
+        """Wait for the collectives up to ``number``.
+
+        Raises:
+            CollectiveMismatchError: a rank has left the order there.
+        """
+        while self._completed < number:
+            index = self._completed
+            launched, self._completed = self._launched[index], index + 1
+            result = self._awaited(launched.work)
+            flags = self._carrier.flags(launched.step, result, self.ranks)
+            if any(flags):
+                following = self._owe_no_more(index)
+                if following is not None:
+                    following.wait()
+                raise CollectiveMismatchError(self._message(launched.step, flags))
+            launched.finish(result)
+
+    def complete_all(self) -> None:
+        """Wait for everything that was begun; see :meth:`complete`."""
+        self.complete(len(self._launched))
+
+    def interrupt(self) -> None:
+        """Called before another collective of the same ranks: what was agreed upon beforehand ends here."""
+        if not self._agreeing:
+            self.leave()
+            self._records = False
+
+    def leave(self) -> None:
+        """Complete everything; if collectives are owed, agree with the other ranks to leave them out.
+
+        Raises:
+            CollectiveMismatchError: other ranks have not left the order at this place.
+        """
+        self.complete_all()
+        index, owed = len(self._launched), self.next_owed
+        if owed is None:
+            self._follow_no_more()
+            return
+        work = self._carrier.start(owed, self._carrier.flagged(owed, self.ranks), self.ranks)
+        self._launched.append(_Launched(owed, work, lambda _: None))
+        following = self._owe_no_more(index)
+        flags = self._carrier.flags(owed, self._awaited(work), self.ranks)
+        self._completed = len(self._launched)
+        if following is not None:
+            following.wait()
+        if not all(flags):
+            raise CollectiveMismatchError(self._message(owed, flags))
+
+    def _order_for_next(self) -> tuple[Step, ...]:
+        """Return what was recorded, with gatherings moved before the reduction before them.
+
+        So a gathering can begin while the module before it computes; only one at a time, since each takes memory.
+        """
+        order, ahead = list(self._recorded), 0
+        for index, step in enumerate(order):
+            following = order[index + 1] if index + 1 < len(order) else step
+            if step.operation == "reduce_scatter" and following.operation == "all_gather" and ahead < _AHEAD:
+                order[index], order[index + 1] = following, step
+            ahead += 1 if order[index].operation == "all_gather" else -1
+        return tuple(order)
+
+    def _launch(self, step: Step, rows: Any, finish: Finish) -> int:
+        self.complete(len(self._launched) + 1 - _IN_FLIGHT)
+        self._launched.append(_Launched(step, self._carrier.start(step, rows, self.ranks), finish))
+        return len(self._launched)
+
+    def _owe_no_more(self, index: int) -> Work | None:
+        """Every rank has begun, or begins, the collective after ``index`` and none after it."""
+        owed = self.next_owed
+        self._follows = False
+        if len(self._launched) > index + 1:
+            for launched in self._launched[index + 1 :]:
+                launched.work.wait()
+            self._completed = len(self._launched)
+        elif owed is not None:
+            return self._carrier.start(owed, self._carrier.flagged(owed, self.ranks), self.ranks)
+        return None
+
+    def _awaited(self, work: Work) -> Any:
+        """Return the result of ``work``; if the transport raises, nothing is owed any more."""
+        try:
+            return work.wait()
+        except BaseException:
+            self._follows, self._launched, self._completed = False, [], 0
+            raise
+
+    def _follow_no_more(self) -> None:
+        self.complete_all()
+        self._follows = False
+
+    def _message(self, step: Step, flags: list[bool]) -> str:
+        left = [rank for rank, flag in zip(self.ranks, flags, strict=True) if flag]
+        return (
+            f"fully_shard: ranks {left} of {list(self.ranks)} did not call the {step.operation} of module group "
+            f"{step.owner} ({step.width} elements of {step.dtype}), which all ranks called in the pass before; let all "
+            "ranks call the same modules in the same order"
+        )
