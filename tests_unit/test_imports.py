@@ -33,17 +33,18 @@ FRAMEWORK_HOMES = {
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"_lazy", "_tree", "errors", "platform.contract", "platform", "transport"}
+BASE = {"_lazy", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
 CORE = {"core.dtensor", "core.shard", "core.tensor_parallel", "core.data_parallel"}
 ARROWS = {
     "_lazy": set(),
+    "_text": set(),
     "_tree": set(),
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_tree", "errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
-    "transport": {"errors"},
-    "transport.c10d": {"errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
+    "transport": {"_text", "errors"},
+    "transport.c10d": {"_text", "errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},
     "transport.gloo": {"errors", "transport"},
     "transport.mindspore": {
@@ -73,7 +74,7 @@ ARROWS = {
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},
-    "pytest_plugin": {"errors", "platform", "transport", "verify", ""},
+    "pytest_plugin": {"_text", "errors", "platform", "transport", "verify", ""},
     "__main__": {"cli"},
     "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
 }

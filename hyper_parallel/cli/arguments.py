@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["MOST_STEPS", "Parser", "UsageError", "printable", "real", "seed", "whole"]
+from hyper_parallel._text import printable
+from hyper_parallel.core.dtensor.determinism import SEEDS
+
+__all__ = ["MOST_STEPS", "Parser", "UsageError", "real", "seed", "whole"]
 
 MOST_STEPS = 1_000_000
 """Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
 
 _MOST_DIGITS = 18
-_SEEDS = 2**32
 
 
 class UsageError(ValueError):
@@ -38,11 +40,6 @@ class Parser(argparse.ArgumentParser):
             UsageError: always.
         """
         raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
-
-
-def printable(text: str) -> str:
-    """Return ``text`` as one line: line ends and control characters are escaped."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -84,4 +81,4 @@ def seed(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none.
     """
-    return whole(0, _SEEDS - 1)(text)
+    return whole(0, SEEDS - 1)(text)

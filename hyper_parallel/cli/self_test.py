@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from hyper_parallel._text import first_line
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -67,5 +68,5 @@ def _platforms(asked: list[str] | None) -> list[str]:
 def _print(row: dict[str, Any]) -> None:
     state = "as expected" if row["caught"] else "MISSED"
     what = f"{row['name']} on {row['platform']} ({row['launch']})"
-    message = row["message"] if not row["caught"] else row["message"].splitlines()[0]
+    message = row["message"] if not row["caught"] else first_line(row["message"])
     print(f"{state:11}  {row['seconds']:5.1f} s  {what}: {message}", flush=True)

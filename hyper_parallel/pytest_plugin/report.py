@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
+from hyper_parallel._text import first_line
+
 if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
 
@@ -48,7 +50,7 @@ def _headline(failure: BaseException) -> str:
     first = rank_of_failure(failure)
     cause = failure.__cause__
     if first is None or cause is None:
-        return str(failure).splitlines()[0]
+        return first_line(failure)
     text = str(cause).splitlines() or [""]
     name = type(cause).__name__
     return f"rank {first}: {text[0]}" if name == "RankFailedError" else f"rank {first}: {name}: {text[0]}"

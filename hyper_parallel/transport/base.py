@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hyper_parallel.transport.work import Work
 
 __all__ = [
+    "ORDERED_REDUCTIONS",
     "REDUCTIONS",
     "WORLD",
     "Channel",
@@ -48,6 +49,8 @@ Ranks = tuple[int, ...]
 Shape = tuple[int, ...]
 
 REDUCTIONS = ("sum", "avg", "max", "min", "prod", "all", "any")
+ORDERED_REDUCTIONS = frozenset({"sum", "avg", "prod"})
+"""Reductions of floating point numbers whose bits depend on the order of the ranks."""
 
 
 class Channel(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel._text import first_line, printable
 from hyper_parallel.transport.checks.compare import ranked
 
 __all__ = ["Flight", "read_flight"]
@@ -42,7 +43,7 @@ class Flight:
     def text(self) -> str:
         """The table: who raised, where each rank is, the first call on which ranks differ, what others were doing."""
         lines = [f"{self.world_size} ranks"]
-        lines += [f"raised: rank {rank}: {_first_line(error)}" for rank, error in self.raised().items()]
+        lines += [f"raised: rank {rank}: {first_line(error)}" for rank, error in self.raised().items()]
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
         lines += [f"no record of {ranked(missing)}"] if missing else []
         difference = self.difference()
@@ -50,7 +51,7 @@ class Flight:
         lines += [f"  rank {rank}: {self._where(rank)}" for rank in sorted(self.records)]
         for rank, record in sorted(self.records.items()):
             lines += [f"--- rank {rank}: {record['doing'].rstrip()}"] if record["doing"] else []
-        return _visible("\n".join(lines))
+        return printable("\n".join(lines), keep="\n\t")
 
     def raised(self) -> dict[int, str]:
         """Per rank that raised or died, the error."""
@@ -105,7 +106,7 @@ class Flight:
             if record["error"]:
                 when = {"ph": "i", "s": "p", "pid": rank, "tid": 0, "ts": record["written"] * _MICROSECONDS}
                 events.append(
-                    {**when, "name": _first_line(record["error"])[:_WIDTH], "args": {"error": record["error"]}}
+                    {**when, "name": first_line(record["error"])[:_WIDTH], "args": {"error": record["error"]}}
                 )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -183,18 +184,6 @@ def _finite(text: str) -> float:
 def _small(text: str) -> int:
     """The number, unless times and ranks cannot be computed with it."""
     return int(text) if len(text) <= _DIGITS else int(_refuse(text[:_DIGITS] + "..."))
-
-
-def _visible(text: str) -> str:
-    """The text with its control characters spelled out: a record must not steer the terminal that shows it."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else text
 
 
 def _described(key: _Key, calls: dict[int, dict[str, Any]], absent: list[int]) -> str:

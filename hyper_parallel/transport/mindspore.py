@@ -12,6 +12,7 @@ from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import (
+    ORDERED_REDUCTIONS,
     WORLD,
     Channel,
     EngineTransport,
@@ -433,7 +434,7 @@ def _inexact(x: Tensor) -> bool:
 
 def _native(x: Tensor, op: str) -> bool:
     """Whether HCCL reduces; where programs are to be deterministic, parts are gathered and added in rank order."""
-    if mindspore.get_context("deterministic") == "ON" and op in ("sum", "avg", "prod"):
+    if mindspore.get_context("deterministic") == "ON" and op in ORDERED_REDUCTIONS:
         return False
     return op in _HCCL_OPS and x.dtype in _HCCL_DTYPES
 

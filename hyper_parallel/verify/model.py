@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.determinism import SEEDS
 from hyper_parallel.errors import PlanError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
@@ -29,7 +30,6 @@ __all__ = ["LAUNCHES", "InputError", "parse_mesh", "require_seed", "verify_model
 LAUNCHES = ("simulated", "processes")
 _TIMEOUT = 300.0
 _MOST_DIGITS = 9
-_SEEDS = 2**32
 _AXIS_NAMES = {1: ("tp",), 2: ("dp", "tp")}
 
 
@@ -168,8 +168,8 @@ def require_seed(seed: int) -> None:
     Raises:
         InputError: (a ValueError) it is no whole number from 0 to 2**32 - 1.
     """
-    if type(seed) is not int or not 0 <= seed < _SEEDS:
-        msg = f"--seed is {seed!r}; it must be a whole number from 0 to {_SEEDS - 1}"
+    if type(seed) is not int or not 0 <= seed < SEEDS:
+        msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"
         raise InputError(msg)
 
 

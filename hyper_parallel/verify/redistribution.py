@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor.boxes import Coordinate, coordinates
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
@@ -111,7 +112,7 @@ def verify_redistribution(
                 _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
             )
         except RankFailedError as error:
-            report.wrong.append(f"to {list(target)}: {str(error.__cause__ or error).splitlines()[0]}")
+            report.wrong.append(f"to {list(target)}: {first_line(error.__cause__ or error)}")
             continue
         report.transitions += result.forward
         report.gradients += result.backward

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
@@ -240,7 +241,7 @@ def why_untrainable(platform: Platform, case: ModelCase, seed: int) -> str:
     try:
         _ReferenceRun(platform, case, seed).reference_step(0)
     except InputError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return ""
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from hyper_parallel.core.dtensor.random import manual_seed
 from hyper_parallel.platform.select import get_platform
 
-__all__ = ["use_deterministic"]
+__all__ = ["SEEDS", "use_deterministic"]
 
-_MOST = 2**32  # NumPy's generator takes seeds below
+SEEDS = 2**32
+"""Seeds are below this number: those that NumPy's generator takes."""
 
 
 def use_deterministic(seed: int = 0) -> None:
@@ -49,6 +50,6 @@ def _check_seed(seed: Any) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
         msg = f"use_deterministic: seed must be an int, got {type(seed).__name__}"
         raise TypeError(msg)
-    if not 0 <= seed < _MOST:
-        msg = f"use_deterministic: seed is {seed}; it must be from 0 to {_MOST - 1}"
+    if not 0 <= seed < SEEDS:
+        msg = f"use_deterministic: seed is {seed}; it must be from 0 to {SEEDS - 1}"
         raise ValueError(msg)

@@ -336,17 +336,7 @@ def body_source(
     seeds: Sequence[str],
     second: Mapping[str, str],
 ) -> list[str]:
-    """Return the lines of a function that runs steps, differentiates, and returns values and gradients.
-
-    Args:
-        steps: as lines of source.
-        values: names of the results.
-        mode: one of :data:`MODES`.
-        outs: names of the outputs.
-        by: names of the leaves that are differentiated by.
-        seeds: names of the cotangents.
-        second: is empty.
-    """
+    """See :class:`~hyper_parallel.verify.fuzz.language.Language`. ``second`` is empty."""
     del second
     kept = ", ".join(values)
     if mode == "forward" or not outs:
@@ -418,19 +408,7 @@ def gradients(
     cotangents: Sequence[int],
     second: Sequence[tuple[int, int]],
 ) -> dict[tuple[str, int], Any]:
-    """Run a program, and differentiate it.
-
-    Args:
-        body: computes the outputs that are differentiated.
-        leaves: what it starts from, by number.
-        differentiated: numbers of the leaves whose gradient is taken.
-        mode: one of :data:`MODES`.
-        cotangents: numbers of the leaves that the outputs are differentiated with.
-        second: is empty.
-
-    Returns:
-        gradients by ``("gradient", number)``.
-    """
+    """See :class:`~hyper_parallel.verify.fuzz.language.Language`. ``second`` is empty."""
     del second
     if mode == "forward" or not cotangents:
         body(leaves)

@@ -282,19 +282,7 @@ def gradients(
     cotangents: Sequence[int],
     second: Sequence[tuple[int, int]],
 ) -> dict[tuple[str, int], Any]:
-    """Run a program, and differentiate it.
-
-    Args:
-        body: computes the outputs that are differentiated.
-        leaves: what it starts from, by number.
-        differentiated: numbers of the leaves whose gradient is taken.
-        mode: one of :data:`MODES`.
-        cotangents: numbers of the leaves that the outputs are differentiated with.
-        second: pairs of the number of a leaf and of the one that its gradient is differentiated with.
-
-    Returns:
-        gradients by ``("gradient", number)`` and ``("second gradient", number)``; None where there is none.
-    """
+    """See :class:`~hyper_parallel.verify.fuzz.language.Language`."""
     outs = list(body(leaves))
     if mode == "forward" or not outs:
         return {}
@@ -322,17 +310,7 @@ def body_source(
     seeds: Sequence[str],
     second: Mapping[str, str],
 ) -> list[str]:
-    """Return the lines of a function that runs steps, differentiates, and returns values and gradients.
-
-    Args:
-        steps: as lines of source.
-        values: names of the results.
-        mode: one of :data:`MODES`.
-        outs: names of the outputs.
-        by: names of the leaves that are differentiated by.
-        seeds: names of the cotangents.
-        second: name of the tensor that a leaf's gradient is differentiated with, by name of the leaf.
-    """
+    """See :class:`~hyper_parallel.verify.fuzz.language.Language`."""
     lines, gradients = _gradient_source(mode, outs, by, seeds, second)
     return [*steps, *lines, f"return {', '.join([*values, *gradients])},"]
 

@@ -20,6 +20,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
+from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.checks.compare import ranked
@@ -68,7 +69,7 @@ class LostPeers:
             if isinstance(error, RankFailedError) or not (lost_peer(error) or gave_up(error)):
                 raise
             seconds = _ANSWER_SECONDS if gave_up(error) else _ENDED_SECONDS
-            raise self._error(what, ranks, seconds, f"gloo: {_brief(error)}") from error
+            raise self._error(what, ranks, seconds, f"gloo: {first_line(error)}") from error
 
     def answered(self, what: str, ranks: Ranks, ask: Callable[[], list[str]]) -> list[str]:
         """Return what ``ask`` returns, which asks the world's store: on a cut link that would wait for ever.
@@ -122,7 +123,7 @@ class LostPeers:
         try:
             lines.extend(self._answers(call, others, seconds))
         except (RuntimeError, OSError) as error:
-            lines.append(f"the store of the world does not answer: {_brief(error)}")
+            lines.append(f"the store of the world does not answer: {first_line(error)}")
 
     def _answers(self, call: str, others: list[int], seconds: float) -> list[str]:
         """Leave a note in the store, and wait a moment for those of the others."""
@@ -183,8 +184,3 @@ def _problem(address: str, port: int) -> str:
     except OSError as error:
         return str(error.strerror or error)
     return ""
-
-
-def _brief(error: BaseException) -> str:
-    """The first line of an error: PyTorch appends its C++ stack."""
-    return str(error).partition("\n")[0]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.transport.base import ORDERED_REDUCTIONS
+
 __all__ = ["DTYPES", "OPS", "OPTIONS", "SCATTER_OPTIONS", "is_native"]
 
 # Reductions and dtypes that accelerators' engines compute themselves; the rest is reduced in rank order.
@@ -25,7 +27,6 @@ def _options(kind: Any, op: Any) -> Any:
     return options
 
 
-_ORDERED = frozenset({"sum", "avg", "prod"})
 OPTIONS = {name: _options(dist.AllreduceOptions, op) for name, op in OPS.items()}
 SCATTER_OPTIONS = {name: _options(dist.ReduceScatterOptions, op) for name, op in OPS.items()}
 _COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
@@ -42,7 +43,7 @@ def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
 
     They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
     """
-    if op in _ORDERED and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+    if op in ORDERED_REDUCTIONS and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
         return False
     whole = op == "avg" and not dtype.is_floating_point
     return op in OPS and not whole and dtype in DTYPES.get(backend, ())

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hyper_parallel._text import first_line
 from hyper_parallel.verify.bugs.registry import CALLS, Bug
 from hyper_parallel.verify.program.wording import value_words
 
@@ -47,7 +48,7 @@ class FormResult:
     def text(self) -> str:
         """Return the verdict in one line."""
         if self.error:
-            return f"ended: {self.error.splitlines()[0]}"
+            return f"ended: {first_line(self.error)}"
         if self.equal:
             return f"equal, {self.checked} values" + (f", {len(self.unplaced)} not placed" if self.unplaced else "")
         name = value_words(self.kind, self.name) if self.kind != CALLS else "different collectives on the ranks"

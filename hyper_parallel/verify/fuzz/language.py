@@ -101,7 +101,19 @@ class Language(Protocol):
         cotangents: Sequence[int],
         second: Sequence[tuple[int, int]],
     ) -> dict[tuple[str, int], Any]:
-        """Run a program, and differentiate it."""
+        """Run a program, and differentiate it.
+
+        Args:
+            body: computes the outputs that are differentiated.
+            leaves: what it starts from, by number.
+            differentiated: numbers of the leaves whose gradient is taken.
+            mode: one of ``MODES``.
+            cotangents: numbers of the leaves that the outputs are differentiated with.
+            second: pairs of the number of a leaf and of the one that its gradient is differentiated with.
+
+        Returns:
+            gradients by ``("gradient", number)`` and ``("second gradient", number)``; None where there is none.
+        """
 
     def body_source(
         self,
@@ -113,7 +125,17 @@ class Language(Protocol):
         seeds: Sequence[str],
         second: Mapping[str, str],
     ) -> list[str]:
-        """Return the lines of a function that runs steps, differentiates, and returns values and gradients."""
+        """Return the lines of a function that runs steps, differentiates, and returns values and gradients.
+
+        Args:
+            steps: as lines of source.
+            values: names of the results.
+            mode: one of ``MODES``.
+            outs: names of the outputs.
+            by: names of the leaves that are differentiated by.
+            seeds: names of the cotangents.
+            second: name of the tensor that a leaf's gradient is differentiated with, by name of the leaf.
+        """
 
 
 def language_of(framework: str) -> Language:

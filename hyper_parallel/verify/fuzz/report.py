@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from hyper_parallel._text import first_line
 from hyper_parallel.verify.fuzz.outcome import OUTCOMES
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES
 
@@ -56,7 +57,7 @@ class Finding:
     def lines(self) -> list[str]:
         """Return the finding as lines of text."""
         also = f" ({self.alike} programs alike)" if self.alike > 1 else ""
-        first = f"{self.kind}: {self.text.splitlines()[0][:300] if self.text else ''}{also}"
+        first = f"{self.kind}: {first_line(self.text)[:300] if self.text else ''}{also}"
         where = f"{self.framework}, seed {self.seed}, program {self.number}"
         if not self.source:
             return [first, f"  {where}: fails only after the programs before it in its batch"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BlindSpot
@@ -126,7 +127,7 @@ class Hardening:
         except RankFailedError as error:
             return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
         except ValueError as error:
-            return case, _first_line(error)
+            return case, first_line(error)
         case = replace(case, verdict=verdict)
         first = verdict.first
         if first is None and not case.ok:
@@ -166,7 +167,7 @@ class Hardening:
         try:
             reference, repeats = run_reference(self.alone, self.world, self.seed, self.progress, changes.reference)
         except InputError as error:
-            return case, _first_line(error), []
+            return case, first_line(error), []
         if _finite_losses(before.bounds.reference.values()) and not _finite_losses(reference.ranks[0].records):
             return case, "the single device's loss is not finite then", []
         self.progress(f"{self.world.size} ranks, hardened ({self.world.launch})")
@@ -221,7 +222,3 @@ def _with_reason(spot: BlindSpot, reasons: Mapping[str, str]) -> BlindSpot:
 def _finite_losses(records: object) -> bool:
     losses = [record.value for record in records if record.kind == "loss"]  # type: ignore[attr-defined]
     return all(bool(np.isfinite(loss).all()) for loss in losses)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

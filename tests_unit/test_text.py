@@ -1,0 +1,16 @@
+"""Text for people."""
+
+from hyper_parallel._text import first_line, printable
+
+
+def test_the_first_line_of_an_error_is_taken():
+    """What follows the first line, such as PyTorch's C++ stack, is dropped; an empty text has an empty line."""
+    assert first_line(ValueError("no such axis\nException raised from here")) == "no such axis"
+    assert first_line("one line") == "one line"
+    assert first_line("") == ""
+
+
+def test_control_characters_are_escaped():
+    """A text that others wrote cannot steer the terminal; letters of other languages stay, and what is kept."""
+    assert printable("a\x1b[2J\n\té\u202e") == "a\\x1b[2J\\n\\té\\u202e"
+    assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
