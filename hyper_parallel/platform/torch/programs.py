@@ -112,6 +112,7 @@ _UNSOUND_IF_EMPTY = {
 _UNSOUND = {
     "unique_consecutive": "with counts and without inverse, by position, the counts are empty",
     "cov": "with weights it writes to its operand",
+    "eig": "the order of eigenvalues and the sign of eigenvectors follow the last bits of the operand",
     "matrix_exp": "its gradient in bfloat16 is infinite",
     "unsafe_": "its parts share memory with the operand, and gradients do not follow writes to either",
 }

@@ -32,8 +32,10 @@ __all__ = ["Result", "Truth", "result_of"]
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10,
         "complex128": 2.0**-52, "complex64": 2.0**-23}  # fmt: skip
 _HALF = ("bfloat16", "float16")
-_AVERAGES = re.compile("mean|var|std|norm|loss|entropy|kl_div", re.IGNORECASE)
-"""Calls that divide by a number of elements, whose ranks round their shares although the average needs no rounding."""
+_ROUNDING = re.compile("mean|var|std|norm|loss|entropy|kl_div|det|vander|cumprod", re.IGNORECASE)
+"""Calls that divide, by a number of elements or in a decomposition or gradient: they round although the result of a
+single device is an integer."""
+_SHARED = (Partial("avg"), Partial("min"), Partial("max"))
 _PAIRS = (2, 10)
 """Antithetic pairs of repeats: at first, and before a result is called wrong."""
 
@@ -92,7 +94,7 @@ class Truth:
         arrays = [result.array for result in truth.results.values() if result is not None]
         halves = any(result.dtype in _HALF for result in truth.results.values() if result is not None)
         halves = halves or any(leaf.dtype in _HALF for leaf in program.leaves.values())
-        rounds = _averages_round(program) or any(_AVERAGES.search(step.call) for step in program.steps)
+        rounds = _shares_round(program) or any(_ROUNDING.search(step.call) for step in program.steps)
         truth.exact = program.integral and not halves and is_dyadic(arrays) and not rounds
         return truth
 
@@ -208,10 +210,13 @@ class _Mover:
         return np.asarray(array * (_EPS[dtype] * directions))
 
 
-def _averages_round(program: Program) -> bool:
-    """Whether an average over other than a power of two ranks is among the leaves."""
+def _shares_round(program: Program) -> bool:
+    """Whether a leaf is an average, minimum or maximum over other than a power of two ranks.
+
+    Gradients of replicas that meet it are shared out: a sixth for each of six ranks adds up to one less a unit.
+    """
     return any(
-        placement == Partial("avg") and size & (size - 1)
+        placement in _SHARED and size & (size - 1)
         for leaf in program.leaves.values()
         for placement, size in zip(leaf.placements, program.mesh, strict=True)
     )

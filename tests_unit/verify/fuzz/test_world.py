@@ -109,6 +109,17 @@ def test_a_result_of_another_kind_is_wrong(small, broken, spoil, text):
     assert (outcome.kind, outcome.text) == ("wrong", text)
 
 
+def test_a_second_gradient_of_rounding_alone_may_be_missing(small):
+    """PyTorch's second gradient of a product over one element is rounding of the cotangent, and none on ranks."""
+    program = small.unary("torch.prod", mesh=(1,), mode="double", integral=False)
+    program = replace(program, steps=(
+        small.step("torch.unsqueeze", small.x(0), 1, outs=(5,)), small.step("torch.prod", small.x(5), 1),
+    ))  # fmt: skip
+    leaves = {**program.leaves, 3: small.leaf(seed=4, integral=False)}
+    (outcome,) = run(replace(program, leaves=leaves, second=((0, 3),)))
+    assert (outcome.kind, outcome.text) == ("equal", "")
+
+
 def test_a_missing_gradient_is_wrong(small, broken):
     """A gradient that exists only on a single device, or only here, is wrong."""
     broken(lambda t: t.detach() + torch.zeros_like(t) * 0 if isinstance(t, DTensor) else t * 1)
@@ -159,6 +170,17 @@ def test_a_rounded_share_of_an_average_is_no_finding(small):
     program = Program((0, 0), (3,), {0: leaf}, (small.step("torch.mean", small.x(0)),))
     (outcome,) = run(program)
     assert (outcome.kind, outcome.exact) == ("equal", False)
+
+
+@pytest.mark.parametrize("call, placement, exact", [
+    ("torch.square", Partial("min"), False), ("torch.square", Partial("sum"), True), ("torch.det", Replicate(), False),
+])  # fmt: skip
+def test_programs_that_round_are_not_exact(small, call, placement, exact):
+    """Gradients shared out among three ranks, and integers that come from a decomposition, have earned bounds."""
+    leaf = small.leaf((3, 3), (placement,), "float64")
+    program = Program((0, 0), (3,), {0: leaf}, (small.step(call, small.x(0)),))
+    (outcome,) = run(program)
+    assert (outcome.kind, outcome.exact) == ("equal", exact)
 
 
 def test_a_refusal_is_counted_with_its_words(small, broken):
