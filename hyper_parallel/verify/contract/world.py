@@ -80,8 +80,8 @@ class World:
         return [self.sample(shape, rank, turn, dtype) for rank in self.ranks]
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a plain tensor."""
-        return self.platform.from_numpy(np.asarray(array))
+        """Return an array as a plain tensor of this process's device."""
+        return self.platform.to_device(self.platform.from_numpy(np.asarray(array)), self.platform.device_type())
 
     def array(self, tensor: Any) -> Array:
         """Return a tensor's values."""
