@@ -9,12 +9,18 @@ import numpy as np
 import torch
 
 from hyper_parallel.transport.base import Shape, check_reduction
+from hyper_parallel.transport.c10d.card_generators import (
+    CardGenerators,
+    restore_card_generators,
+    save_card_generators,
+)
 from hyper_parallel.transport.c10d.process_state import ProcessState, restore_process, save_process
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.rng_state import GeneratorStates, restore_generators, save_generators
 
 __all__ = ["TorchOps", "from_host", "reduce_in_order", "seed_rank", "to_host"]
 
+_State = tuple[torch.Tensor, CardGenerators, torch.dtype, GeneratorStates, ProcessState]
 _ACCUMULATE = {
     "sum": torch.add,
     "avg": torch.add,
@@ -70,14 +76,16 @@ class TorchOps:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
         return reduce_in_order(parts, op)
 
-    def save_state(self) -> tuple[torch.Tensor, torch.dtype, GeneratorStates, ProcessState]:
-        """States of the generators (PyTorch's for CPU, Python's, NumPy's), the default dtype, switches, environment."""
-        return torch.default_generator.get_state(), torch.get_default_dtype(), save_generators(), save_process()
+    def save_state(self) -> _State:
+        """States of the generators (PyTorch's, Python's, NumPy's, the cards'), default dtype, switches, environment."""
+        host = torch.default_generator.get_state()
+        return host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process()
 
-    def restore_state(self, state: tuple[torch.Tensor, torch.dtype, GeneratorStates, ProcessState]) -> None:
+    def restore_state(self, state: _State) -> None:
         """Put back what :meth:`save_state` returned."""
-        generator, dtype, others, process = state
-        torch.default_generator.set_state(generator)
+        host, cards, dtype, others, process = state
+        torch.default_generator.set_state(host)
+        restore_card_generators(cards)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)
         restore_generators(others)
