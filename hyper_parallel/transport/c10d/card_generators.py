@@ -13,29 +13,37 @@ import torch
 
 __all__ = ["CardGenerators", "restore_card_generators", "save_card_generators"]
 
-CardGenerators = list[torch.Tensor]
+CardGenerators = list[torch.Tensor] | None
 
 
 def save_card_generators() -> CardGenerators:
-    """The states of the generators of all cards that PyTorch sees, in the order of the cards; none without a card.
+    """The states of the generators of all cards that PyTorch sees, in the order of the cards.
 
-    Raises:
-        RuntimeError: PyTorch sees cards and cannot use them; the driver's own error.
+    None while no card is in use, so that a simulation of CPU tensors does not start the driver.
     """
-    module = _device_module()
-    return [] if module is None else module.get_rng_state_all()
+    module = _module_in_use()
+    return None if module is None else module.get_rng_state_all()
 
 
 def restore_card_generators(states: CardGenerators) -> None:
-    """Put back what :func:`save_card_generators` returned."""
-    module = _device_module()
-    if module is not None:
+    """Put back what :func:`save_card_generators` returned.
+
+    If another rank has begun to use the cards since, they get the state that this rank would have found at its own
+    first use: PyTorch seeds them then with the seed of the CPU's generator, which is put back before.
+    """
+    module = _module_in_use()
+    if module is None:
+        return
+    if states is None:
+        module.manual_seed_all(torch.initial_seed())
+    else:
         module.set_rng_state_all(states)
 
 
-def _device_module() -> Any:
-    """``torch.cuda``, ``torch.npu`` or the like; None where there is no card."""
+def _module_in_use() -> Any:
+    """``torch.cuda``, ``torch.npu`` or the like; None where there is no card, or the process has not used one."""
     if not torch.accelerator.is_available():
         return None
     accelerator = torch.accelerator.current_accelerator()
-    return None if accelerator is None else torch.get_device_module(accelerator.type)
+    module = None if accelerator is None else torch.get_device_module(accelerator.type)
+    return module if module is not None and module.is_initialized() else None
