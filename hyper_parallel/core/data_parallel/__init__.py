@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.data_parallel.accumulation import (
+        no_sync as no_sync,
+        set_requires_gradient_sync as set_requires_gradient_sync,
+    )
+    from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hyper_parallel.core.data_parallel.sharding import fully_shard as fully_shard
 
 __getattr__, __dir__ = lazy_exports(
     globals(),
-    {"hyper_parallel.core.data_parallel.sharding": ("fully_shard",)},
+    {
+        "hyper_parallel.core.data_parallel.accumulation": ("no_sync", "set_requires_gradient_sync"),
+        "hyper_parallel.core.data_parallel.policy": ("MixedPrecisionPolicy",),
+        "hyper_parallel.core.data_parallel.sharding": ("fully_shard",),
+    },
 )

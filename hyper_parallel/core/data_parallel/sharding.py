@@ -4,67 +4,103 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.data_parallel.layouts import sharded_layout
+from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.errors import MeshError, PlanError
+from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["fully_shard"]
+__all__ = ["fully_shard", "groups_of"]
 
 _GROUP = "_hyper_parallel_fully_sharded"
+_MOST_AXES = 2
 
 
-def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, reshard_after_forward: bool | None = None) -> Any:
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+) -> Any:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 
     The parameters that no ``fully_shard`` of a submodule has taken form one group: one all-gather before the module's
-    forward, one before its backward, and one reduce-scatter of its gradients, which are averaged over the axis. Apply
-    it to submodules first, to the whole model last, and build the optimizer afterwards: the step of an optimizer that
-    holds parameters from before raises PlanError.
+    forward, one before its backward, and one reduce-scatter of its gradients, which are averaged over the data axis and
+    the replicas. Apply it to submodules first, to the whole model last, and build the optimizer afterwards: the step of
+    an optimizer that holds parameters from before raises PlanError.
+
+    Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
+    become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard.
 
     Args:
         module: the module, which is changed in place. All ranks hold the same values; each keeps its shards of them.
-        mesh: a mesh of one axis, by default the current one.
+        mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first.
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
             frees them except in the outermost module, whose backward follows at once.
+        mp_policy: dtypes in which to compute and reduce, by default the parameters'.
 
     Returns:
         ``module``.
 
     Raises:
-        MeshError: (a ValueError) the mesh has several axes.
+        MeshError: (a ValueError) the mesh has more than two axes.
         PlanError: (a ValueError) the module was sharded before, or has a parameter that cannot be sharded.
     """
     mesh = resolve_mesh(mesh)
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     _check(module, mesh)
-    nested = [
-        getattr(child, _GROUP)
-        for path, child in platform.get_cells_and_names(module)
-        if path and hasattr(child, _GROUP)
-    ]
+    _, nested = groups_of(module)
     places = _places(platform, module)
     owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, taken=id(parameter) in owned)
-    group = platform.fully_sharded(module, mesh.ranks, _sharded(platform, places, mesh), reshard_after_forward)
+        _check_parameter(path, parameter, mesh, taken=id(parameter) in owned)
+    options = _options(mesh, reshard_after_forward, mp_policy or MixedPrecisionPolicy())
+    group = platform.fully_sharded(module, options, _sharded(platform, places, mesh))
     group.take(nested)
     setattr(module, _GROUP, group)
     return module
 
 
+def groups_of(module: Any) -> tuple[Any, list[Any]]:
+    """Return the group of ``module``, None if ``fully_shard`` was not applied to it, and those of its submodules."""
+    platform = platform_of_argument(module, "fully_shard: module", module=True)
+    nested = {id(child): getattr(child, _GROUP, None) for path, child in platform.get_cells_and_names(module) if path}
+    return getattr(module, _GROUP, None), [group for group in nested.values() if group is not None]
+
+
 def _check(module: Any, mesh: DeviceMesh) -> None:
-    if mesh.ndim != 1:
-        msg = f"fully_shard: {mesh!r} has {mesh.ndim} axes; pass the data axis, mesh[{mesh.names[0]!r}]"
+    if mesh.ndim > _MOST_AXES:
+        msg = (
+            f"fully_shard: {mesh!r} has {mesh.ndim} axes; pass the data axis, as in mesh[{mesh.names[0]!r}], or an "
+            f"axis of replicas and the data axis, as in mesh[{mesh.names[0]!r}, {mesh.names[1]!r}]"
+        )
         raise MeshError(msg)
     if hasattr(module, _GROUP):
         msg = f"fully_shard was applied to this {type(module).__name__} before; apply it once"
         raise PlanError(msg)
+
+
+def _options(mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> FullyShardedOptions:
+    data = mesh.ndim - 1
+    replicas = mesh.ranks_along((0,)) if data else (mesh.rank,)
+    return FullyShardedOptions(
+        mesh.ranks_along((data,)),
+        replicas,
+        reshard,
+        policy.param_dtype,
+        policy.reduce_dtype,
+        policy.output_dtype,
+        policy.cast_forward_inputs,
+    )
 
 
 def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
@@ -81,32 +117,39 @@ def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
     return places
 
 
-def _check_parameter(path: str, parameter: Any, *, taken: bool) -> None:
+def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, *, taken: bool) -> None:
     if taken:
         msg = (
             f"fully_shard: parameter {path} is shared with a submodule that is sharded by itself; shard both with one "
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
-    if isinstance(parameter, DTensor):
-        msg = (
-            f"fully_shard: parameter {path} is a DTensor {parameter.layout.notation(parameter.dtype)}; only plain "
-            "parameters can be sharded"
-        )
-        raise PlanError(msg)
     if not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
+    if isinstance(parameter, DTensor):
+        sharded_layout(path, parameter, mesh)
 
 
 def _sharded(platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: DeviceMesh) -> list[Any]:
-    """Return for each parameter: value, sharded parameter, places. They are grouped by need of gradient and dtype."""
-    unique: dict[int, tuple[Any, list[tuple[Any, str]]]] = {}
-    for _, owner, name, parameter in places:
-        unique.setdefault(id(parameter), (parameter, []))[1].append((owner, name))
+    """Return for each parameter, tied ones once: value, sharded parameter, owners and names."""
+    unique: dict[int, tuple[str, Any, list[tuple[Any, str]]]] = {}
+    for path, owner, name, parameter in places:
+        unique.setdefault(id(parameter), (path, parameter, []))[2].append((owner, name))
     result = []
-    for parameter, owners in unique.values():
-        shard = distribute_tensor(platform.detach(parameter), mesh, [Shard(0)], src_data_rank=None)
+    for path, parameter, owners in unique.values():
+        shard = _shard(platform, path, parameter, mesh)
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
         result.append((parameter, sharded, owners))
     return result
+
+
+def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh) -> Any:
+    """Return this rank's shard of ``parameter``, in storage of its own."""
+    if not isinstance(parameter, DTensor):
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        return distribute_tensor(platform.detach(parameter), mesh, placements, src_data_rank=None)
+    layout = sharded_layout(path, parameter, mesh)
+    local = platform.detach(parameter.to_local())
+    own = narrow_box(local, parameter.layout.local_box(), layout.local_box(), platform)
+    return platform.wrap(platform.contiguous(platform.copy(own)), layout)

@@ -22,7 +22,7 @@ from hyper_parallel.transport.base import active_transport
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
+__all__ = ["DeviceMesh", "common_mesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
 
@@ -407,6 +407,28 @@ def get_current_mesh() -> DeviceMesh | None:
     """The innermost mesh entered with ``with mesh:`` in this thread or task, or None."""
     stack = _CURRENT.get()
     return stack[-1] if stack else None
+
+
+def common_mesh(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of the axes of two slices of one mesh, in the order of that mesh.
+
+    Raises:
+        MeshError: (a ValueError) they share an axis, or no mesh, or several different ones, have both as slices.
+    """
+    names = (*first.names, *second.names)
+    with _LOCK:
+        meshes = [mesh for mesh in _INTERNED.values() if mesh.rank == first.rank and set(names) <= set(mesh.names)]
+    slices: list[DeviceMesh] = []
+    for mesh in meshes if len(set(names)) == len(names) else ():
+        if mesh.coordinate is None or mesh[first.names] is not first or mesh[second.names] is not second:
+            continue
+        part = mesh[tuple(name for name in mesh.names if name in names)]
+        if part not in slices:
+            slices.append(part)
+    if len({frozenset(part.ranks) for part in slices}) != 1:
+        msg = f"{first!r} and {second!r} are slices of {len(slices)} common meshes; they must be of one"
+        raise MeshError(msg)
+    return slices[0]
 
 
 def rebuild_mesh(device_type: str, mesh: list[Any], names: tuple[str, ...] | None) -> DeviceMesh:

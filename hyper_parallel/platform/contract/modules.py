@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from hyper_parallel.errors import HandleError, UnsupportedOnBackend
+from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 
 __all__ = ["HookHandle", "ModulesFacet", "check_hook"]
 
@@ -216,19 +217,18 @@ class ModulesFacet(abc.ABC):
     def meta_device(self) -> Any:
         """The device without storage; as a context, it builds models inside on it."""
 
-    def fully_sharded(self, module: Any, ranks: tuple[int, ...], parameters: Any, reshard: bool | None) -> Any:
+    def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
         """Return the group that gathers and frees the ``parameters`` of ``module`` and reduces their gradients.
 
         Args:
             module: the module, which is hooked.
-            ranks: global ranks of the data axis.
+            options: how they are sharded.
             parameters: original, DTensor parameter, and pairs of owner and attribute name, for each.
-            reshard: free after forward; None: unless the group is outermost.
 
         Raises:
             UnsupportedOnBackend: the framework cannot.
         """
-        del module, ranks, parameters, reshard
+        del module, options, parameters
         msg = f"fully_shard: not supported on {type(self).__name__}; it works on PyTorch"
         raise UnsupportedOnBackend(msg)
 

@@ -8,10 +8,11 @@ from weakref import ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
 from hyper_parallel.platform.torch.sharded_schedule import ShardedSchedule
 from hyper_parallel.transport.checks.sequence import Step
@@ -19,9 +20,12 @@ from hyper_parallel.transport.checks.sequence import Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
+
 __all__ = ["FullyShardedGroup"]
 
 
+_UNREDUCED = "_unreduced_by_fully_shard"  # attribute of a sharded parameter: name of the group that holds its gradient
 _REPLACED = "_replaced_by_fully_shard"  # attribute of a parameter from before sharding: its module and name
 
 
@@ -40,6 +44,13 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                 msg = (
                     f"optimizer step: parameter {index} of group {number} is {place} from before fully_shard, which no "
                     "longer trains; build the optimizer after fully_shard"
+                )
+                raise PlanError(msg)
+            unreduced = vars(parameter).get(_UNREDUCED)
+            if unreduced is not None:
+                msg = (
+                    f"optimizer step: the gradient of parameter {index} of group {number}, of module group {unreduced}"
+                    ", was accumulated without reduction; run the last backward before the step outside of no_sync()"
                 )
                 raise PlanError(msg)
 
@@ -64,6 +75,16 @@ class _Gathering:
         self.rows = rows
 
 
+def _cast(dtype: torch.dtype, leaf: Any) -> Any:
+    """Return a floating tensor in ``dtype``; anything else as it is."""
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _local_shape(original: Any) -> tuple[int, ...]:
+    """Return the shape of what the data axis shares of ``original``."""
+    return tuple(original.local_shape if isinstance(original, TorchDTensor) else original.shape)
+
+
 def _is_computed(leaf: Any) -> bool:
     """Return True for a tensor that is a result of a graph."""
     return isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
@@ -75,18 +96,16 @@ class FullyShardedGroup:
     Args:
         platform: PyTorch's platform.
         module: the module.
-        ranks: global ranks of the data axis.
+        options: how parameters are sharded.
         parameters: original, DTensor parameter and owners of each.
-        reshard_after_forward: free after forward; None: unless outermost.
     """
 
     def __init__(
         self,
         platform: Any,
         module: Any,
-        ranks: tuple[int, ...],
+        options: FullyShardedOptions,
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
-        reshard_after_forward: bool | None,
     ) -> None:
         self.platform = platform
         if len({original.dtype for original, _, _ in parameters}) > 1:
@@ -97,14 +116,17 @@ class FullyShardedGroup:
         for original, _, owners in parameters:
             owner, name = owners[0]
             vars(original)[_REPLACED] = f"{type(owner).__name__}.{name}"
-        self.plan = plan_flat([original.shape for original, _, _ in parameters], len(ranks))
-        trainable = [original.shape for original, _, _ in parameters if original.requires_grad]
-        self.gradient_plan = plan_flat(trainable, len(ranks))
+        shapes = [_local_shape(original) for original, _, _ in parameters]
+        self.options, self.ranks, self.is_outermost = options, options.ranks, True
+        self.plan = plan_flat(shapes, len(self.ranks))
         # Weak, so that the memory of the whole parameters is freed.
         self.originals = [ref(original) for original, _, _ in parameters]
-        self.members = [ShardedParameter(*each, slot) for each, slot in zip(parameters, self.plan.slots, strict=True)]
+        self.members = [
+            ShardedParameter(*each, slot, options.param_dtype or each[0].dtype)
+            for each, slot in zip(parameters, self.plan.slots, strict=True)
+        ]
         self.trained = [member for member in self.members if member.whole.requires_grad]
-        self.ranks, self.reshard_after_forward, self.is_outermost = ranks, reshard_after_forward, True
+        self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
         self.is_gathered = self.in_backward = self.is_reduced = False
         self.reduces = True
         self.versions: list[tuple[int, int]] = []
@@ -124,10 +146,13 @@ class FullyShardedGroup:
 
     def _prepare_rows(self) -> None:
         first = self.members[0].local
+        dtype = self.members[0].whole.dtype
         self.tail = first.new_zeros(len(self.ranks))
-        self.gather_step = ("all_gather", self.plan.row + len(self.ranks), first.dtype)
+        self.gather_step = ("all_gather", self.plan.row + len(self.ranks), dtype)
         width = self.gradient_plan.row + len(self.trained) + len(self.ranks)
-        self.reduce_step = ("reduce_scatter", width, first.dtype)
+        self.reduce_step = ("reduce_scatter", width, self.options.reduce_dtype or dtype)
+        for member in self.trained:
+            member.whole.register_post_accumulate_grad_hook(self._check_in_backward)
         self.paddings = [first.new_zeros(member.slot.size - member.local.numel()) for member in self.members]
 
     def take(self, nested: Sequence[FullyShardedGroup]) -> None:
@@ -145,7 +170,7 @@ class FullyShardedGroup:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
+    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> Any:
         self.schedule.enter_forward(self)
         self.gather()
         for member in self.members:
@@ -156,9 +181,13 @@ class FullyShardedGroup:
             for leaf in {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _is_computed(leaf)}.values():
                 call.inputs += 1
                 leaf.register_hook(partial(self._after_input, call))
+        dtype = self.options.param_dtype if self.options.cast_forward_inputs else None
+        return None if dtype is None else tree_map(partial(_cast, dtype), (args, kwargs))
 
-    def _after_forward(self, _module: Any, args: Any, output: Any) -> None:
+    def _after_forward(self, _module: Any, args: Any, output: Any) -> Any:
         del args
+        if self.options.output_dtype is not None:
+            output = tree_map(partial(_cast, self.options.output_dtype), output)
         for member in self.members:
             member.expose(whole=False)
         if not self.in_backward:  # else activations were recomputed
@@ -167,10 +196,12 @@ class FullyShardedGroup:
                 call = self.entered.pop()
                 for leaf in leaves:
                     leaf.register_hook(partial(self._before_backward, call))
-            keeps = self.is_outermost if self.reshard_after_forward is None else not self.reshard_after_forward
+            reshard = self.options.reshard
+            keeps = self.is_outermost if reshard is None else not reshard
             if not (keeps and leaves) and not self.entered:
                 self.free()
         self.schedule.leave_forward()
+        return output
 
     def _versions(self) -> list[tuple[int, int]]:
         return [(id(member.local), member.local._version) for member in self.members]  # noqa: SLF001
@@ -198,8 +229,8 @@ class FullyShardedGroup:
         pending = _Gathering(self._versions())
         parts = []
         for member, padding in zip(self.members, self.paddings, strict=True):
-            parts += [member.local.view(-1), padding] if padding.numel() else [member.local.reshape(-1)]
-        row = torch.cat([*parts, self.tail])
+            parts += [member.local.reshape(-1), padding] if padding.numel() else [member.local.reshape(-1)]
+        row = torch.cat([*parts, self.tail]).to(self.gather_step[2])
         pending.number = self.schedule.run(self._step(self.gather_step), row, pending.arrive)
         self.pending = pending
         return pending
@@ -240,10 +271,24 @@ class FullyShardedGroup:
         self.entered.clear()
         self.schedule.leave_backward(self)
 
+    def _check_in_backward(self, whole: torch.Tensor) -> None:
+        """Refuse a gradient that no output of the module has announced: it would never be reduced."""
+        if not self.in_backward:
+            whole.grad = None
+            msg = (
+                f"fully_shard: backward through module group {self.name} began at a value that is not an output of its "
+                "forward; return the value, in a structure that torch.utils._pytree knows"
+            )
+            raise PlanError(msg)
+
     def _finish(self) -> None:
         self.free()
-        if self.trained:
+        if self.trained and self.reduces:
             self._reduce()
+        elif self.trained:
+            for member in self.trained:
+                member.accumulate(self.reduce_step[2])
+                vars(member.sharded)[_UNREDUCED] = self.name if member.accumulated is not None else None
         self.is_reduced = True
 
     @torch.no_grad()
@@ -257,15 +302,13 @@ class FullyShardedGroup:
         rows = torch.empty((plan.ranks, width), dtype=dtype, device=self.device)
         used = []
         for member, slot in zip(self.trained, plan.slots, strict=True):
-            gradient, member.whole.grad = member.whole.grad, None
+            gradient = member.take_gradient()
+            vars(member.sharded)[_UNREDUCED] = None
             used.append(gradient is not None)
             columns = rows[:, slot.offset : slot.offset + slot.size]
             if gradient is None:
                 columns.zero_()
                 continue
-            if gradient.requires_grad:
-                msg = "fully_shard: backward(create_graph=True) is not supported; gradients are reduced off the graph"
-                raise PlanError(msg)
             _scatter_into(columns, gradient.reshape(-1), slot)
         rows[:, plan.row :] = torch.tensor([*map(float, used), *([0.0] * plan.ranks)], dtype=dtype)
         step = self._step(self.reduce_step)
@@ -276,8 +319,10 @@ class FullyShardedGroup:
     def _accumulate(self, own: torch.Tensor) -> None:
         """Add this rank's ``own`` reduced row to the gradients of the shards."""
         plan, count = self.gradient_plan, len(self.trained)
+        if len(self.options.replicas) > 1:
+            own = self.platform.all_reduce(own[: plan.row + count], self.options.replicas)
         counts = own[plan.row : plan.row + count].tolist()
-        own = own[: plan.row] / plan.ranks
+        own = (own[: plan.row] / self.options.count).to(self.members[0].local.dtype)
         for ranks_with_gradient, member, slot in zip(counts, self.trained, plan.slots, strict=True):
             if not ranks_with_gradient:
                 continue

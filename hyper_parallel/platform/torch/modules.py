@@ -12,6 +12,7 @@ from torch import nn
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.torch import delayed
 
@@ -116,11 +117,11 @@ class TorchModules(ModulesFacet):
         """``torch.device("meta")``."""
         return torch.device("meta")
 
-    def fully_sharded(self, module: Any, ranks: tuple[int, ...], parameters: Any, reshard: bool | None) -> Any:
+    def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
         """The group of ``fully_sharded.py``."""
         from hyper_parallel.platform.torch.fully_sharded import FullyShardedGroup
 
-        return FullyShardedGroup(self, module, ranks, parameters, reshard)
+        return FullyShardedGroup(self, module, options, parameters)
 
     def _clip(self, *args: Any) -> Any:
         return clip_grad_norm_(*args)

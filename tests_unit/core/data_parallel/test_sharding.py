@@ -209,8 +209,11 @@ def test_what_cannot_be_sharded_is_refused():
             "fully_shard was applied to this Linear before; apply it once",
             lambda: fully_shard(linear, mesh=mesh),
         )
-        grid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        with pytest.raises(MeshError, match=r"has 2 axes; pass the data axis, mesh\['dp'\]$"):
+        grid = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
+        text = (
+            r"has 3 axes; pass the data axis, as in mesh\['pp'\], or an axis of replicas and the data axis, as in mesh"
+        )
+        with pytest.raises(MeshError, match=text):
             fully_shard(torch.nn.Linear(3, 2), mesh=grid)
         scalar = torch.nn.Module()
         scalar.value = torch.nn.Parameter(torch.ones(()))
@@ -232,7 +235,9 @@ def test_what_cannot_be_sharded_is_refused():
             fully_shard(tied, mesh=mesh)
         parent = torch.nn.Sequential(torch.nn.Linear(2, 2))
         parent[0].weight = linear.weight
-        with pytest.raises(PlanError, match=r"^fully_shard: parameter 0.weight is a DTensor .* can be sharded$"):
+        with pytest.raises(
+            PlanError, match=r"^fully_shard: parameter 0.weight is a DTensor .* not a slice of one mesh"
+        ):
             fully_shard(parent, mesh=mesh)
         with pytest.raises(PlanError, match=r"create_graph=True\) is not supported"):
             linear(torch.ones(1, 3)).pow(2).sum().backward(create_graph=True)
@@ -256,5 +261,73 @@ def test_an_optimizer_from_before_sharding_is_refused():
             "build the optimizer after fully_shard"
         )
         torch.optim.SGD(linear.parameters(), lr=0.1).step()
+
+    on_ranks(2, rank)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_backward_from_a_value_that_left_forward_unseen_is_refused(reshard):
+    """An attribute, or an object that pytree does not know: its gradient would never be reduced, so it is an error."""
+    import torch
+
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    class Hidden(torch.nn.Linear):
+        def forward(self, x):
+            self.kept = super().forward(x)
+            return Box(self.kept)
+
+    class Biased(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            self.kept = x + self.bias
+            return Box(self.kept)
+
+    def rank(mesh):
+        x = torch.ones(2, 3, requires_grad=True)
+        for make, freed in ((lambda: Hidden(3, 2), True), (Biased, False)):
+            module = fully_shard(make(), mesh=mesh, reshard_after_forward=reshard)
+            boxed = module(x)
+            for value in (boxed.value, module.kept):
+                with pytest.raises((PlanError, RuntimeError)) as info:
+                    value.sum().backward(retain_graph=True)
+                if freed:
+                    assert "modified by an inplace operation" in str(info.value)
+                else:
+                    assert str(info.value) == (
+                        "fully_shard: backward through module group 0 (Biased) began at a value that is not an output "
+                        "of its forward; return the value, in a structure that torch.utils._pytree knows"
+                    )
+            assert all(parameter.grad is None for parameter in module.parameters())
+
+    on_ranks(2, rank)
+
+
+def test_a_seen_and_an_unseen_value_together_are_reduced():
+    """A bias whose gradient comes from an attribute after the module's own backward is still reduced, once."""
+    import torch
+
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            self.kept = x + self.bias
+            return x * self.bias
+
+    def rank(mesh):
+        dense, model = Both(), fully_shard(Both(), mesh=mesh)
+        for each in range(2):
+            y = dense(torch.full((3,), 1.0 + each)).sum()
+            ((y + dense.kept.square().sum()) / 2).backward()
+        y = model(torch.full((3,), 1.0 + mesh.rank)).sum()
+        (y + model.kept.square().sum()).backward()
+        assert_same(model.bias.grad, dense.bias.grad, "gradient")
 
     on_ranks(2, rank)

@@ -7,6 +7,7 @@ import pytest
 from hyper_parallel.errors import (
     UnsupportedOnBackend,
 )
+from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_named
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -24,5 +25,5 @@ def test_what_only_another_framework_has_is_refused():
         platform.from_torch(3)
     assert str(caught.value) == "from_torch: expected a torch.distributed.tensor.DTensor, got a int"
     with pytest.raises(UnsupportedOnBackend) as caught:
-        platform.fully_sharded(object(), (0, 1), (), None)
+        platform.fully_sharded(object(), FullyShardedOptions((0, 1), (0,)), ())
     assert str(caught.value) == "fully_shard: not supported on MindSporePlatform; it works on PyTorch"

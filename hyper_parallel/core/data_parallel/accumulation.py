@@ -1,0 +1,61 @@
+"""Gradient accumulation over several backward passes with one reduction, of fully sharded modules."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.data_parallel.sharding import groups_of
+from hyper_parallel.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["no_sync", "set_requires_gradient_sync"]
+
+
+def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+    """Set whether the next backward passes reduce gradients.
+
+    Gradients of passes that do not are kept whole on each rank, in ``reduce_dtype``, until one does; an optimizer step
+    before that raises PlanError. ``zero_grad`` does not reach them.
+
+    Args:
+        module: a module to which ``fully_shard`` was applied.
+        requires_gradient_sync: False to accumulate.
+        recurse: for sharded submodules as well.
+
+    Raises:
+        PlanError: (a ValueError) ``fully_shard`` was not applied to ``module``.
+    """
+    for group in _groups(module, "set_requires_gradient_sync", recurse=recurse):
+        group.reduces = requires_gradient_sync
+
+
+@contextmanager
+def no_sync(module: Any) -> Iterator[None]:
+    """Accumulate gradients without reduction inside the context; see :func:`set_requires_gradient_sync`.
+
+    Args:
+        module: a module to which ``fully_shard`` was applied.
+
+    Raises:
+        PlanError: (a ValueError) ``fully_shard`` was not applied to ``module``.
+    """
+    groups = _groups(module, "no_sync", recurse=True)
+    before = [group.reduces for group in groups]
+    for group in groups:
+        group.reduces = False
+    try:
+        yield
+    finally:
+        for group, reduces in zip(groups, before, strict=True):
+            group.reduces = reduces
+
+
+def _groups(module: Any, caller: str, *, recurse: bool) -> list[Any]:
+    own, nested = groups_of(module)
+    if own is None:
+        msg = f"{caller}: fully_shard was not applied to this {type(module).__name__}; pass a module that it returned"
+        raise PlanError(msg)
+    return [own, *nested] if recurse else [own]

@@ -1,0 +1,25 @@
+"""In which dtypes fully sharded modules compute and reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MixedPrecisionPolicy"]
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of a fully sharded module; shards, gradients of shards and optimizer state keep the parameters' dtype.
+
+    Attributes:
+        param_dtype: of the gathered parameters, in which forward and backward compute; None: the parameters'.
+        reduce_dtype: in which gradients are accumulated without reduction, and reduced; None: ``param_dtype``.
+        output_dtype: of floating outputs; None leaves them as they are.
+        cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
+    """
+
+    param_dtype: Any = None
+    reduce_dtype: Any = None
+    output_dtype: Any = None
+    cast_forward_inputs: bool = True

@@ -1,0 +1,39 @@
+"""What the framework's part of ``fully_shard`` is given: where parameters lie, and in which dtypes it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyper_parallel.transport.base import Ranks
+
+__all__ = ["FullyShardedOptions"]
+
+
+@dataclass(frozen=True)
+class FullyShardedOptions:
+    """How a group of parameters is sharded.
+
+    Attributes:
+        ranks: global ranks that share each parameter.
+        replicas: global ranks that hold the same shards as this one, itself included.
+        reshard: free the gathered parameters after forward; None: unless the group is outermost.
+        param_dtype: of the gathered parameters; None: that of the shards.
+        reduce_dtype: in which gradients are reduced; None: that of the gathered parameters.
+        output_dtype: of the module's floating outputs; None leaves them as they are.
+        cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
+    """
+
+    ranks: Ranks
+    replicas: Ranks
+    reshard: bool | None = None
+    param_dtype: Any = None
+    reduce_dtype: Any = None
+    output_dtype: Any = None
+    cast_forward_inputs: bool = True
+
+    @property
+    def count(self) -> int:
+        """Number of ranks over which gradients are averaged."""
+        return len(self.ranks) * len(self.replicas)
