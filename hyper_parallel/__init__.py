@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.data_parallel import (
+        MixedPrecisionPolicy as MixedPrecisionPolicy,
+        fully_shard as fully_shard,
+        no_sync as no_sync,
+        set_requires_gradient_sync as set_requires_gradient_sync,
+    )
     from hyper_parallel.core.dtensor import (
         DeviceMesh as DeviceMesh,
         DTensor as DTensor,
@@ -70,6 +76,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     globals(),
     {
+        "hyper_parallel.core.data_parallel": None,
         "hyper_parallel.core.dtensor": (
             "DTensor",
             "DeviceMesh",

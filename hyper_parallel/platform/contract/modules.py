@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from hyper_parallel.errors import HandleError, UnsupportedOnBackend
+from hyper_parallel.errors import HandleError
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 
 __all__ = ["HookHandle", "ModulesFacet", "check_hook"]
@@ -217,6 +217,7 @@ class ModulesFacet(abc.ABC):
     def meta_device(self) -> Any:
         """The device without storage; as a context, it builds models inside on it."""
 
+    @abc.abstractmethod
     def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
         """Return the group that gathers and frees the ``parameters`` of ``module`` and reduces their gradients.
 
@@ -226,11 +227,8 @@ class ModulesFacet(abc.ABC):
             parameters: original, DTensor parameter, and pairs of owner and attribute name, for each.
 
         Raises:
-            UnsupportedOnBackend: the framework cannot.
+            UnsupportedOnBackend: it is in the gap ledger.
         """
-        del module, options, parameters
-        msg = f"fully_shard: not supported on {type(self).__name__}; it works on PyTorch"
-        raise UnsupportedOnBackend(msg)
 
     def clip_grad_norm_(
         self,

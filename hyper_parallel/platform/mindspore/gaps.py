@@ -8,6 +8,11 @@ __all__ = ["GAPS"]
 
 GAPS = (
     Gap(
+        member="fully_sharded",
+        reason="gradients are values of a function here, so nothing tells when a module's backward begins and ends",
+        substitute="replicate parameters over the data axis, or train on PyTorch",
+    ),
+    Gap(
         "get_symmetric_memory_handler",
         "MindSpore has no symmetric memory",
         "use the collectives of the platform",

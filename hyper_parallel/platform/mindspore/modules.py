@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import delayed
 from hyper_parallel.platform.mindspore.gradients import mark_replaced
@@ -124,6 +125,11 @@ class MindSporeModules(ModulesFacet):
         """``Parameter`` of zeros; MindSpore chooses the device itself."""
         del device
         return Parameter(mint.zeros(tuple(param_shape), dtype=param_type), requires_grad=requires_grad)
+
+    def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
+        """Refused; see the gap ledger."""
+        del module, options, parameters
+        raise self.unsupported("fully_sharded")
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
         """By the initializers that the parameters were declared with."""

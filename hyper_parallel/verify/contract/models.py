@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.data_parallel.sharding import fully_shard
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import distribute_tensor, place_parameter, replicate_module
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import CheckpointError, CheckpointWriteError, HandleError, LayoutError
+from hyper_parallel.errors import CheckpointError, CheckpointWriteError, HandleError, LayoutError, PlanError
 from hyper_parallel.platform.contract.persistence import StateDictOptions
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.verify.contract.world import Contract, World, covers, logged, raises
@@ -105,6 +106,25 @@ def parameters(w: World) -> None:
     zero = p.new_zero_parameter((2, 3), p.str_to_dtype("float64"), requires_grad=False)
     w.same(zero, np.zeros((2, 3)))
     assert isinstance(zero, p.Parameter)
+
+
+@covers(MODULES, "fully_sharded")
+def sharding_fully(w: World) -> None:
+    """A step of the sharded transformer has the average of the ranks' gradients, and keeps nothing gathered."""
+    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    plain, model = _model(w), _model(w)
+    averages = {path: p.all_reduce(value, op="avg") for path, value in _step(w, plain).gradients.items()}
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    for path, parameter in p.parameters_dict(model).items():
+        assert parameter.placements == (Shard(0),)
+        w.same(parameter.full_tensor(), w.array(p.parameters_dict(plain)[path]))
+    for _ in range(2):  # the second time in the order of the first
+        sharded = _step(w, model).gradients
+        assert set(sharded) == set(averages)
+        for path, average in averages.items():
+            w.same(sharded[path].full_tensor(), w.array(average), 1e-12)
+    with raises(PlanError, "was applied to this", "before; apply it once"):
+        fully_shard(model, mesh=mesh)
 
 
 @covers(MODULES, "init_parameters", "init_on_device", "meta_device")

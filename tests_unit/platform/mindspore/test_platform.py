@@ -26,4 +26,7 @@ def test_what_only_another_framework_has_is_refused():
     assert str(caught.value) == "from_torch: expected a torch.distributed.tensor.DTensor, got a int"
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.fully_sharded(object(), FullyShardedOptions((0, 1), (0,)), ())
-    assert str(caught.value) == "fully_shard: not supported on MindSporePlatform; it works on PyTorch"
+    assert str(caught.value) == (
+        "fully_sharded is not supported by mindspore on cpu: gradients are values of a function here, so nothing tells "
+        "when a module's backward begins and ends; replicate parameters over the data axis, or train on PyTorch"
+    )
