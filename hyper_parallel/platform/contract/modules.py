@@ -10,6 +10,7 @@ from typing import Any
 
 from hyper_parallel.errors import HandleError
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
+from hyper_parallel.platform.contract.ledger import LedgerFacet
 
 __all__ = ["HookHandle", "ModulesFacet", "check_hook"]
 
@@ -77,7 +78,7 @@ def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-class ModulesFacet(abc.ABC):
+class ModulesFacet(LedgerFacet):
     """Facet *modules*."""
 
     @abc.abstractmethod

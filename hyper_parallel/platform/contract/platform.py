@@ -40,9 +40,9 @@ class Platform(
     PipelineFacet,
     IdentityFacet,
     TensorsFacet,
-    LedgerFacet,
     TrainingFacet,
     ModulesFacet,
+    LedgerFacet,
     abc.ABC,
 ):
     """The interface to a framework that core and trainers use.

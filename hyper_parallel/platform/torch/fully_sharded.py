@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["FullyShardedGroup"]
 
 
-_UNREDUCED = "_unreduced_by_fully_shard"  # attribute of a sharded parameter: name of the group that holds its gradient
+_UNREDUCED = "_unreduced_by_fully_shard"  # attribute of a sharded parameter: why its gradient is not reduced
+_ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
 _REPLACED = "_replaced_by_fully_shard"  # attribute of a parameter from before sharding: its module and name
 
 
@@ -46,12 +47,9 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                     "longer trains; build the optimizer after fully_shard"
                 )
                 raise PlanError(msg)
-            unreduced = vars(parameter).get(_UNREDUCED)
-            if unreduced is not None:
-                msg = (
-                    f"optimizer step: the gradient of parameter {index} of group {number}, of module group {unreduced}"
-                    ", was accumulated without reduction; run the last backward before the step outside of no_sync()"
-                )
+            reason = vars(parameter).get(_UNREDUCED)
+            if reason is not None:
+                msg = f"optimizer step: the gradient of parameter {index} of group {number} is not reduced: {reason}"
                 raise PlanError(msg)
 
 
@@ -246,6 +244,8 @@ class FullyShardedGroup:
     def _before_backward(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
         if not self.in_backward:
             self.in_backward, self.is_reduced = True, False
+            for member in self.trained:
+                vars(member.sharded)[_UNREDUCED] = f"a backward through module group {self.name} has not ended"
             self.schedule.enter_backward(self)
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
         call.remaining = call.inputs
@@ -266,10 +266,22 @@ class FullyShardedGroup:
             member.expose(whole=False)
         if not self.is_reduced or any(member.whole.grad is not None for member in self.trained):
             self._finish()
+        for member in self.trained:
+            vars(member.sharded)[_UNREDUCED] = None if member.accumulated is None else _ACCUMULATED
         self.in_backward = False
         self.running.clear()
         self.entered.clear()
         self.schedule.leave_backward(self)
+
+    def abandon_backward(self) -> None:
+        """Forget a backward that has raised; its gradients that are not reduced yet are lost."""
+        self.in_backward = False
+        self.running.clear()
+        self.entered.clear()
+        for member in self.trained:
+            member.whole.grad = None
+            vars(member.sharded)[_UNREDUCED] = None if member.accumulated is None else _ACCUMULATED
+        self.free()
 
     def _check_in_backward(self, whole: torch.Tensor) -> None:
         """Refuse a gradient that no output of the module has announced: it would never be reduced."""
@@ -288,7 +300,6 @@ class FullyShardedGroup:
         elif self.trained:
             for member in self.trained:
                 member.accumulate(self.reduce_step[2])
-                vars(member.sharded)[_UNREDUCED] = self.name if member.accumulated is not None else None
         self.is_reduced = True
 
     @torch.no_grad()
@@ -303,7 +314,6 @@ class FullyShardedGroup:
         used = []
         for member, slot in zip(self.trained, plan.slots, strict=True):
             gradient = member.take_gradient()
-            vars(member.sharded)[_UNREDUCED] = None
             used.append(gradient is not None)
             columns = rows[:, slot.offset : slot.offset + slot.size]
             if gradient is None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hyper_parallel.core.dtensor.deferred_gradients import get_deferred
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, wrap
 
@@ -39,6 +38,7 @@ class ShardedParameter:
         # A parameter of its own, because gradients must reach it however its storage comes and goes.
         empty = torch.empty(slot.shape, dtype=dtype, device=original.device)
         self.whole = torch.nn.Parameter(empty, requires_grad=original.requires_grad)
+        # Not a parameter: ``defer_grad_reduce`` would keep the gradient of one from the reduction over the data axis.
         self.exposed = wrap(self.whole, original.layout) if isinstance(original, TorchDTensor) else self.whole
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self.accumulated: torch.Tensor | None = None
@@ -77,18 +77,12 @@ class ShardedParameter:
         """Return the gradient of the whole, that of passes without reduction included, and forget it.
 
         Raises:
-            PlanError: the gradient is part of a graph, or its reduction over other axes is deferred.
+            PlanError: the gradient is part of a graph.
         """
         gradient, self.whole.grad = self.whole.grad, None
         accumulated, self.accumulated = self.accumulated, None
         if gradient is not None and gradient.requires_grad:
             msg = "fully_shard: backward(create_graph=True) is not supported; gradients are reduced off the graph"
-            raise PlanError(msg)
-        if get_deferred(self.whole) is not None:
-            msg = (
-                "fully_shard: defer_grad_reduce() holds back a gradient that must be reduced now; use "
-                "no_sync(module) to accumulate gradients"
-            )
             raise PlanError(msg)
         if gradient is None or accumulated is None:
             return accumulated if gradient is None else gradient

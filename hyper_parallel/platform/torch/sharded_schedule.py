@@ -41,6 +41,8 @@ class ShardedSchedule:
     def enter_forward(self, group: Any) -> None:
         """Begin the forward of ``group``; the outermost one opens a window."""
         if self.sequence.window is not None and self._is_stale():
+            for abandoned in self._in_backward:
+                abandoned.abandon_backward()
             self._in_backward.clear()
             self._close()
         if self.sequence.window is None:

@@ -100,13 +100,11 @@ class AgreedSequence:
         return self._order[count] if self._follows and count < len(self._order) else None
 
     def open(self, key: Any) -> None:
-        """Begin a window; ``key`` tells windows of different orders apart, and is equal on all ranks.
+        """Begin a window, while none is open; ``key``, equal on all ranks, tells windows of different orders apart.
 
         Raises:
             CollectiveMismatchError: ranks have recorded different orders.
         """
-        if self.window is not None:
-            self.close()
         self._order = self._orders.get(key, ())
         digest = f"{zlib.crc32(repr(self._order).encode()):08x}"
         self._carrier.agree(self.ranks, window=str(key), order=digest)

@@ -87,8 +87,8 @@ def test_a_step_before_the_reduction_is_refused():
         with pytest.raises(PlanError) as info:
             optimizer.step()
         assert str(info.value) == (
-            "optimizer step: the gradient of parameter 0 of group 0, of module group 0 (Sequential), was accumulated "
-            "without reduction; run the last backward before the step outside of no_sync()"
+            "optimizer step: the gradient of parameter 0 of group 0 is not reduced: it was accumulated under no_sync()"
+            "; run the last backward before the step outside of it"
         )
         model(x).sum().backward()
         optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 
@@ -15,6 +16,8 @@ from hyper_parallel import (
     Shard,
     StridedShard,
     clip_grad_norm_,
+    defer_grad_reduce,
+    distribute_module,
     distribute_tensor,
     init_device_mesh,
     parallelize_module,
@@ -191,3 +194,26 @@ def test_parameters_whose_mesh_does_not_fit_are_refused():
             common_mesh(grid["tp"], lone)
 
     simulate(rank, 4, platform="torch")
+
+
+def test_replicated_parameters_of_tensor_parallelism():
+    """Gradients summed over tensor-parallel ranks are averaged over the data axis, in ``defer_grad_reduce`` too."""
+    import torch
+
+    def rank():
+        grid = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
+        dense = torch.nn.Linear(5, 3).double()
+        with torch.no_grad():
+            dense.weight.copy_(random(3, 5)), dense.bias.copy_(random(3, seed=1))
+        model = fully_shard(distribute_module(copy.deepcopy(dense), grid["tp"]), mesh=grid["dp"])
+        x = random(2, 7, 5, seed=2)
+        part = distribute_tensor(x[grid.get_local_rank("dp")], grid["tp"], [Shard(0)])
+        for context in (nullcontext, defer_grad_reduce):
+            with context():
+                model(part).square().sum().backward()
+            (dense(x).square().sum() / 2).backward()
+        assert model.weight.placements == (Shard(0), Replicate())
+        for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad)
+
+    simulate(rank, 6, platform="torch")

@@ -331,3 +331,73 @@ def test_a_seen_and_an_unseen_value_together_are_reduced():
         assert_same(model.bias.grad, dense.bias.grad, "gradient")
 
     on_ranks(2, rank)
+
+
+def test_after_a_backward_that_raises_training_goes_on():
+    """A step on what it left behind is refused, and the next forward and backward are right."""
+    import torch
+
+    def fail(_gradient):
+        raise ValueError("stop here")
+
+    def fail_in_backward(_module, _inputs, output):
+        output.register_hook(fail)
+
+    def rank(mesh):
+        torch.manual_seed(0)
+        dense = torch.nn.Sequential(*(torch.nn.Linear(3, 3).double() for _ in range(3)))
+        model = copy.deepcopy(dense)
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = random(2, 3)
+        for _ in range(2):
+            model(x).sum().backward()
+            handle = model[1].register_forward_hook(fail_in_backward)
+            loss = model(x).sum()
+            handle.remove()
+            with pytest.raises(ValueError, match="stop here"):
+                loss.backward()
+            with pytest.raises(PlanError) as info:
+                optimizer.step()
+            assert str(info.value) == (
+                "optimizer step: the gradient of parameter 2 of group 0 is not reduced: a backward through module "
+                "group 1 (Linear) has not ended"
+            )
+            optimizer.zero_grad(), dense.zero_grad()
+            model(x).sum().backward()
+            dense(x).sum().backward()
+            for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+                assert_same(mine.grad, theirs.grad, "gradient")
+            optimizer.zero_grad(), dense.zero_grad()
+
+    on_ranks(2, rank)
+
+
+def test_a_backward_within_a_forward_is_reduced():
+    """A module whose forward trains its submodules leaves reduced gradients behind."""
+    import torch
+
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2).double()
+
+        def forward(self, x):
+            self.layer(x).square().sum().backward()
+
+    def rank(mesh):
+        torch.manual_seed(0)
+        dense = Step()
+        model = copy.deepcopy(dense)
+        fully_shard(model.layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for _ in range(3):
+            model(random(4, 3, seed=mesh.rank))
+            for each in range(2):
+                dense(random(4, 3, seed=each))
+        for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+            assert_same(mine.grad, theirs.grad / 2, "gradient")
+
+    on_ranks(2, rank)
