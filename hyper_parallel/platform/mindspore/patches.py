@@ -44,6 +44,7 @@ from hyper_parallel.platform.mindspore.gradients import (
     seeded_locally,
     vjp_seeded_locally,
 )
+from hyper_parallel.platform.mindspore.graph_mode import cells_uncompiled, gradients_uncompiled
 from hyper_parallel.platform.mindspore.ops import numpy_api  # noqa: F401 - adds to what is replaced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
@@ -299,6 +300,8 @@ def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 # -- the list ----------------------------------------------------------------------------------------------------------
 
+_UNCOMPILED = "call it uncompiled, or on x.to_local() by local_map"
+_CALLED = "call it, which runs it uncompiled"
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
@@ -327,27 +330,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Parameter, "__new__"),), _refusing_parameters, "Parameter(p) copies the local values of a DTensor"),
     Patch(
         ((_JitExecutor, "__call__"), (_JitExecutor, "compile")),
-        partial(
-            _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
-        ),
+        partial(_without_dtensors, "a function compiled by ms.jit", _UNCOMPILED),
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
         ((PIJitCaptureContext, "__enter__"),),
-        partial(
-            _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
-        ),
+        partial(_without_dtensors, "a function compiled by ms.jit", _UNCOMPILED),
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
         ((_CellGraphExecutor, "compile"), (_CellGraphExecutor, "__call__")),
-        partial(
-            _without_dtensors,
-            "a Cell compiled to a graph",
-            "call it in ms.PYNATIVE_MODE, export plain tensors",
-        ),
+        partial(_without_dtensors, "a Cell compiled to a graph", f"{_CALLED}, or export plain tensors"),
         _SEES_LOCAL_TENSORS,
     ),
+    Patch(((nn.Cell, "compile_and_run"),), cells_uncompiled, _SEES_LOCAL_TENSORS),
+    Patch(((base.GradOperation, "__call__"), (base._Grad, "__call__")), gradients_uncompiled, _SEES_LOCAL_TENSORS),  # noqa: SLF001 - ms.grad and value_and_grad are made of it
     Patch(
         ((_PyNativeExecutor, "call_custom_bprop"),),
         partial(_without_dtensors, "a Cell with a bprop of its own", DIFFERENTIABLE),

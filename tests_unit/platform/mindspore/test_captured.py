@@ -113,15 +113,7 @@ def _graphs(folder):
     cells = {"parameters": net, "a cell inside": nn.SequentialCell(net), "a captured tensor": Capturing()}
     x = Tensor(X[:, :3])
 
-    def in_graph_mode(cell):
-        ms.set_context(mode=ms.GRAPH_MODE)
-        try:
-            cell(x)
-        finally:
-            ms.set_context(mode=ms.PYNATIVE_MODE)
-
     doors = {
-        "graph mode": in_graph_mode,
         "compile": lambda cell: cell.compile(x),
         "export": lambda cell: ms.export(cell, x, file_name=f"{folder}/net", file_format="MINDIR"),
     }
@@ -135,10 +127,10 @@ def _graphs(folder):
 
 
 def test_cells_that_reach_dtensors_are_not_compiled(tmp_path):
-    """Graph mode, ``compile`` and ``export`` look at parameters, cells inside and what ``construct`` captures."""
+    """``compile`` and ``export`` look at parameters, cells inside and what ``construct`` captures."""
     refusal = (
         "a Cell compiled to a graph: it would see this rank's shards as if they were whole; "
-        "call it in ms.PYNATIVE_MODE, export plain tensors"
+        "call it, which runs it uncompiled, or export plain tensors"
     )
     assert simulate(_graphs, 2, "mindspore", (str(tmp_path),)) == [{refusal}] * 2
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,75 @@
+"""MindSpore's graph mode: what reaches DTensors runs in PyNative mode instead.
+
+A graph is compiled from the shapes of local tensors, which it would take for the whole. Scripts that set
+``ms.GRAPH_MODE`` at their top run unchanged: each call of a Cell, and each gradient, is looked at when it runs.
+Functions that a program compiles itself with ``ms.jit`` are refused (``captured.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from mindspore import context, nn
+
+from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.captured import reaches_dtensor
+
+__all__ = ["cells_uncompiled", "gradients_uncompiled"]
+
+
+def cells_uncompiled(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what a Cell does in graph mode: one that reaches DTensors is called in PyNative mode."""
+
+    @wraps(compile_and_run)
+    def run(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
+        if not _reaches(self, args, kwargs):
+            return compile_and_run(self, *args, **kwargs)
+        with _pynative():
+            return self(*args, **kwargs)
+
+    return run
+
+
+def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the call of a gradient operator: the gradient of what reaches DTensors is computed in PyNative mode."""
+
+    @wraps(make)
+    def call(self: Any, function: Any, *options: Any, **named: Any) -> Any:
+        if context._get_mode() != context.GRAPH_MODE:  # noqa: SLF001 - get_context("mode") is much slower
+            return make(self, function, *options, **named)
+        compiled = make(self, function, *options, **named)
+
+        @wraps(compiled)
+        def after_grad(*args: Any, **kwargs: Any) -> Any:
+            if not _reaches(function, [options, list(named.values()), args], kwargs):
+                return compiled(*args, **kwargs)
+            with _pynative():
+                return make(self, function, *options, **named)(*args, **kwargs)
+
+        return after_grad
+
+    return call
+
+
+def _reaches(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function or Cell, or what it is called with, reaches a DTensor."""
+    if isinstance(function, nn.Cell) and intercept.holds_dtensor(function.get_parameters()):
+        return True
+    return reaches_dtensor([function, args, kwargs])
+
+
+@contextmanager
+def _pynative() -> Iterator[None]:
+    """Set PyNative mode, and graph mode again afterwards."""
+    settings = context._context()  # noqa: SLF001 - set_context would check and set much more
+    switches = settings._context_switches.context_stack  # noqa: SLF001 - it grows at each change of mode
+    count = len(switches)
+    settings.set_mode(context.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        settings.set_mode(context.GRAPH_MODE)
+        del switches[count:]
