@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspore import context, nn
 
+from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 
@@ -63,13 +64,20 @@ def _reaches(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 @contextmanager
 def _pynative() -> Iterator[None]:
-    """Set PyNative mode, and graph mode again afterwards."""
+    """Set PyNative mode, and graph mode again afterwards.
+
+    Raises:
+        UnsupportedOperatorError: plain tensors were mixed with DTensors; the message says that nothing was compiled.
+    """
     settings = context._context()  # noqa: SLF001 - set_context would check and set much more
     switches = settings._context_switches.context_stack  # noqa: SLF001 - it grows at each change of mode
     count = len(switches)
     settings.set_mode(context.PYNATIVE_MODE)
     try:
         yield
+    except MixedTensorError as error:
+        msg = f"graph mode: a Cell or function that reaches DTensors runs uncompiled, as in ms.PYNATIVE_MODE: {error}"
+        raise UnsupportedOperatorError(msg) from error
     finally:
         settings.set_mode(context.GRAPH_MODE)
         del switches[count:]

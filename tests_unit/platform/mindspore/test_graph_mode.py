@@ -7,10 +7,11 @@ import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
 from hyper_parallel.core.tensor_parallel.styles import ColwiseParallel, RowwiseParallel
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
@@ -158,3 +159,30 @@ def _raising():
 def test_the_mode_is_graph_mode_again_after_an_error():
     """A call that fails in PyNative mode leaves the mode that the program has set."""
     assert simulate(_raising, 2, platform="mindspore") == [True, True]
+
+
+def _mixing():
+    import mindspore as ms
+    from mindspore import Tensor, nn
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    net = nn.Dense(3, 7)
+    distribute_module(net, mesh)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            net(Tensor(X))
+        return str(caught.value)
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def test_a_plain_input_is_refused_as_in_pynative_mode():
+    """A plain tensor that meets DTensors is refused, and the message says in which mode the cell ran."""
+    for message in simulate(_mixing, 2, platform="mindspore"):
+        assert message == (
+            "graph mode: a Cell or function that reaches DTensors runs uncompiled, as in ms.PYNATIVE_MODE: "
+            "argument x is a plain tensor [5, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+            "x = hyper_parallel.DTensor.from_local(x, mesh, [Replicate()]) if every rank holds the same values; "
+            "if it is a local shard that a parallel style returned, give that style use_local_output=False"
+        )
