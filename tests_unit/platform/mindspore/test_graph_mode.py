@@ -182,7 +182,8 @@ def test_a_plain_input_is_refused_as_in_pynative_mode():
     for message in simulate(_mixing, 2, platform="mindspore"):
         assert message == (
             "graph mode: a Cell or function that reaches DTensors runs uncompiled, as in ms.PYNATIVE_MODE: "
-            "argument x is a plain tensor [5, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+            "argument x is a plain tensor [5, 3], but other operands are DTensors on "
+            "DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
             "x = hyper_parallel.DTensor.from_local(x, mesh, [Replicate()]) if every rank holds the same values; "
             "if it is a local shard that a parallel style returned, give that style use_local_output=False"
         )
