@@ -10,6 +10,7 @@ import pytest
 
 PACKAGES = [
     "hyper_parallel",
+    "hyper_parallel.core.checkpoint",
     "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
     "hyper_parallel.core.shard",

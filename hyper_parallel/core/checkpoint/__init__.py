@@ -1,0 +1,22 @@
+"""Checkpoints that all ranks write at once, and that load on any other mesh. Names are imported lazily.
+
+Importing this package imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyper_parallel._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.checkpoint.loading import load as load
+    from hyper_parallel.core.checkpoint.saving import save as save
+
+__getattr__, __dir__ = lazy_exports(
+    globals(),
+    {
+        "hyper_parallel.core.checkpoint.loading": ("load",),
+        "hyper_parallel.core.checkpoint.saving": ("save",),
+    },
+)

@@ -1,0 +1,196 @@
+"""The folder of a checkpoint: an index in JSON, and one safetensors file with whole tensors, written in parts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import CheckpointError
+from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from hyper_parallel.core.dtensor.layout import Box
+
+__all__ = ["INDEX", "VERSION", "DataFile", "Entry", "Piece", "checksum", "code_of", "read_index", "write_index"]
+
+INDEX = "model.safetensors.index.json"
+VERSION = 1
+_ALIGNMENT = 8
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_DTYPES = {code: name for name, code in _CODES.items()}
+
+Piece = tuple["Box", int]
+"""A part of a tensor as it was written, and its CRC-32."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in the data file: its safetensors dtype, its global shape."""
+
+    code: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the dtype in the frameworks."""
+        return _DTYPES[self.code]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        import numpy as np
+
+        return BFLOAT16 if self.code == "BF16" else np.dtype(self.dtype_name)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def code_of(name: str, dtype: Any) -> str:
+    """Return the safetensors name of a framework's ``dtype``.
+
+    Raises:
+        CheckpointError: (a ValueError) the format does not have it.
+    """
+    short = str(dtype).rpartition(".")[2].lower()
+    if short not in _CODES:
+        msg = f"save: {name} is {short}, which safetensors does not support; convert it first"
+        raise CheckpointError(msg)
+    return _CODES[short]
+
+
+class DataFile:
+    """A safetensors file of which each rank reads and writes parts.
+
+    Args:
+        path: the file.
+        entries: its tensors by name; all ranks have the same.
+    """
+
+    def __init__(self, path: Path, entries: dict[str, Entry]) -> None:
+        self.path, self.entries = path, entries
+        self._header, self._offsets = _header(entries)
+        self.size = len(self._header) + sum(entry.size for entry in entries.values())
+
+    def create(self) -> None:
+        """Create the file with its header, and room for all tensors."""
+        with self.path.open("xb") as file:
+            file.write(self._header)
+            file.truncate(self.size)
+
+    def check(self) -> None:
+        """Check size and header.
+
+        Raises:
+            CheckpointError: (a ValueError) the file is missing, cut, or another one.
+        """
+        if not self.path.is_file() or self.path.stat().st_size != self.size:
+            msg = f"load: {self.path} is missing or cut; its index expects {self.size} bytes"
+            raise CheckpointError(msg)
+        with self.path.open("rb") as file:
+            if file.read(len(self._header)) != self._header:
+                msg = f"load: {self.path} is not the file that its index describes"
+                raise CheckpointError(msg)
+
+    def write(self, parts: Sequence[tuple[str, Box, np.ndarray[Any, Any]]]) -> list[tuple[str, Piece]]:
+        """Write parts, named and at their boxes, to the disk; return them with their checksums."""
+        written: list[tuple[str, Piece]] = []
+        content = self._mapped("r+")
+        for name, box, values in parts:
+            self._part(content, name, box)[...] = values
+            written.append((name, (box, checksum(values))))
+        content.flush()
+        with self.path.open("rb+") as file:
+            os.fsync(file.fileno())
+        return written
+
+    def read(self, parts: Sequence[tuple[str, Box]]) -> list[np.ndarray[Any, Any]]:
+        """Return parts, each in memory of its own."""
+        content = self._mapped("r")
+        return [self._part(content, name, box).copy() for name, box in parts]
+
+    def _mapped(self, mode: Any) -> np.memmap[Any, Any]:
+        import numpy as np
+
+        return np.memmap(self.path, np.uint8, mode)
+
+    def _part(self, content: np.ndarray[Any, Any], name: str, box: Box) -> np.ndarray[Any, Any]:
+        entry, start = self.entries[name], len(self._header) + self._offsets[name]
+        whole = content[start : start + entry.size].view(entry.dtype).reshape(entry.shape)
+        index: tuple[Any, ...] = (*(slice(low, high) for low, high in box), ...)  # a view, of 0-d tensors too
+        part: np.ndarray[Any, Any] = whole[index]
+        return part
+
+
+def checksum(values: np.ndarray[Any, Any]) -> int:
+    """Return the CRC-32 of the bytes of ``values`` in row-major order."""
+    import numpy as np
+
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def _header(entries: dict[str, Entry]) -> tuple[bytes, dict[str, int]]:
+    """Return the first bytes of the file, and where each tensor begins after them; larger elements come first."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offsets, end = {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        offsets[name], end = end, end + entry.size
+        table[name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offsets[name], end]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, offsets
+
+
+def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[Piece]]) -> None:
+    """Replace the index atomically by one of ``data``, the values of ``tree`` and the checksums of ``pieces``."""
+    ours = {
+        "version": VERSION,
+        "file": data.path.name,
+        "tree": tree,
+        "tensors": {name: [entry.code, entry.shape, pieces[name]] for name, entry in data.entries.items()},
+    }
+    total = sum(entry.size for entry in data.entries.values())
+    weight_map = dict.fromkeys(data.entries, data.path.name)
+    index = {"metadata": {"total_size": total, "hyper_parallel": ours}, "weight_map": weight_map}
+    write_whole(folder / INDEX, json.dumps(index))
+
+
+def read_index(folder: Path) -> tuple[DataFile, Any, dict[str, list[Piece]]]:
+    """Return data file, tree of values and written pieces of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in ``folder``.
+        CheckpointError: (a ValueError) the index is not one that ``save`` has written, or of a newer version.
+    """
+    path = folder / INDEX
+    try:
+        ours = json.loads(path.read_text(encoding="utf-8"))["metadata"]["hyper_parallel"]
+        version = ours["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"load: {path} is not the index of a checkpoint that save has written"
+        raise CheckpointError(msg) from error
+    if version != VERSION:
+        msg = f"load: {path} has version {version}; this release reads version {VERSION}"
+        raise CheckpointError(msg)
+    entries = {name: Entry(code, tuple(shape)) for name, (code, shape, _) in ours["tensors"].items()}
+    pieces = {
+        name: [(tuple((low, high) for low, high in box), crc) for box, crc in written]
+        for name, (_, _, written) in ours["tensors"].items()
+    }
+    return DataFile(folder / Path(ours["file"]).name, entries), ours["tree"], pieces

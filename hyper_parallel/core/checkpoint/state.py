@@ -1,0 +1,116 @@
+"""A nested state as named tensors and a tree of plain values, which can be written as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyper_parallel.core.checkpoint.folder import Entry
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Flat", "build"]
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class Flat:
+    """A state taken apart.
+
+    A state is a module, a tensor, a plain value, an object with ``state_dict`` and ``load_state_dict``, or a
+    dictionary, list or tuple of states. A module is the dictionary of its parameters and persistent buffers.
+
+    Args:
+        state: the state.
+        platform: the framework of its tensors.
+        saved: tensors in a checkpoint, from which the state of an optimizer that has not stepped is completed.
+
+    Attributes:
+        tensors: tensors by their names, path segments joined by dots.
+        tree: the values, with ``{"tensor": name}`` in the place of tensors.
+        objects: objects with ``load_state_dict`` by name.
+
+    Raises:
+        CheckpointError: (a ValueError) the state holds something else, or two tensors have one name.
+    """
+
+    def __init__(self, state: Any, platform: Platform, saved: Mapping[str, Entry] | None = None) -> None:
+        self._platform, self._saved = platform, saved or {}
+        self.tensors: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
+        self.tree = self._add("", state)
+
+    def _add(self, name: str, state: Any) -> Any:
+        platform = self._platform
+        if platform.is_tensor(state):
+            if name in self.tensors:
+                msg = f"save: two tensors of the state are named {name}; rename one"
+                raise CheckpointError(msg)
+            self.tensors[name] = state
+            return {"tensor": name}
+        if isinstance(state, _PLAIN):
+            return {"value": state}
+        if isinstance(state, platform.Module):
+            return self._add(name, platform.get_model_state_dict(state))
+        if isinstance(state, dict):
+            return {"items": [[_key(name, key), self._add(_join(name, key), value)] for key, value in state.items()]}
+        if isinstance(state, (list, tuple)):
+            kind = "list" if isinstance(state, list) else "tuple"
+            return {kind: [self._add(_join(name, index), value) for index, value in enumerate(state)]}
+        if hasattr(state, "state_dict") and hasattr(state, "load_state_dict"):
+            self.objects[name] = state
+            return self._add(name, self._completed(name, state))
+        msg = (
+            f"save: {name or 'the state'} is a {type(state).__name__}; a state is made of modules, tensors, numbers, "
+            "strings, dictionaries, lists, and objects with state_dict and load_state_dict"
+        )
+        raise CheckpointError(msg)
+
+    def _completed(self, name: str, owner: Any) -> Any:
+        """Return the state of ``owner``, with entries of a checkpoint for parameters of which it has none yet."""
+        state = owner.state_dict()
+        if not hasattr(owner, "param_groups") or not isinstance(state, dict) or state.get("state") != {}:
+            return state
+        entries: dict[int, dict[str, Any]] = {}
+        parameters = [parameter for group in owner.param_groups for parameter in group["params"]]
+        for index, parameter in enumerate(parameters):
+            start = f"{_join(name, 'state')}.{index}."
+            for path, entry in self._saved.items():
+                if path.startswith(start):
+                    entries.setdefault(index, {})[path.removeprefix(start)] = self._empty(parameter, entry)
+        return {**state, "state": entries}
+
+    def _empty(self, parameter: Any, entry: Entry) -> Any:
+        """Return zeros for ``entry``: in the layout of ``parameter`` if it has its shape, else a plain tensor."""
+        platform = self._platform
+        dtype = platform.str_to_dtype(entry.dtype_name)
+        if entry.shape != tuple(parameter.shape) or not hasattr(parameter, "full_tensor"):
+            return platform.zeros(entry.shape, dtype=dtype)
+        return platform.wrap(platform.zeros(parameter.local_shape, dtype=dtype), parameter.layout)
+
+
+def build(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return the state of ``tree``, with ``tensors`` in their places."""
+    (kind, content), *_ = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "value":
+        return content
+    if kind == "items":
+        return {key: build(value, tensors) for key, value in content}
+    values = [build(value, tensors) for value in content]
+    return values if kind == "list" else tuple(values)
+
+
+def _join(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _key(name: str, key: Any) -> Any:
+    if isinstance(key, (str, int)):
+        return key
+    msg = f"save: {name or 'the state'} has the key {key!r}; keys are strings or integers"
+    raise CheckpointError(msg)

@@ -1,0 +1,54 @@
+"""What one framework saves, either loads, on another mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+from hyper_parallel.core.checkpoint import load, save
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify import simulate
+
+
+def state_of(platform, array, numbers, shape):
+    """A DTensor over a mesh of ``shape``, a plain tensor, and values."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b"))
+    placements = [Shard(0), Shard(1)] if shape[1] == 1 else [Shard(1), Shard(1)]
+    return {
+        "w": distribute_tensor(platform.from_numpy(array), mesh, placements),
+        "n": platform.from_numpy(numbers),
+        "values": {"rate": 0.5, 3: [None, ("x", True)]},
+    }
+
+
+def round_trip(first, second, folder):
+    """Save over 3 ranks in one framework, and load over 4 in the other."""
+    array = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
+    numbers = np.arange(3)
+
+    def saving():
+        save(state_of(platform_named(first), array, numbers, (3, 1)), folder)
+
+    def loading():
+        platform = platform_named(second)
+        state = state_of(platform, array * 0, numbers * 0, (2, 2))
+        loaded = load(state, folder)
+        assert loaded["values"] == {"rate": 0.5, 3: [None, ("x", True)]}
+        np.testing.assert_array_equal(platform.tensor_to_numpy(state["w"].full_tensor()), array)
+        np.testing.assert_array_equal(platform.tensor_to_numpy(state["n"]), numbers)
+
+    simulate(saving, 3, platform=first)
+    simulate(loading, 4, platform=second)
+
+
+def test_a_framework_loads_what_it_saved(platform_name, tmp_path):
+    """Tensors and values of every kind come back, on another mesh."""
+    round_trip(platform_name, platform_name, tmp_path)
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+@pytest.mark.parametrize("frameworks", [("torch", "mindspore"), ("mindspore", "torch")])
+def test_the_other_framework_loads_it(frameworks, tmp_path):
+    """The folder does not depend on the framework."""
+    round_trip(*frameworks, tmp_path)
