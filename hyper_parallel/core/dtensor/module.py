@@ -129,7 +129,8 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
     parts = platform.transport().all_to_all(
         [flat(rank) for rank in ranks], ranks, [size if rank == source else (0,) for rank in ranks]
     )
-    return platform.reshape(parts[ranks.index(source)], layout.local_shape)
+    # No view: a framework makes a view anew when its base is written, and an empty one without second gradients.
+    return platform.detach(platform.reshape(parts[ranks.index(source)], layout.local_shape))
 
 
 def place_parameter(

@@ -16,6 +16,12 @@ from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.refusals import read_only_error
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
+from hyper_parallel.core.shard.thin_shards import (
+    copying_where_others_do,
+    has_empty_shard,
+    is_thin,
+    stored_as_on_one_device,
+)
 from hyper_parallel.errors import ShardMismatchError
 
 if TYPE_CHECKING:
@@ -75,11 +81,15 @@ def compile_plan(
     else:
         call = _framework_call(plan.impl or entry.func, args, kwargs, fetches)
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
-    replays = _has_empty_shard(plan)  # of any operator: its result may be a view that is written afterwards
+    thin = any(map(is_thin, (*plan.choice.targets, *plan.choice.outputs)))
+    ordered = thin and plan.ordered and not entry.in_place and not rule.view
+    if ordered:
+        call = stored_as_on_one_device(platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks])
+    replays = has_empty_shard(plan)  # of any operator: its result may be a view that is written afterwards
     if replays:
         call = platform.replaying_views(call)
-    if rule.op == "view" and not plan.moves and _has_thin_shard(plan):
-        call = _copying_where_others_do(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
+    if rule.op == "view" and not plan.moves and is_thin(plan.choice.targets[0]):
+        call = copying_where_others_do(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
     if entry.in_place:
         run = _in_place_call(call, plan, entry.target)
         return run, run
@@ -98,33 +108,9 @@ def compile_plan(
     if inherit is not None and platform.loses_writes_through_views:
         inherit = _views_lose_writes
     first = _wrapped(platform, plan, checked, inherit)
-    may_fuse = no_operand_moves and inherit is None and not replays
+    may_fuse = no_operand_moves and inherit is None and not replays and not ordered
     fused = _fused(platform, entry, plan, args, kwargs, fetches) if may_fuse else None
     return first, fused or _wrapped(platform, plan, call, inherit)
-
-
-def _has_empty_shard(plan: OpPlan) -> bool:
-    """Whether this rank has nothing of an operand or of an output."""
-    layouts = (*plan.choice.targets, *plan.choice.outputs)
-    return any(0 in layout.local_shape for layout in layouts if layout.shape is not None)
-
-
-def _has_thin_shard(plan: OpPlan) -> bool:
-    """Whether this rank has at most one element along a dim of the first operand that has more."""
-    layout = plan.choice.targets[0]
-    return any(size <= 1 < whole for size, whole in zip(layout.local_shape, layout.shape or (), strict=True))
-
-
-def _copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
-    """Return ``call``, a view, as a copy where the whole tensor cannot be viewed so, though this rank's part can."""
-    shape, target = plan.choice.targets[0].shape, plan.choice.outputs[0].shape
-
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = call(args, kwargs)
-        may_share = platform.can_view(operand(args, kwargs)._local, shape, target)  # type: ignore[arg-type] # known
-        return out if may_share else platform.local_op("clone")(out, memory_format=None)
-
-    return run
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------
@@ -363,7 +349,7 @@ def _returning_operand_if_unchanged(
         if out is x._local:
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
-            out = platform.local_op("clone")(out, memory_format=None)  # because the other ranks had to copy
+            out = platform.dense_copy(out)  # because the other ranks had to copy
         output = wrap(out, layout)
         if inherit is not None:
             _mark_read_only(platform, output, copied, inherit(args, kwargs))

@@ -31,6 +31,7 @@ class OpPlan:
         impl: function to call on local tensors instead of the framework's, or None.
         open: True if the number and sizes of outputs are known only after the call; all of them are replicated.
         view: True if this call returns a view of its first operand, though the rule's others do not.
+        ordered: True if the framework stores the dims of the output in the order of those of its operands.
     """
 
     call: OpCall
@@ -40,6 +41,7 @@ class OpPlan:
     impl: Callable[..., Any] | None = None
     open: bool = False
     view: bool = False
+    ordered: bool = False
 
     @property
     def moves(self) -> bool:
@@ -95,7 +97,9 @@ def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
     if chosen is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, chosen.targets, chosen.outputs) if strategies.localize else None
-    return OpPlan(call, chosen, local, strategies.many, open=strategies.open, view=strategies.view)
+    return OpPlan(
+        call, chosen, local, strategies.many, open=strategies.open, view=strategies.view, ordered=strategies.ordered
+    )
 
 
 def _check_in_place_layout(call: OpCall, choice: Choice, *, in_place: bool) -> None:

@@ -160,6 +160,7 @@ class Strategies:
         many: True if the operator returns a tuple or list, even of one tensor.
         open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
         view: True if this call returns a view of its first operand, though the rule's others do not.
+        ordered: True if the framework stores the dims of the output in the order of those of its operands.
     """
 
     rows: tuple[Row, ...]
@@ -168,6 +169,7 @@ class Strategies:
     many: bool = False
     open: bool = False
     view: bool = False
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

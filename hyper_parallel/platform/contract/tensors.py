@@ -58,10 +58,27 @@ class TensorsFacet(abc.ABC):
         del local, layout
         return False
 
+    def dense_copy(self, local: Any) -> Any:
+        """Return a copy on the graph, whose dims lie in memory in the usual order."""
+        return self.contiguous(local)
+
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
         """Return whether a tensor of ``shape``, stored in the order of dims of ``local``, has a view as ``target``."""
         del local, shape, target
         return True
+
+    def stored_like(self, data: Any, operands: Sequence[tuple[Any, Sequence[int]]]) -> Any:
+        """Return ``data`` with its dims in the order in memory of the whole result of an elementwise operator.
+
+        Args:
+            data: this rank's part of the result.
+            operands: of every operand this rank's part, or None where it was just received, and the whole shape.
+
+        Returns:
+            ``data``, or the same values stored anew, on the graph.
+        """
+        del operands
+        return data
 
     @abc.abstractmethod
     def detach(self, data: Any) -> Any:

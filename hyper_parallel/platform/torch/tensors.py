@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,13 +50,17 @@ class TorchTensors(TensorsFacet):
         return data.detach().clone()
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """A dim of one local element keeps the stride of a view, which PyTorch ignores."""
-        if not local._is_view():  # noqa: SLF001 - no public spelling
+        """By strides: a part of at most one element along a dim is contiguous in several orders of its dims."""
+        from hyper_parallel.platform.torch.dtensor import global_strides
+
+        if not any(size <= 1 < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
             return False
-        return any(
-            size <= 1 < whole and local.stride(dim) != max(1, local.shape[dim + 1 :].numel())
-            for dim, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True))
-        )
+        whole = torch.empty_strided(layout.shape, global_strides(local, layout.shape), device="meta")
+        return not whole.is_contiguous()
+
+    def dense_copy(self, local: Any) -> Any:
+        """Also of a tensor that is contiguous in several orders."""
+        return local.clone(memory_format=torch.contiguous_format)
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
         """By strides; where ``local`` is contiguous, so is the whole tensor."""
@@ -66,6 +72,20 @@ class TorchTensors(TensorsFacet):
         except RuntimeError:
             return False
         return True
+
+    def stored_like(self, data: Any, operands: Sequence[tuple[Any, Sequence[int]]]) -> Any:
+        """By strides, whose order PyTorch takes from the operands."""
+        from hyper_parallel.platform.torch.dtensor import global_strides
+
+        order = _elementwise_order(
+            tuple((tuple(shape), None if local is None else global_strides(local, shape)) for local, shape in operands)
+        )
+        ordered = data.permute(order)
+        if ordered.stride() == _dense_strides(ordered.shape):
+            return data
+        back = sorted(range(data.ndim), key=order.__getitem__)
+        stored = ordered.clone(memory_format=torch.contiguous_format).permute(back)
+        return stored if stored.requires_grad else stored.detach()  # no view that was made without a graph
 
     def detach(self, data: Any) -> Any:
         """Same storage, off the graph."""
@@ -213,3 +233,20 @@ class TorchTensors(TensorsFacet):
         from hyper_parallel.core.dtensor.cross_mesh import TensorTransform
 
         return TensorTransform()
+
+
+@lru_cache(maxsize=4096)
+def _elementwise_order(operands: tuple[tuple[tuple[int, ...], tuple[int, ...] | None], ...]) -> tuple[int, ...]:
+    """The dims of an elementwise result from the outermost in memory to the innermost.
+
+    Args:
+        operands: shape and strides of every operand; None for strides of a contiguous one.
+    """
+    parts = [torch.empty_strided(shape, strides or _dense_strides(shape), device="meta") for shape, strides in operands]
+    whole = (torch.neg, torch.add, torch.addcmul)[min(len(parts), 3) - 1](*parts[:3])
+    dims, strides = range(whole.ndim), whole.stride()
+    return tuple(dims) if whole.is_contiguous() else tuple(sorted(dims, key=lambda dim: -strides[dim]))
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))

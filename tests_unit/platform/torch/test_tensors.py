@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 
 pytestmark = pytest.mark.platforms("torch")
@@ -112,3 +113,102 @@ def test_a_view_of_the_whole_tensor_is_told_from_strides_of_a_part():
     assert not platform.can_view(row.t(), (3, 2), (6,))
     assert platform.can_view(row.t()[None], (1, 3, 2), (3, 2))
     assert not platform.can_view(row.expand(2, 2, 1), (2, 2, 3), (4, 3))
+
+
+def _stride_calls():
+    """Elementwise calls of one, two and three tensors, and of one that returns two."""
+    import torch
+
+    functional = torch.nn.functional
+    return {
+        "neg": torch.neg,
+        "clone": torch.clone,
+        "gelu": functional.gelu,
+        "dropout": lambda x: functional.dropout(x, 0.5, True),
+        "no dropout": lambda x: functional.dropout(x, 0.5, False) + 0.0,
+        "frexp": lambda x: torch.frexp(x)[0],
+        "add a number": lambda x: x + 1.0,
+        "compare": lambda x: x < 0.0,
+        "double": lambda x: x.float(),
+        "of two": lambda x: x * x.clone(),
+        "of a usual one": lambda x: torch.ones_like(x, memory_format=torch.contiguous_format) - x,
+        "of fewer dims": lambda x: x * x.new_ones(x.shape[-1:]),
+        "of three": lambda x: torch.addcmul(x, x, x),
+        "where": lambda x: torch.where(x > 0, x, 0.0),
+        "contiguous": lambda x: x.contiguous(),
+        "detached": lambda x: x.detach(),
+        "no conversion": lambda x: x.to(torch.float64),
+        "a usual copy": lambda x: x.clone(memory_format=torch.contiguous_format),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_elementwise_results_have_the_strides_of_one_device_on_every_rank(world):
+    """In whatever order the dims of an operand lie, with shards of several elements, of one, and of none."""
+    import torch
+
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.core.dtensor.module import distribute_tensor
+    from hyper_parallel.core.dtensor.placements import Replicate, Shard
+    from hyper_parallel.verify.simulate import simulate
+
+    values = torch.randn(2, 3, 5, dtype=torch.float64)
+    orders = [(0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)]
+    cases = [(name, order, dim) for name in _stride_calls() for order in orders for dim in (0, 1, None)]
+
+    def facts(x, name, order):
+        result = _stride_calls()[name](x.permute(order))
+        return result.stride(), result.is_contiguous()
+
+    def on_rank():
+        mesh, results = init_device_mesh("cpu", (world,)), []
+        for name, order, dim in cases:
+            x = distribute_tensor(values, mesh, [Replicate() if dim is None else Shard(dim)])
+            results.append(facts(x, name, order))
+        return results
+
+    for results in simulate(on_rank, world, "torch", timeout=60):
+        for case, result in zip(cases, results, strict=True):
+            assert result == facts(values, *case[:2]), case
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_write_to_a_flattened_result_reaches_the_operand_on_all_ranks_or_on_none(world):
+    """Values and second gradients of a program that writes what may or may not be a view are those of one device."""
+    import torch
+
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.core.dtensor.module import distribute_tensor
+    from hyper_parallel.core.dtensor.placements import Replicate, Shard
+    from hyper_parallel.verify.simulate import simulate
+
+    values, weight = torch.randn(2, 3, 4).double(), torch.randn(3).double()
+
+    def run(x, w, order):
+        y = (x if order is None else x.permute(order)).neg()
+        flat = y.flatten(0, 1)
+        flat += (w * w).sum()
+        (first,) = torch.autograd.grad((y * y).sum() + (flat * flat).sum(), w, create_graph=True)
+        return y.detach(), torch.autograd.grad((first * first).sum(), w)[0]
+
+    cases = [(order, dim, needs) for order in (None, (0, 2, 1), (1, 0, 2)) for dim in (0, 1, 2) for needs in (0, 1)]
+
+    def on_rank():
+        mesh, results = init_device_mesh("cpu", (world,)), []
+        for order, dim, needs in cases:
+            x = distribute_tensor(values, mesh, [Shard(dim)])
+            w = distribute_tensor(weight, mesh, [Replicate()]).requires_grad_()
+            try:
+                outs = run(x.requires_grad_() if needs else x, w, order)
+            except UnsupportedOperatorError:  # the view would have to move the tensor, so that the write is refused
+                outs = ()
+            results.append([out.full_tensor() for out in outs])
+        return results
+
+    ranks = simulate(on_rank, world, "torch", timeout=60)
+    assert sum(bool(result) for result in ranks[0]) >= len(cases) // 3
+    for results in ranks:
+        for (order, _, _), result in zip(cases, results, strict=True):
+            expected = run(values, weight.clone().requires_grad_(), order)
+            for actual, expects in zip(result, expected if result else (), strict=True):
+                torch.testing.assert_close(actual, expects)

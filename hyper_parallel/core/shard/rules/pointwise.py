@@ -77,7 +77,8 @@ def elementwise(
             raise UnknownOperandError(msg)
     inputs, output, shape = broadcast_labels([operand.shape for operand in call.operands])
     labels = Labels(inputs, (output,) * outputs, None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
-    return Strategies((*labelled_rows(labels), *extra), (shape,) * outputs, many=outputs > 1)
+    rows, ordered = (*labelled_rows(labels), *extra), call.args.get("memory_format") is None
+    return Strategies(rows, (shape,) * outputs, many=outputs > 1, ordered=ordered)
 
 
 def partial_rows(count: int, partial: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:

@@ -7,6 +7,7 @@ it is planned: the plan knows which elements are on this rank.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,9 +50,8 @@ def _dropout(call: OpCall) -> Strategies:
         raise ValueError(msg)
     if not call["training"] or p == 0.0:
         elements = elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
-        return Strategies(elements.rows, elements.outputs, lambda *_: LocalCall(run=_unchanged))
-    elements = elementwise(call)
-    return Strategies(elements.rows, elements.outputs, _drop)
+        return replace(elements, localize=lambda *_: LocalCall(run=_unchanged))
+    return replace(elementwise(call), localize=_drop)
 
 
 def _unchanged(platform: Any, args: dict[str, Any]) -> Any:

@@ -228,6 +228,30 @@ def test_views_of_nothing_that_are_written_stay_on_the_graph(write, world):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_written_view_of_a_scattered_tensor_stays_on_the_graph(world):
+    """The write of a value with a gradient has its second gradient on ranks to which nothing was scattered, too."""
+    import torch
+
+    def run(x, written, seed):
+        view = x.narrow(0, 0, x.shape[0]).unsqueeze(1).flatten(1).mul_(written)
+        (first,) = torch.autograd.grad(view, written, seed, create_graph=True)
+        return torch.autograd.grad(first, seed, first.detach(), allow_unused=True)[0]
+
+    values = [torch.tensor([[8.5], [7.0]]).double(), torch.tensor([[0.5], [-0.25]]).double(), torch.ones(2, 1).double()]
+    expected = run(values[0].clone(), values[1].clone().requires_grad_(), values[2].clone().requires_grad_())
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,))
+        x, written, seed = (
+            distribute_tensor(value, mesh, [place]) for value, place in zip(values, [Shard(0), R, R], strict=True)
+        )
+        return run(x, written.requires_grad_(), seed.requires_grad_()).full_tensor()
+
+    for result in simulate(on_rank, world, "torch", timeout=60):
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_the_product_of_one_factor_has_one_graph(world):
     """Ranks whose factor is zero, is not, or that hold none, differentiate a product twice by the same collectives."""
     import torch

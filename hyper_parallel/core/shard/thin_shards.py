@@ -1,0 +1,88 @@
+"""Thin and empty shards: what a rank with few elements must do because ranks with more of them do it.
+
+Whether a result is a view, and in which order its dims lie in memory, a framework derives from the elements at hand.
+All ranks must come to the same, that of the whole tensor: a write through a view would change the base on some of them
+only, and graphs would differ, whose collectives the other ranks wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel._tree import rebuild
+from hyper_parallel.core.dtensor.dtensor import DTensor
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.entry import Run
+    from hyper_parallel.core.shard.op_plan import OpPlan
+    from hyper_parallel.core.shard.rule import Shape
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["copying_where_others_do", "has_empty_shard", "is_thin", "stored_as_on_one_device"]
+
+
+def has_empty_shard(plan: OpPlan) -> bool:
+    """Whether this rank has nothing of an operand or of an output."""
+    layouts = (*plan.choice.targets, *plan.choice.outputs)
+    return any(0 in layout.local_shape for layout in layouts if layout.shape is not None)
+
+
+def is_thin(layout: Layout) -> bool:
+    """Whether this rank has at most one element along a dim that has more."""
+    if layout.shape is None:
+        return False
+    return any(size <= 1 < whole for size, whole in zip(layout.local_shape, layout.shape, strict=True))
+
+
+def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
+    """Return ``call`` with outputs stored in the order of dims that a whole one would have.
+
+    A thin shard is contiguous in several orders of its dims, of which the framework takes the usual one, while ranks
+    with more elements keep the order of the operands: a later view would be a copy on some ranks only.
+
+    Args:
+        platform: the framework.
+        plan: the plan of an elementwise call.
+        call: the local call.
+        operands: reads each tensor from the caller's arguments.
+    """
+    stays = [target is operand.layout for target, operand in zip(plan.choice.targets, plan.call.operands, strict=True)]
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = call(args, kwargs)
+        if out is NotImplemented:
+            return out
+        tensors = [operand(args, kwargs) for operand in operands]
+        locals_ = [tensor._local if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        if any(out is local for local in locals_):
+            return out
+        sources: list[tuple[Any, Shape]] = [
+            (local if stayed else None, layout.shape)  # type: ignore[misc] # an elementwise rule knows its shapes
+            for local, stayed, layout in zip(locals_, stays, plan.choice.targets, strict=True)
+        ]
+        if plan.many:
+            return rebuild(out, [platform.stored_like(part, sources) for part in out])
+        return platform.stored_like(out, sources)
+
+    return run
+
+
+def copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
+    """Return ``call``, a view, as a copy where the whole tensor cannot be viewed so, though this rank's part can.
+
+    Args:
+        platform: the framework.
+        plan: the plan of the view; nothing moves.
+        call: the local call.
+        operand: reads the tensor to be viewed from the caller's arguments.
+    """
+    shape, target = plan.choice.targets[0].shape, plan.choice.outputs[0].shape
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = call(args, kwargs)
+        may_share = platform.can_view(operand(args, kwargs)._local, shape, target)  # type: ignore[arg-type] # known
+        return out if may_share else platform.local_op("clone")(out, memory_format=None)
+
+    return run
