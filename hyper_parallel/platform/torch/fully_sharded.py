@@ -169,6 +169,8 @@ class FullyShardedGroup:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> Any:
+        for member in self.members:
+            member.check_unreplaced()
         self.schedule.enter_forward(self)
         self.gather()
         for member in self.members:

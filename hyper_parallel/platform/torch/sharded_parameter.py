@@ -43,6 +43,7 @@ class ShardedParameter:
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
+        self._dtype = self.local.dtype
         self._version = 0  # of the values: even; while freed, autograd sees the next odd number
         self.free()
 
@@ -67,6 +68,22 @@ class ShardedParameter:
         torch.cat([row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)], out=self.flat)
         self._version += 0 if unchanged else 2
         _set_version((whole,), (self._version,))
+
+    def check_unreplaced(self) -> None:
+        """Check that the modules and the shard are those that were sharded.
+
+        Raises:
+            PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype.
+        """
+        for owner, name in self.owners:
+            present = owner._parameters.get(name)  # noqa: SLF001 - no public spelling
+            if present is self.exposed or (present is self.sharded and self.local.dtype is self._dtype):
+                continue
+            msg = (
+                f"fully_shard: parameter {name} of {type(owner).__name__} was replaced or converted after fully_shard, "
+                "which gathers the one from before; convert the module first, and load values into its parameters"
+            )
+            raise PlanError(msg)
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""

@@ -401,3 +401,63 @@ def test_a_backward_within_a_forward_is_reduced():
             assert_same(mine.grad, theirs.grad / 2, "gradient")
 
     on_ranks(2, rank)
+
+
+def test_a_parameter_that_was_replaced_after_sharding_is_refused():
+    """A conversion, an assignment, or loading by assignment would leave the module training another parameter."""
+    import torch
+
+    def assign(model):
+        model[0].bias = torch.nn.Parameter(torch.zeros(4))
+
+    def rank(mesh):
+        for replace in (
+            lambda model: model.double(),
+            assign,
+            lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
+        ):
+            model = torch.nn.Sequential(torch.nn.Linear(3, 4))
+            fully_shard(model, mesh=mesh)
+            model(torch.ones(1, 3)).sum().backward()
+            replace(model)
+            with pytest.raises(PlanError) as info:
+                model(torch.ones(1, 3))
+            name = "bias" if replace is assign else "weight"
+            assert str(info.value) == (
+                f"fully_shard: parameter {name} of Linear was replaced or converted after fully_shard, which gathers "
+                "the one from before; convert the module first, and load values into its parameters"
+            )
+        loaded = fully_shard(torch.nn.Linear(3, 4), mesh=mesh)
+        loaded.load_state_dict({name: value * 2 for name, value in loaded.state_dict().items()})
+        assert_same(loaded(torch.ones(1, 3)), loaded(torch.ones(1, 3)), "output")
+
+    on_ranks(2, rank)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_memory_is_that_of_two_groups_and_one_gathered_ahead(world):
+    """In the second and later steps, too: at most the parameters of two neighbours, and the rows of one group."""
+    import torch
+
+    def rank(mesh):
+        model = torch.nn.Sequential(*(torch.nn.Linear(5, 5).double() for _ in range(5)))
+        groups = [fully_shard(layer, mesh=mesh)._hyper_parallel_fully_sharded for layer in model]
+        most = {"forward": [0, 0], "backward": [0, 0]}
+
+        def look(phase):
+            seen = [sum(counted(group) for group in groups), sum(group.pending is not None for group in groups)]
+            most[phase] = [max(pair) for pair in zip(most[phase], seen, strict=True)]
+
+        def announce(_module, _inputs, output):
+            output.register_hook(lambda _gradient: look("backward"))
+
+        fully_shard(model, mesh=mesh)
+        for layer in model:
+            layer.register_forward_hook(lambda *_: look("forward"), prepend=True)
+            layer.register_forward_hook(announce)
+        for step in range(3):
+            model(random(2, 5, seed=mesh.rank)).sum().backward()
+            assert most == {"forward": [30, int(step > 0)], "backward": [60, int(step > 0)]}
+            assert not any(counted(group) or group.pending for group in groups)
+
+    on_ranks(world, rank)
