@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
-from mindspore.common.initializer import initializer
+from mindspore.common.initializer import Constant, One, Zero, initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
-from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
 
 __all__ = ["MindSporeDTensor", "wrap"]
@@ -254,9 +254,8 @@ class MindSporeDTensor(DTensor, Tensor):
         if isinstance(data, DTensor):
             local = data.redistribute_to(self._layout)._local
         else:
-            local = (
-                initializer(data, self.local_shape, self.dtype).init_data() if isinstance(data, (int, float)) else data
-            )
+            # ``initializer`` refuses the shape of an empty shard.
+            local = filled(self.local_shape, data, self.dtype) if isinstance(data, (int, float)) else data
             local = local.init_data() if local.has_init else local
         if tuple(local.shape) != self.local_shape:
             msg = (
@@ -272,12 +271,25 @@ class MindSporeDTensor(DTensor, Tensor):
             write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
-        """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy."""
+        """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy.
+
+        Raises:
+            UnsupportedOperatorError: ``init`` draws random numbers.
+        """
         if not isinstance(self, Parameter):
             return intercept.call("Identity", (self,))
         parameter = self._parameter(_copied(self._local))
-        if init != "same":
-            parameter.set_data(init if isinstance(init, Tensor) else initializer(init, self.local_shape, self.dtype))
+        if isinstance(init, Tensor):
+            parameter.set_data(init)
+        elif init != "same":
+            if str(init).lower() not in _CONSTANTS and not isinstance(init, (int, float, Zero, One, Constant)):
+                msg = (
+                    f"Parameter.clone({init!r}) of a DTensor: every rank would draw numbers of its own; use "
+                    "hyper_parallel.distribute_tensor(initializer(...), mesh, placements) as the new value"
+                )
+                raise UnsupportedOperatorError(msg)
+            if 0 not in self.local_shape:  # MindSpore's initializers refuse empty shapes
+                parameter.set_data(initializer(init, self.local_shape, self.dtype))
         return parameter
 
     def copy(self) -> Any:
@@ -368,3 +380,6 @@ _BINARY = {
     "__pow__": "pow",
 }
 _UNARY = {"__neg__": "neg", "__abs__": "abs"}
+
+# MindSpore's names of initializers that draw nothing.
+_CONSTANTS = frozenset({"zero", "zeros", "one", "ones"})

@@ -425,3 +425,32 @@ def test_lists_are_no_operands():
     assert simulate(rank, 3, "mindspore")[0] == [
         f"unsupported operand type(s) for +: 'MindSporeDTensor' and '{kind}'" for kind in ("list", "tuple")
     ]
+
+
+def _filled():
+    from mindspore import Parameter
+    from mindspore.common.initializer import Constant, Normal
+
+    weight = Parameter(_placed(A[:2], Shard(0)), name="w")
+    values = {str(init): weight.clone(init).full_tensor().asnumpy() for init in ("zeros", "ones", 2, 2.5, Constant(3))}
+    weight.set_data(4.0)
+    values["set_data"] = weight.full_tensor().asnumpy()
+    refusals = []
+    for init in ("normal", Normal(0.1)):
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            weight.clone(init)
+        refusals.append(str(caught.value).replace(repr(init), "INIT"))
+    return list(values.values()), refusals
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_parameter_is_filled_alike_on_all_ranks(world):
+    """A clone or a write of a constant works on ranks with an empty shard too; random numbers would differ by rank."""
+    refusal = (
+        "Parameter.clone(INIT) of a DTensor: every rank would draw numbers of its own; use "
+        "hyper_parallel.distribute_tensor(initializer(...), mesh, placements) as the new value"
+    )
+    for values, refusals in simulate(_filled, world, platform="mindspore"):
+        for array, value in zip(values, (0, 1, 2, 2.5, 3, 4), strict=True):
+            np.testing.assert_array_equal(array, np.full_like(A[:2], value))
+        assert refusals == [refusal] * 2
