@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.checkpoint.folder import DataFile, Entry, Piece, checksum, code_of, read_index
 from hyper_parallel.core.checkpoint.saving import own_box, together
-from hyper_parallel.core.checkpoint.state import Flat, build
+from hyper_parallel.core.checkpoint.state import Flat, build, platform_of_state
 from hyper_parallel.errors import CheckpointError
-from hyper_parallel.platform.select import current_platform
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -35,7 +34,7 @@ def load(state: Any, folder: str | Path) -> Any:
         CheckpointError: (a ValueError) there is no complete checkpoint in ``folder``, it is damaged, or names, shapes
             or dtypes do not fit ``state``: all differences in one message, on every rank.
     """
-    platform, folder = current_platform(), Path(folder)
+    platform, folder = platform_of_state(state), Path(folder)
     index: list[Any] = []
     together(platform, lambda: index.append(read_index(folder)), CheckpointError)
     data, tree, pieces = index[0]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.checkpoint.folder import DataFile, Entry, Piece, code_of, write_index
-from hyper_parallel.core.checkpoint.state import Flat
+from hyper_parallel.core.checkpoint.state import Flat, platform_of_state
 from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError
-from hyper_parallel.platform.select import current_platform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +38,7 @@ def save(state: Any, folder: str | Path) -> None:
         CheckpointError: (a ValueError) the state holds something else, or differs between ranks.
         CheckpointWriteError: (an OSError) the disk refuses; a checkpoint that was there is unchanged.
     """
-    platform, folder = current_platform(), Path(folder)
+    platform, folder = platform_of_state(state), Path(folder)
     flat = Flat(state, platform)
     entries = {name: _entry(name, value) for name, value in flat.tensors.items()}
     digest = zlib.crc32(json.dumps([(name, entry.code, entry.shape) for name, entry in entries.items()]).encode())

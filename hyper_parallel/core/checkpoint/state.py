@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CheckpointError
+from hyper_parallel.platform.select import current_platform, platform_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.checkpoint.folder import Entry
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Flat", "build"]
+__all__ = ["Flat", "build", "platform_of_state"]
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -103,6 +104,21 @@ def build(tree: Any, tensors: Mapping[str, Any]) -> Any:
         return {key: build(value, tensors) for key, value in content}
     values = [build(value, tensors) for value in content]
     return values if kind == "list" else tuple(values)
+
+
+def platform_of_state(state: Any) -> Platform:
+    """Return the platform of the first object of a framework in ``state``, or the current one if there is none."""
+    waiting = [state]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, (dict, list, tuple)):
+            waiting += value.values() if isinstance(value, dict) else value
+            continue
+        try:
+            return platform_of(value)
+        except TypeError:
+            continue
+    return current_platform()
 
 
 def _join(name: str, key: Any) -> str:
