@@ -37,7 +37,9 @@ def attention(call: OpCall) -> Strategies:
     inputs: list[Names] = [(*qs, *heads[0], "l", "e"), (*ks, *heads[1], "s", "e"), (*vs, *heads[2], "s", "f")]
     if isinstance(mask, Operand):
         inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
-    labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"}), each=(2,))
+    # Narrower values may meet a fused kernel, which keeps its result for backward, where a single device's does not.
+    narrowed = {"f"} if v.shape[-1] > q.shape[-1] else set()
+    labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"} | narrowed), each=(2,))
     rows = list(nonempty_rows(labels))
     if grouped:
         rows.append(nonempty_row(_grouped_row(call, mask)))

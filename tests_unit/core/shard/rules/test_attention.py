@@ -179,3 +179,21 @@ MISFITS = {
 def test_a_call_that_does_not_fit_is_refused(refuses, name):
     """A call that fails on one device fails on every rank with its reason, before anything moves."""
     refuses(*MISFITS[name])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_result_of_wide_values_may_be_written(ranks, world):
+    """What one device may write before backward, ranks may: no shard of the values meets a kernel that keeps it."""
+    queries, keys, values = (torch.randn(1, 2, 3, width).double() for width in (2, 2, 2 * world))
+
+    def grad(q, k, v):
+        attend(q, k, v).relu_().sum().backward()
+        return v.grad
+
+    def on_rank(mesh):
+        q, k = (distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (queries, keys))
+        return grad(q, k, distribute_tensor(values, mesh, [Shard(3)]).requires_grad_()).full_tensor()
+
+    expected = grad(queries, keys, values.clone().requires_grad_())
+    for result in ranks(world, on_rank):
+        torch.testing.assert_close(result, expected)
