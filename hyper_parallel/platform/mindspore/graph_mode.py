@@ -7,6 +7,7 @@ Functions that a program compiles itself with ``ms.jit`` are refused (``captured
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -45,7 +46,9 @@ def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(compiled)
         def after_grad(*args: Any, **kwargs: Any) -> Any:
-            if not _reaches(function, [options, list(named.values()), args], kwargs):
+            # With MS_JIT=0 nothing is compiled, and MindSpore's own would call itself without end.
+            compiles = os.getenv("MS_JIT") != "0"
+            if compiles and not _reaches(function, [options, list(named.values()), args], kwargs):
                 return compiled(*args, **kwargs)
             with _pynative():
                 return make(self, function, *options, **named)(*args, **kwargs)

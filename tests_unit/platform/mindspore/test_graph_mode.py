@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -140,6 +142,23 @@ def test_graph_mode_trains_as_one_device(number, world):
     for results in simulate(_in_graph_mode, world, platform="mindspore", args=(number, True)):
         for result, wanted in zip(results, expected, strict=True):
             np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=1e-6)
+
+
+def _uncompiled(parallel):
+    os.environ["MS_JIT"] = "0"
+    try:
+        return _in_graph_mode(PROGRAMS.index(_grad_operation), parallel)
+    finally:
+        del os.environ["MS_JIT"]
+
+
+def test_nothing_is_compiled_where_compilation_is_off():
+    """With MS_JIT=0 in the environment, gradients are computed uncompiled in graph mode, plain ones too."""
+    (expected,) = simulate(_in_graph_mode, 1, platform="mindspore", args=(PROGRAMS.index(_grad_operation), False))
+    for parallel in (False, True):
+        for results in simulate(_uncompiled, 2, platform="mindspore", args=(parallel,)):
+            for result, wanted in zip(results, expected, strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=1e-6)
 
 
 def _raising():
