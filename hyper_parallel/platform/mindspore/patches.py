@@ -6,13 +6,14 @@ one that is installed. Where no DTensor is involved, each patch calls the origin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import getattr_static
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn
 from mindspore.common._grad_function import _Function
@@ -199,6 +200,12 @@ def _steps_by_element(args: tuple[Any, ...]) -> bool:
     )
 
 
+class _Step(NamedTuple):
+    """A step that is not compiled, as :func:`_steps_by_element` reads it."""
+
+    obj: Any
+
+
 def _local_shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.local_shape if isinstance(tensor, DTensor) else tensor.shape)
 
@@ -214,7 +221,14 @@ def _refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
                     check_step_gradient(parameter.name, grad.layout, grad.dtype)
-        return step(self, *args, **kwargs)
+        if os.getenv("MS_JIT") != "0" or not _steps_by_element((_Step(self), *args)):
+            return step(self, *args, **kwargs)
+        # Only a compiled step sees the local tensors, on which it is right.
+        del os.environ["MS_JIT"]
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            os.environ["MS_JIT"] = "0"
 
     return call
 
