@@ -561,7 +561,7 @@ def test_a_worker_that_is_slow_to_end_loses_no_coverage(pytester):
         xdist.workermanage.NodeManager.EXIT_TIMEOUT = 0.1
         def pytest_configure(config):
             if hasattr(config, "workerinput"):
-                atexit.register(time.sleep, 60)  # runs first: coverage's own hook was registered before
+                atexit.register(time.sleep, 900)  # runs first: coverage's own hook was registered before
     """)
     pytester.makepyfile("from measured import double\ndef test_x():\n    assert double(2) == 4\n")
     Path("settings").write_text("[run]\nparallel = true\nsource_pkgs = measured\npatch = subprocess\n")
@@ -579,7 +579,7 @@ def test_a_worker_that_is_slow_to_end_loses_no_coverage(pytester):
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=600,  # less than the worker's sleep: ended by the controller, not by itself
         env={**os.environ, **names, "HP_TEST_PLATFORMS": "torch"},
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -58,7 +58,7 @@ except RankFailedError as error:
     print(error)
 assert not ran
 for thread in threading.enumerate()[1:]:
-    thread.join(10)
+    thread.join(60)
 assert threading.active_count() == 1, threading.enumerate()
 resource.setrlimit(resource.RLIMIT_AS, before)
 assert run_threads(lambda: 5, 3, NumpyOps(), 30.0) == [5, 5, 5]

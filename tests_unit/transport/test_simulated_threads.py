@@ -225,8 +225,8 @@ def test_timeout_shows_every_stack_and_ends_the_ranks():
             time.sleep(0.001)
         t.barrier(ranks)
 
-    error = failure(body, timeout=0.2)
-    assert str(error).splitlines()[:2] == ["rank 1 of 3 did not finish within 0.2 s", "--- rank 1: was running in"]
+    error = failure(body, timeout=5.0)
+    assert str(error).splitlines()[:2] == ["rank 1 of 3 did not finish within 5 s", "--- rank 1: was running in"]
     assert "rank 0: waited in barrier()" in str(error)
     assert "time.sleep(0.001)" in str(error)
     assert list(error.failures) == [1]

@@ -26,7 +26,7 @@ def run(*bodies):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     return results
 

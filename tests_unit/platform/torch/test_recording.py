@@ -381,19 +381,21 @@ def test_this_librarys_tensors_are_recorded():
 def test_an_abandoned_rank_leaves_no_functions():
     """A rank that waits in C when its time is over never ends its recording: the end of its world does."""
     plain = nn.Module.__call__, torch.autograd.backward, nn.functional.dropout
-    go_on = threading.Event()
+    began, go_on = threading.Event(), threading.Event()
 
     def body():
         with recording(RecordLog(0)):
+            began.set()
             lock = threading.Lock()
             lock.acquire()
             while not go_on.is_set():
                 with contextlib.suppress(BaseException):
                     lock.acquire(timeout=0.2)
 
-    with pytest.raises(RankFailedError, match=r"did not finish within 0\.3 s"):
-        simulate(body, 2, "torch", timeout=0.3)
+    with pytest.raises(RankFailedError, match=r"did not finish within 5 s"):
+        simulate(body, 2, "torch", timeout=5.0)
     try:
+        assert began.is_set()
         assert (nn.Module.__call__, torch.autograd.backward, nn.functional.dropout) == plain
     finally:
         go_on.set()

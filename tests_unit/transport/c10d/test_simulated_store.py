@@ -26,7 +26,7 @@ def test_ranks_wait_for_keys():
             store.set("last", b"\x00")
         while not store.check(["last"]):
             pass
-        store.wait(["last"], dt.timedelta(seconds=1))
+        store.wait(["last"], dt.timedelta(seconds=60))
         dist.barrier()
         return value, store.add("count", 0)
 

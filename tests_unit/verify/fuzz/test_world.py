@@ -273,9 +273,9 @@ def test_an_operator_that_never_ends_hangs(small, broken):
         return tensor * 1
 
     broken(endless)
-    (outcome,) = run(small.unary("torch.broken"), timeout=2.0)
+    (outcome,) = run(small.unary("torch.broken"), timeout=5.0)
     assert outcome.kind == "hang"
-    assert "did not finish within 2 s" in outcome.text
+    assert "did not finish within 5 s" in outcome.text
     assert "endless" in outcome.text
 
 

@@ -139,7 +139,7 @@ def test_programs_are_confirmed_on_real_processes(monkeypatch):
     """The first program that ends with the error is kept, with what it printed; others pass or fail differently."""
     right = "print('1 should be 1')"
     broken = "raise ValueError('1 should be 2')"
-    wrong = "import os; print(os.environ['RANK'], 'should be 2'); assert False, 'no'"
+    wrong = "import os; print(os.environ['RANK'], 'should be 2'); assert os.environ['RANK'] == '1', 'no'"
     crash = "raise KeyError('relu')"
     left = "import os, time; assert os.environ['RANK'] == '0', 'gone'; time.sleep(600)"
     findings = [
