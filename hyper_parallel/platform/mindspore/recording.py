@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mindspore import nn
+from mindspore import context, nn
 from mindspore.experimental import optim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
@@ -31,7 +31,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     Args:
         log: of the rank; its perturbation, if any, is applied.
     """
-    recorder = Recorder(log)
+    recorder, mode = Recorder(log), context.get_context("mode")
     replaced: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, run: Callable[..., Any]) -> None:
@@ -51,6 +51,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     finally:
         for owner, name, plain in reversed(replaced):
             setattr(owner, name, plain)
+        context.set_context(mode=mode)  # a program may have set graph mode, and ranks are warm processes
         recorder.finish()
 
 
