@@ -24,7 +24,7 @@ python_use_unqualified_type_names = True
 # A role in a docstring that leads nowhere is an error; what annotations name need not have a page.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(abc|collections|contextlib|hyper_parallel)\..*"),
+    ("py:class", r"(abc|collections|contextlib|hyper_parallel|pathlib)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:class", "AbstractContextManager|Cause|Dispatcher|OpCall|ParameterLayout|RecordLog|TensorCheck"),

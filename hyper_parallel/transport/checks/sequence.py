@@ -206,9 +206,10 @@ class AgreedSequence:
         order, ahead = list(self._recorded), 0
         for index, step in enumerate(order):
             following = order[index + 1] if index + 1 < len(order) else step
-            if step.operation == "reduce_scatter" and following.operation == "all_gather" and ahead < _AHEAD:
-                order[index], order[index + 1] = following, step
-            ahead += 1 if order[index].operation == "all_gather" else -1
+            operation = step.operation
+            if operation == "reduce_scatter" and following.operation == "all_gather" and ahead < _AHEAD:
+                order[index], order[index + 1], operation = following, step, following.operation
+            ahead += 1 if operation == "all_gather" else -1
         return tuple(order)
 
     def _launch(self, step: Step, rows: Any, finish: Finish) -> int:
