@@ -135,6 +135,6 @@ def test_a_link_that_is_cut_during_the_start_is_named(hosts, tmp_path):
 
 
 def test_a_slow_link_raises_no_alarm(hosts, tmp_path):
-    """Over a link that is there for a third of the time, every value is right and nobody is told of anything."""
+    """Over a link that is there for two thirds of the time, every value is right and nobody is told of anything."""
     hosts.slow()
     assert outcomes(hosts, "slow", tmp_path / "slow", 600.0) == [{"right": True}] * 3

@@ -58,8 +58,12 @@ class TwoHosts:
         self._do(2, "sh", "-c", f"echo 0 > {_FORWARDING}")
 
     def slow(self):
-        """Let the link lose whatever is sent in two thirds of the time: 0.1 of 0.15 seconds."""
-        lose, carry = f"echo 0 > {_FORWARDING}; sleep 0.1", f"echo 1 > {_FORWARDING}; sleep 0.05"
+        """Let the link lose whatever is sent in a third of the time: 0.05 of 0.15 seconds.
+
+        TCP doubles its wait after each loss: were two thirds lost, a packet would be lost ten times in a row in one run
+        of fifty, which takes minutes.
+        """
+        lose, carry = f"echo 0 > {_FORWARDING}; sleep 0.05", f"echo 1 > {_FORWARDING}; sleep 0.1"
         turns = f"echo here; while kill -0 $0; do {lose}; {carry}; done"  # as long as the router's holder lives
         self._slowing = subprocess.Popen(
             self.command(2, "sh", "-c", turns, str(self._holders[2].pid)),
