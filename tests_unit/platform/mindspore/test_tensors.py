@@ -67,3 +67,15 @@ def test_a_function_that_computes_a_view_has_second_gradients():
     expected = second(lambda x: x)
     assert np.abs(expected).min() > 1e-3
     np.testing.assert_allclose(second(Identity.apply), expected, rtol=1e-5)
+
+
+def test_views_of_mindspore_are_not_told_apart():
+    """No view is dense by chance, every shape can be viewed, and a dense copy has the values: views are read-only."""
+    platform = platform_named("mindspore")
+    values = Tensor(np.random.default_rng(7).normal(size=(2, 3)).astype(np.float32))
+    turned = values.permute((1, 0))
+    assert platform.dense_by_chance(turned, None) is False
+    assert platform.can_view(turned, (3, 2), (6,)) is True
+    copied = platform.dense_copy(turned)
+    assert copied.is_contiguous()
+    np.testing.assert_array_equal(copied.asnumpy(), values.asnumpy().T)
