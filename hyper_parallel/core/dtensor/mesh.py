@@ -378,6 +378,8 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Arrange the ranks of the world, or those of ``rank_list``, row-major in a grid.
 
+    Under a launcher such as torchrun, a process that has not joined the world does so here, as with PyTorch's function.
+
     Args:
         device_type: ``cpu``, ``cuda`` or ``npu``.
         mesh_shape: sizes of the axes.
@@ -393,7 +395,10 @@ def init_device_mesh(
         msg = f"init_device_mesh: mesh_shape must be positive ints, got {shape}"
         raise MeshError(msg)
     if rank_list is None:
-        world = current_platform().transport().world_size
+        platform = current_platform()
+        if math.prod(shape) > 1 and device_type in DEVICE_TYPES:
+            platform.join_launched_world(device_type)
+        world = platform.transport().world_size
         rank_list, source = range(world), f"the world has {world}"
     else:
         source = f"rank_list has {len(rank_list)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work
 
 __all__ = ["BACKENDS", "GroupsFacet"]
+
+# What launchers such as torchrun set for each rank.
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # The engines of each device; the first is the default.
 BACKENDS = {"cpu": ("gloo", "mccl"), "cuda": ("nccl",), "npu": ("hccl",)}
@@ -67,6 +71,28 @@ class GroupsFacet(AgreementFacet):
             return
         self._join({**arguments, "backend": backend or BACKENDS[self.device_type()][0]})
         self._joined_as = arguments
+
+    def join_launched_world(self, device_type: str) -> None:
+        """Join the world that a launcher such as torchrun describes in the environment, unless this rank is in one.
+
+        Without ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, or in a world of one, nothing happens.
+
+        Args:
+            device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no card yet takes the
+                one that ``LOCAL_RANK`` numbers.
+
+        Raises:
+            RendezvousError: the ranks did not meet.
+        """
+        if self.has_world() or any(name not in os.environ for name in _LAUNCHED):
+            return
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            if device_type != "cpu":
+                self._choose_card(device_type)
+            self.init_process_group(BACKENDS[device_type][0])
+
+    def _choose_card(self, device_type: str) -> None:
+        """Use the card that the launcher gave this rank; nothing where the framework's own start does so."""
 
     def has_world(self) -> bool:
         """Return True if this rank is in a world of more than itself, simulated or real."""

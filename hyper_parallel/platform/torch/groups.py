@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ class TorchGroups(GroupsFacet):
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""
         join_world(**{name: value for name, value in asked.items() if value is not None})
+
+    def _choose_card(self, device_type: str) -> None:
+        """``set_device(LOCAL_RANK)``, unless the process already uses a card."""
+        cards: Any = getattr(torch, device_type)  # torch_npu adds torch.npu when PyTorch is imported
+        if "LOCAL_RANK" in os.environ and not cards.is_initialized():
+            cards.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")

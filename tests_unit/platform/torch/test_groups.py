@@ -1,0 +1,103 @@
+"""Worlds that launchers describe in the environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+import torch
+
+from hyper_parallel import get_torch_platform
+from hyper_parallel.transport.processes import python_command
+
+pytestmark = pytest.mark.platforms("torch")
+
+# It ends with _exit: PyTorch's gloo sometimes aborts a process that ends normally on a busy machine, plain or not.
+_TUTORIAL = """
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hyper_parallel import ColwiseParallel, RowwiseParallel, init_device_mesh, parallelize_module
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+torch.manual_seed(3)
+mesh = init_device_mesh("cpu", (int(sys.argv[1]),), mesh_dim_names=("tp",))
+plain, model = Block(), Block()
+model.load_state_dict(plain.state_dict())
+model = parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+steps = [(net, torch.optim.AdamW(net.parameters(), lr=0.25, foreach=True)) for net in (plain, model)]
+for _ in range(3):
+    x, cotangent = torch.randn(4, 5), torch.randn(4, 3)
+    outputs = []
+    for net, optimizer in steps:
+        outputs.append(net(x))
+        outputs[-1].backward(cotangent)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(outputs[0], outputs[1])
+for name, parameter in model.named_parameters():
+    torch.testing.assert_close(parameter.full_tensor(), dict(plain.named_parameters())[name])
+shape = tuple(model.up.weight.to_local().shape)
+Path(sys.argv[2], f"rank{mesh.rank}").write_text(f"of {mesh.size()}: shard of up is {shape}")
+torch.distributed.destroy_process_group()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("ranks, rows", [(2, (4, 3)), (3, (3, 3, 1))])
+def test_init_device_mesh_joins_torchruns_world(tmp_path, ranks, rows):
+    """A script without init_process_group, as tutorials have it, trains on torchrun's ranks as on one device."""
+    script = tmp_path / "tutorial.py"
+    script.write_text(_TUTORIAL)
+    command = python_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    ended = subprocess.run(
+        [*command, script, str(ranks), tmp_path],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(ranks):
+        assert (tmp_path / f"rank{rank}").read_text() == f"of {ranks}: shard of up is ({rows[rank]}, 5)"
+
+
+def test_nothing_is_joined_without_a_launcher(monkeypatch):
+    """A process that no launcher started, or alone, stays a world of one."""
+    platform = get_torch_platform()
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    platform.join_launched_world("cpu")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    platform.join_launched_world("cpu")
+    assert not platform.has_world()
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("initialized, chosen", [(False, [3]), (True, [])])
+def test_the_launchers_card_is_chosen_once(monkeypatch, initialized, chosen):
+    """LOCAL_RANK numbers the card of a process, unless it uses one already; without LOCAL_RANK none is chosen."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    platform = get_torch_platform()
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    platform._choose_card("cuda")
+    assert calls == []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    platform._choose_card("cuda")
+    assert calls == chosen
