@@ -17,6 +17,7 @@ from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 
 __all__ = [
+    "HALF",
     "broadcast_operands",
     "constant",
     "copied",
@@ -26,6 +27,7 @@ __all__ = [
     "one_operand",
     "requires_grad",
     "sampled",
+    "single_precision",
     "tensor_operands",
     "two_operands",
     "write_over",
@@ -40,6 +42,8 @@ _BY_KIND = {
 }
 _COMPLEX = {mindspore.complex64: np.complex64, mindspore.complex128: np.complex128}
 _FLOATING = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
+HALF = (mindspore.float16, mindspore.bfloat16)
+"""Half precision: its squares overflow, or lose most of their digits."""
 _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 
@@ -57,6 +61,15 @@ def copied(x: Tensor, *, memory_format: Any = None) -> Tensor:
     """Return the same values in new storage, on the graph."""
     del memory_format
     return mint.logical_or(x, x) if x.dtype == mindspore.bool_ else x * 1
+
+
+def single_precision(x: Tensor) -> Tensor:
+    """Return half precision as float32 and everything else as it is.
+
+    In float16 a variance overflows from a deviation of 256 on, and the gradient of its reciprocal root is infinity
+    times zero where nothing varies, as in a single element.
+    """
+    return ops.cast(x, mindspore.float32) if x.dtype in HALF else x
 
 
 def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:

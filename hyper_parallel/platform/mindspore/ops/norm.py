@@ -12,13 +12,19 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.rules.norm import unbiased
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.mindspore.ops.dims import MATRIX
+from hyper_parallel.platform.mindspore.ops.kernels import HALF, single_precision
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, unless_constant
 
 __all__: list[str] = []
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
-EPSILON = {mindspore.float16: 2.0**-10, mindspore.float32: 2.0**-23, mindspore.float64: 2.0**-52}
+EPSILON = {
+    mindspore.bfloat16: 2.0**-7,
+    mindspore.float16: 2.0**-10,
+    mindspore.float32: 2.0**-23,
+    mindspore.float64: 2.0**-52,
+}
 
 
 @kernel("layer_norm")
@@ -30,27 +36,33 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     # The kernel behind mint's is missing on CPU, the older one knows no float64.
-    return _affine(_standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)[0], weight, bias)
+    return _affine(_standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)[0], weight, bias, x.dtype)
 
 
 @kernel("native_layer_norm")
 def _native_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, mean, scale = _standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)
-    return _affine(out, weight, bias), ops.stop_gradient(mean), ops.stop_gradient(scale)
+    """Statistics are float32 whatever the input is, as MindSpore's are."""
+    out, *statistics = _standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)
+    mean, scale = (ops.cast(ops.stop_gradient(statistic), mindspore.float32) for statistic in statistics)
+    return _affine(out, weight, bias, x.dtype), mean, scale
 
 
 def _standard(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``x`` normalised, its mean and its reciprocal deviation, all of the wide dtype."""
+    x = single_precision(x)
     mean = mint.mean(x, dims, True)
     centred = x - mean
     scale = mint.rsqrt(mint.mean(centred * centred, dims, True) + eps)
     return centred * scale, mean, scale
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: Any) -> Tensor:
+    """Return ``x * weight + bias`` rounded once, to ``dtype``."""
+    x = x if weight is None else x * ops.cast(weight, x.dtype)
+    x = x if bias is None else x + ops.cast(bias, x.dtype)
+    return ops.cast(x, dtype)
 
 
 @kernel("rms_norm")
@@ -59,7 +71,8 @@ def _rms_norm(
 ) -> Tensor:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     small = EPSILON[x.dtype] if eps is None else eps
-    return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)
+    wide = single_precision(x)
+    return _affine(wide * mint.rsqrt(mint.mean(wide * wide, dims, True) + small), weight, None, x.dtype)
 
 
 @kernel("group_norm")
@@ -73,6 +86,7 @@ def _group_norm(
         out,
         None if weight is None else weight.reshape(per_channel),
         None if bias is None else bias.reshape(per_channel),
+        x.dtype,
     )
 
 
@@ -111,17 +125,23 @@ def _group_norm_ext(
 @decomposition("RmsNorm")
 def _rms_norm_and_scale(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
     """With the reciprocal root of the mean square, as MindSpore returns it."""
-    dims = tuple(range(-len(gamma.shape), 0))
-    scale = ops.rsqrt(ops.add(ops.mean(ops.square(x), dims, True), eps))
-    return ops.mul(ops.mul(x, scale), gamma), scale
+    return _by_mean_square(ops, x, gamma, eps)
 
 
 @decomposition("AddRmsNorm")
 def _add_rms_norm(ops: Any, _: Any, x: Any, y: Any, gamma: Any, eps: float = 1e-6) -> Any:
     """With the reciprocal root of the mean square, and the sum."""
     total = ops.add(x, y)
-    scale = ops.rsqrt(ops.add(ops.mean(ops.square(total), tuple(range(-len(gamma.shape), 0)), True), eps))
-    return ops.mul(ops.mul(total, scale), gamma), scale, total
+    return *_by_mean_square(ops, total, gamma, eps), total
+
+
+def _by_mean_square(ops: Any, x: Any, gamma: Any, eps: float) -> tuple[Any, Any]:
+    """Return ``x`` normalised, and the reciprocal root of its mean square; squares of half precision are float32."""
+    half = x.dtype in HALF
+    wide = ops.cast(x, dtype=mindspore.float32) if half else x
+    scale = ops.rsqrt(ops.add(ops.mean(ops.square(wide), tuple(range(-len(gamma.shape), 0)), True), eps))
+    out = ops.mul(ops.mul(wide, scale), gamma)
+    return ops.cast(out, dtype=x.dtype) if half else out, scale
 
 
 @decomposition("AddLayerNormV2")

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F
 
-from hyper_parallel.platform.mindspore.ops.kernels import normalized_dims
+from hyper_parallel.platform.mindspore.ops.kernels import normalized_dims, single_precision
 from hyper_parallel.platform.mindspore.ops.registry import (
     METHOD,
     computes_on_cpu,
@@ -134,17 +134,23 @@ kernel("argmin")(_index_of(lambda x, dim, keepdim: ops.argmin(x, dim, keepdim)))
 kernel("count_nonzero", empty=0)(lambda x, dim=None: _sum(ops.cast(x != 0, mindspore.int64), dim))
 
 
-@kernel("var")
-def _var(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+def _variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> Tensor:
+    """Return the variance, that of half precision in float32."""
+    x = single_precision(x)
     dims = normalized_dims(x, dim)
     count = math.prod(x.shape[index] for index in dims)
     centred = x - mint.mean(x, dims, True)
     return mint.sum(centred * centred, dims, keepdim) / max(count - correction, 0)
 
 
+@kernel("var")
+def _var(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+    return ops.cast(_variance(x, dim, correction, keepdim), x.dtype)
+
+
 @kernel("std")
 def _std(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    return mint.sqrt(_var(x, dim, correction=correction, keepdim=keepdim))
+    return ops.cast(mint.sqrt(_variance(x, dim, correction, keepdim)), x.dtype)
 
 
 def _with_mean(func: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:

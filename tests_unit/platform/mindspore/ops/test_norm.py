@@ -109,3 +109,64 @@ def test_one_value_per_channel_has_no_variance():
     message, arrays = simulate(_without_spread, 1, "mindspore", timeout=200)[0]
     assert message == "batch_norm: training needs more than one value per channel, got [1, 3, 1, 1]"
     np.testing.assert_allclose(arrays, (X - 0.5) / 2, rtol=1e-6)
+
+
+# -- half precision ----------------------------------------------------------------------------------------------------
+
+HALF = {
+    "of one element": np.array([[[-3.0]], [[2.0]], [[5.0]]]),
+    "of equal elements": np.full((3, 2, 5), 0.25),
+    "with squares beyond float16": np.array([[[600.0, -700.0], [250.0, 251.0]], [[-3.0, 30.0], [900.0, -900.0]]]),
+}
+
+
+def _norms(of, x, weight, bias):
+    """Outputs and gradients of norms and deviations of ``x``; by name."""
+    import mindspore
+    from mindspore import ops
+
+    sizes = of.shape[1:]
+    calls = {
+        "layer": lambda x, weight, bias: ops.LayerNorm(2, 1, 1e-5)(x, weight[0, :], bias[0, :])[0],
+        "group": lambda x, weight, bias: ops.group_norm(x, 1, weight[:, 0], bias[:, 0]),
+        "groups": lambda x, weight, bias: ops.group_norm(x, sizes[0], weight[:, 0], bias[:, 0]),
+        "std": lambda x, weight, bias: ops.std(x, (1, 2)) + weight.sum() + bias.sum(),
+        "rms": lambda x, weight, bias: ops.rms_norm(x, weight[0, :], 1e-5)[0] + bias,
+        "add rms": lambda x, weight, bias: ops.add_rms_norm(x, x, weight[0, :], 1e-5)[0] + bias,
+    }
+    results = {}
+    for name, call in calls.items():
+        run = mindspore.value_and_grad(lambda *args, call=call: (call(*args) * 0.5).sum(), (0, 1, 2))
+        results[name] = [call(x, weight, bias), *run(x, weight, bias)[1]]
+    return results
+
+
+def _in_half_precision(of, dtype):
+    from mindspore import Tensor
+
+    sizes = of.shape[1:]
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    operands = [of, np.full(sizes, 1.5), np.full(sizes, -0.5)]
+    leaves = [
+        distribute_tensor(Tensor(operand.astype(dtype)), mesh, [placement])
+        for operand, placement in zip(operands, (Shard(0), Replicate(), Replicate()), strict=True)
+    ]
+    return {
+        name: [(str(tensor.dtype), tensor.full_tensor().asnumpy()) for tensor in tensors]
+        for name, tensors in _norms(of, *leaves).items()
+    }
+
+
+@pytest.mark.parametrize("of", HALF)
+def test_half_precision_is_normalised_in_single_precision(of):
+    """Norms of float16 and their gradients are those of float32, rounded once: finite for all inputs, on all ranks."""
+    half, single = (
+        simulate(_in_half_precision, 4, "mindspore", (HALF[of], dtype), timeout=200)[1]
+        for dtype in (np.float16, np.float32)
+    )
+    assert half.keys() == single.keys()
+    for name, tensors in half.items():
+        for position, ((dtype, array), (_, expected)) in enumerate(zip(tensors, single[name], strict=True)):
+            assert dtype == "Float16"
+            where = f"{name}, {position}"
+            np.testing.assert_allclose(array, expected.astype(np.float16), rtol=4e-3, atol=4e-3, err_msg=where)
