@@ -62,7 +62,7 @@ def _add_subcommand(subcommands: Any, name: str, run: Any, text: str) -> argpars
 def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Store and settings of the project."""
     if importlib.util.find_spec("coverage") is None:
-        msg = "the coverage tool is not installed: pip install 'hyper-parallel[test]'"
+        msg = "the coverage tool is not installed: pip install 'coverage[toml]>=7.15.3' 'diff-cover>=10'"
         raise ImportError(msg)
     from hyper_parallel.verify.coverage.settings import read_settings
     from hyper_parallel.verify.coverage.store import Store

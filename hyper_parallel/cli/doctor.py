@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from hyper_parallel.platform.select import FRAMEWORKS
+from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 
 __all__ = ["Finding", "add_parser", "findings", "run"]
 
@@ -63,7 +63,7 @@ def findings() -> list[Finding]:
     versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
     all_findings = [_python(), *(_framework(name, versions) for name in FRAMEWORKS)]
     if all(versions[name] is None for name in FRAMEWORKS):
-        fix = "pip install 'hyper-parallel[torch]'"
+        fix = "one of them is needed: " + ", or ".join(INSTALL.values())
         all_findings.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
     all_findings += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
     return all_findings
@@ -89,7 +89,7 @@ def _python() -> Finding:
 def _framework(name: str, versions: dict[str, str | None]) -> Finding:
     version = versions[name]
     if version is None:
-        return Finding(name, "absent", "not installed", f"pip install 'hyper-parallel[{name}]' to verify on it")
+        return Finding(name, "absent", "not installed", f"to verify on it: {INSTALL[name]}")
     return Finding(name, "ok", version)
 
 
@@ -131,7 +131,7 @@ def _mindspore_simulated(versions: dict[str, str | None]) -> Finding:
 
 def _mindspore_processes(versions: dict[str, str | None]) -> Finding:
     if versions["torch"] is None:
-        fix = "pip install 'hyper-parallel[torch]' for its gloo; MindSpore's own CPU collectives are incomplete"
+        fix = f"MindSpore's own CPU collectives are incomplete; for PyTorch's: {INSTALL['torch']}"
         return Finding("mindspore processes", "absent", "needs PyTorch's gloo", fix)
     return Finding("mindspore processes", "ok", "PyTorch's gloo, in the same process")
 

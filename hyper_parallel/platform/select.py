@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENVIRONMENT_VARIABLE",
     "FRAMEWORKS",
+    "INSTALL",
     "MissingFrameworkError",
     "current_platform",
     "default_framework",
@@ -42,6 +43,11 @@ __all__ = [
 
 ENVIRONMENT_VARIABLE = "HYPER_PARALLEL_PLATFORM"
 FRAMEWORKS = ("torch", "mindspore")
+INSTALL = {
+    "torch": "pip install 'torch>=2.13,<2.14' 'safetensors>=0.8'",
+    "mindspore": "pip install 'mindspore>=2.10,<2.11' 'numpy<2' 'safetensors>=0.8'",
+}
+"""The commands that install a framework beside this package: what its extra in ``pyproject.toml`` requires."""
 
 _BUILT: dict[str, Platform] = {}
 _LOCK = threading.RLock()
@@ -181,7 +187,7 @@ def default_framework() -> str:
         return imported[0]
     installed = installed_frameworks()
     if not installed:
-        msg = "neither MindSpore nor PyTorch is installed; pip install hyper-parallel[torch] or [mindspore]"
+        msg = "neither PyTorch nor MindSpore is installed; one of them is needed: " + ", or ".join(INSTALL.values())
         raise MissingFrameworkError(msg)
     return "mindspore" if "mindspore" in installed else "torch"
 
@@ -193,7 +199,7 @@ def require_framework(name: str) -> None:
         MissingFrameworkError: (an ImportError) it is not installed, or NumPy is too new for it.
     """
     if name not in installed_frameworks():
-        msg = f"platform {name!r} was requested, but {name} is not installed; pip install hyper-parallel[{name}]"
+        msg = f"platform {name!r} was requested, but {name} is not installed; {INSTALL[name]}"
         raise MissingFrameworkError(msg)
     if name == "mindspore":
         _require_numpy_1()

@@ -45,7 +45,8 @@ def test_no_framework(versions, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
     assert {finding["what"]: finding["fix"] for finding in document["findings"] if finding["state"] == "wrong"} == {
-        "frameworks": "pip install 'hyper-parallel[torch]'"
+        "frameworks": "one of them is needed: pip install 'torch>=2.13,<2.14' 'safetensors>=0.8', or "
+        "pip install 'mindspore>=2.10,<2.11' 'numpy<2' 'safetensors>=0.8'"
     }
 
 

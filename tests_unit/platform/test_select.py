@@ -56,17 +56,19 @@ def test_nothing_installed(bare):
         select.get_platform()
     assert isinstance(caught.value, HyperParallelError)
     assert str(caught.value) == (
-        "neither MindSpore nor PyTorch is installed; pip install hyper-parallel[torch] or [mindspore]"
+        "neither PyTorch nor MindSpore is installed; one of them is needed: "
+        "pip install 'torch>=2.13,<2.14' 'safetensors>=0.8', or "
+        "pip install 'mindspore>=2.10,<2.11' 'numpy<2' 'safetensors>=0.8'"
     )
 
 
 @pytest.mark.parametrize("name", select.FRAMEWORKS)
 def test_asked_for_and_missing(bare, name):
-    """A framework that is requested and missing raises an ImportError that names the extra."""
+    """A framework that is requested and missing raises an ImportError with the command that installs it."""
     with pytest.raises(select.MissingFrameworkError) as caught:
         select.platform_named(name)
     assert str(caught.value) == (
-        f"platform {name!r} was requested, but {name} is not installed; pip install hyper-parallel[{name}]"
+        f"platform {name!r} was requested, but {name} is not installed; {select.INSTALL[name]}"
     )
 
 
