@@ -133,8 +133,12 @@ _UNSOUND_IN_FLOAT64 = {
     **dict.fromkeys(("LayerNorm", "layer_norm", "L1Loss", "l1_loss", "MSELoss", "mse_loss"), _IN_FLOAT32),
     **dict.fromkeys(("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std"), _IN_FLOAT32),
     **dict.fromkeys((".fmax", ".fmin", "mish", "celu", ".sort"), _IN_FLOAT32),
+    **dict.fromkeys(("ops.masked_fill", "addcmul", "addcdiv"), "it, or its gradient, is rounded to float32"),
 }
 """Calls in float64 whose results are no truth."""
+
+_UNSOUND_IN_FLOAT16 = {"lerp": "its gradient is float32"}
+"""Calls in float16 likewise."""
 
 _OF_ONE = "of an axis of one element its gradient is that of rounding"
 _UNSOUND_OF_ONE = {
@@ -169,8 +173,7 @@ def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
     if 0 in sizes and name.rpartition(".")[2] not in _SERVE_EMPTY:
         return "its kernel is not known to serve empty operands"
     tables = [_UNSOUND, *([_UNSOUND_OF_ONE] if 1 in sizes else [])]
-    if dtype == "float64":
-        tables.append(_UNSOUND_IN_FLOAT64)
+    tables.append({"float64": _UNSOUND_IN_FLOAT64, "float16": _UNSOUND_IN_FLOAT16}.get(dtype, {}))
     return next((reason for table in tables for part, reason in table.items() if part in name), "")
 
 

@@ -175,6 +175,8 @@ def test_what_is_no_truth_is_left_out(language):
     assert language.unsound("mint.add", [(0, 3)], "float32") == ""
     assert language.unsound("ops.log2", [(2, 3)], "float64") == "it rounds the logarithm of 2 to float32"
     assert language.unsound("ops.log2", [(2, 3)], "float32") == ""
+    assert language.unsound("mint.lerp", [(2, 3)], "float16") == "its gradient is float32"
+    assert language.unsound("mint.lerp", [(2, 3)], "bfloat16") == ""
 
 
 def test_a_cell_is_called_with_parameters(language):

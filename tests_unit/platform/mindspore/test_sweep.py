@@ -59,6 +59,8 @@ ops.SoftmaxCrossEntropyWithLogits()(x, w) | ops.SigmoidCrossEntropyWithLogits()(
 x.median() | x.median(axis=0, keepdims=True) | x.sort(0, True) | x.sort(axis=1) | x.argsort() | x.argsort(axis=0) | x.topk(2)
 x.argmin(axis=0) | line.bincount() | line.bincount(minlength=12) | n.mean() | n.mean(0) | ops.kl_div(x, y) | ops.kl_div(x, y, "none")
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
+ops.stop_gradient(h).histc(bins=3) | ops.histc(ops.stop_gradient(h), 3) | line.bincount(line.double()) | ops.bincount(line, line.double()) | ops.stop_gradient(x)[:0].chunk(2, 0)
+mint.chunk(ops.stop_gradient(x)[:0], 3, 0) | x.chunk(2, 1) | ops.cross(h, h, 1) + h
 """
 CASES = [tensor.strip() for tensor in EXPRESSIONS.replace("\n", " | ").split(" | ") if tensor.strip()]
 

@@ -8,7 +8,7 @@ from mindspore import Tensor, mint
 
 from hyper_parallel.platform.mindspore.ops.dims import MATRIX, select, unsqueeze
 from hyper_parallel.platform.mindspore.ops.empty_shards import COMPUTED
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, spellings
+from hyper_parallel.platform.mindspore.ops.registry import METHOD, decomposition, expect, kernel, spellings
 
 __all__: list[str] = []
 
@@ -54,6 +54,12 @@ def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
     axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
     expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
     return ops.split(x, x.shape[axis] // count, axis)
+
+
+@decomposition(METHOD + "Chunk")
+def _method_chunk(ops: Any, _: Any, x: Any, chunks: int, dim: int = 0) -> Any:
+    """An empty dim is one chunk; the function makes as many as it is asked for."""
+    return ops.chunk(x, chunks if x.shape[dim] or chunks < 1 else 1, dim)
 
 
 @decomposition("Unstack")

@@ -104,6 +104,13 @@ def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
     return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 else counts
 
 
+@decomposition(METHOD + "HistcExt")
+def _method_histc(ops: Any, _: Any, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:  # noqa: A002
+    """On CPU counts of float16 are float32."""
+    counts = ops.histc(x, bins, min, max)
+    return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 and computes_on_cpu(x) else counts
+
+
 @decomposition("SearchSorted")
 def _search_sorted(
     ops: Any, _: Any, table: Any, x: Any, sorter: Any = None, dtype: Any = mindspore.int64, right: bool = False

@@ -23,12 +23,7 @@ kernel("slogdet")(lambda x: tuple(ops.slogdet(x)))
 kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p)))  # noqa: ARG005 - canonical
 
 
-@kernel("cross")
-def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    def rotated(operand: Tensor, by: int) -> Tensor:
-        return mint.cat([mint.narrow(operand, dim, by, 3 - by), mint.narrow(operand, dim, 0, by)], dim)
-
-    return rotated(x, 1) * rotated(y, 2) - rotated(x, 2) * rotated(y, 1)
+kernel("cross")(lambda x, y, dim=-1: ops.cross(x, y, dim))
 
 
 @kernel("matrix_power")

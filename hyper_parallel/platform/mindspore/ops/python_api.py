@@ -272,9 +272,8 @@ def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any
 
 @replacement("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts are float32."""
-    counts = ops.bincount(x, weights, minlength)
-    return counts if weights is not None else ops.cast(counts, dtype=mindspore.float32)
+    """Counts are float32, and so are sums of weights."""
+    return ops.cast(ops.bincount(x, weights, minlength), dtype=mindspore.float32)
 
 
 @replacement("einsum", functions, mint)
