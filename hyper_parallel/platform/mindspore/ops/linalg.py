@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.ops.kernels import copied
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, spelling, spellings
 
 __all__: list[str] = []
@@ -23,7 +24,16 @@ kernel("slogdet")(lambda x: tuple(ops.slogdet(x)))
 kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p)))  # noqa: ARG005 - canonical
 
 
-kernel("cross")(lambda x, y, dim=-1: ops.cross(x, y, dim))
+@kernel("cross")
+def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    """Composed: MindSpore's own reads memory that nobody wrote."""
+
+    def rotated(operand: Tensor, by: int) -> Tensor:
+        return mint.cat([mint.narrow(operand, dim, by, 3 - by), mint.narrow(operand, dim, 0, by)], dim)
+
+    if x is y:  # so that the gradients of the two factors, which cancel, are each added up first
+        x, y = copied(x), copied(x)
+    return rotated(x, 1) * rotated(y, 2) - rotated(x, 2) * rotated(y, 1)
 
 
 @kernel("matrix_power")
