@@ -94,8 +94,10 @@ def works(env: Path) -> bool:
 
 
 def run_pip(python: "str | Path", *args: str) -> None:
-    """Run pip with its output streamed; a failure names the usual causes."""
-    done = subprocess.run([str(python), "-m", "pip", *args], check=False, env={**os.environ, **PIP_ENV})
+    """Run pip with its output streamed to stderr; a failure names the usual causes."""
+    command, env = [str(python), "-m", "pip", *args], {**os.environ, **PIP_ENV}
+    sys.stderr.flush()
+    done = subprocess.run(command, check=False, env=env, stdout=2)  # stdout is the command's: --json writes there
     if done.returncode:
         raise SetupError(
             "pip failed (its message is above). Usual causes: no network or package index (point pip at one with "
@@ -128,7 +130,7 @@ def create_with_virtualenv(env: Path) -> None:
     run_pip(sys.executable, "install", "--quiet", "--target", str(tool), "-c", str(CONSTRAINTS), "virtualenv")
     path = os.pathsep.join([str(tool), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "virtualenv", "--quiet", "--clear", "--no-download", str(env)]
-    done = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}, stdout=2)
     if done.returncode or not works(env):
         raise SetupError(f"could not create a virtual environment in {env} (the message is above)")
 

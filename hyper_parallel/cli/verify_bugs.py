@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         report.note = f"partial report: {len(report.results)} of {len(bugs)} bugs finished"
         _write(arguments, report)
         raise KeyboardInterrupt(report.text()) from None
-    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     _write(arguments, report)
+    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     return 0 if report.ok else 1
 
 

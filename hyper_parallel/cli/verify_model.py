@@ -93,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         line = _partial(done, len(jobs))
         _write(arguments, done, line)
         raise KeyboardInterrupt(line) from None
+    _write(arguments, done, "")
     if arguments.json:
         print(json.dumps(_document(done), indent=2))
     else:
         print(_summary(done))
-    _write(arguments, done, "")
     return 0 if done and all(report.ok for report in done) else 1
 
 

@@ -92,8 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         _write(arguments, score.json())
         raise KeyboardInterrupt(score.text()) from None
     score.seconds = time.monotonic() - started
-    print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
     _write(arguments, score.json())
+    print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
     return 0 if score.ok(arguments.floor / 100) else 1
 
 

@@ -101,8 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         report.planned = max(len(report.operators), 1)  # known only after the file has run
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
-    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     _write(arguments, report)
+    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     return 0 if report.ok else 1
 
 
@@ -135,15 +135,15 @@ def _audit(arguments: argparse.Namespace) -> int:
     confirm(arguments.target, audits)
     holds = all(audit.holds for audit in audits)
     document = {"target": arguments.target, "ok": holds, "operators": [audit.json() for audit in audits]}
+    if arguments.report is not None:
+        as_json = Path(arguments.report).suffix == ".json"
+        text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
+        write_text(arguments.report, (json.dumps(document, indent=2) if as_json else text) + "\n", "--report")
     if arguments.json:
         print(json.dumps(document, indent=2))
     else:
         shown = [audit.text() for audit in audits if not audit.holds or arguments.op]
         print("\n".join([*shown, summary(arguments.target, audits)]))
-    if arguments.report is not None:
-        as_json = Path(arguments.report).suffix == ".json"
-        text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
-        write_text(arguments.report, (json.dumps(document, indent=2) if as_json else text) + "\n", "--report")
     return 0 if holds else 1
 
 

@@ -122,8 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
     if not is_first_rank():
         return report.status
-    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
     _write(arguments.report, report)
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
     return report.status
 
 

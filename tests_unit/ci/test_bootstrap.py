@@ -86,6 +86,14 @@ def test_failing_pip_names_the_usual_causes(bootstrap):
         bootstrap.run_pip(sys.executable, "no-such-command")
 
 
+def test_the_output_of_pip_is_not_that_of_the_command(bootstrap, capfd):
+    """What pip prints while it installs goes to stderr: with --json, stdout has JSON only, in the first run too."""
+    bootstrap.run_pip(sys.executable, "--version")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("pip ")
+
+
 @pytest.mark.parametrize("body, status", [("exit 7", 7), ("kill -TERM $$", 143)])
 def test_the_exit_status_is_that_of_the_command(bootstrap, monkeypatch, tmp_path, body, status):
     """The exit status passes through; a signal becomes 128 plus its number."""

@@ -24,14 +24,19 @@ _CURVES = (("one", 6.0, ";stroke-opacity:.45", 5), ("two", 2.0, ";stroke-dasharr
 def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str) -> Markup:
     """Return two curves over each other, from x = 1: the first broad, the second thin and dashed.
 
+    Each line of the legend has the style of its curve. Where no value is finite, the picture says so instead.
+
     Args:
         title: for screen readers.
         series: values by name, two series at most; a value that is not finite is left out.
         x: name of the horizontal axis.
         y: name of the vertical axis.
     """
+    numbers = "; ".join(f"{name}: {', '.join(f'{value:.6g}' for value in values)}" for name, values in series.items())
     finite = [value for values in series.values() for value in values if math.isfinite(value)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if not finite:
+        return _without_values(title, numbers, f"no finite {y} to draw")
+    low, high = min(finite), max(finite)
     if low == high:
         margin = abs(low) * 0.05 or 1.0
         low, high = low - margin, high + margin
@@ -41,16 +46,21 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str)
     legend_x = _LEFT + 10
     for (name, values), (hue, width, more, radius) in zip(series.items(), _CURVES, strict=False):
         points = [(frame.x(step), frame.y(value)) for step, value in enumerate(values) if math.isfinite(value)]
-        parts.append(_polyline(points, f"stroke:{svg.colour(hue)};stroke-width:{width:g}{more}"))
+        style = f"stroke:{svg.colour(hue)};stroke-width:{width:g}{more}"
+        parts.append(_polyline(points, style))
         if count <= 50:
             parts += [svg.circle(*point, radius, hue) for point in points]
         parts += [
-            svg.line(legend_x, 10, legend_x + 24, 10, stroke=hue, width=width),
+            _polyline([(legend_x, 10), (legend_x + 24, 10)], style),
             svg.text(legend_x + 30, 14, name),
         ]
         legend_x += 54 + len(name) * svg.FONT * svg.CHARACTER
-    numbers = "; ".join(f"{name}: {', '.join(f'{value:.6g}' for value in values)}" for name, values in series.items())
     return svg.picture(_WIDTH, _HEIGHT, title, numbers, parts)
+
+
+def _without_values(title: str, description: str, text: str) -> Markup:
+    """Return a picture that says in words why nothing is drawn."""
+    return svg.picture(_WIDTH, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")])
 
 
 def _polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
@@ -123,8 +133,11 @@ class Dot:
 def dots(title: str, rows: Sequence[Dot]) -> Markup:
     """Return errors on a logarithmic axis, a row each, with a tick at what was allowed.
 
-    An error of 0 stands at the left edge and is labelled ``equal``, one that is not finite at the right edge.
+    An error of 0 stands at the left edge and is labelled ``equal``, one that is not finite at the right edge. Without
+    rows, the picture says so.
     """
+    if not rows:
+        return _without_values(title, "", "no errors to draw")
     known = [value for row in rows for value in (row.error, row.bound) if value > 0 and math.isfinite(value)]
     low = math.floor(math.log10(min(known))) - 1 if known else -16
     high = math.ceil(math.log10(max(known))) + 1 if known else 0

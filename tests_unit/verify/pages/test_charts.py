@@ -9,8 +9,8 @@ from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 
 
 def polylines(picture):
-    """Return the points of every curve."""
-    lines = re.findall(r'<polyline points="([^"]*)"', str(picture))
+    """Return the points of every curve, without the lines of the legend, which come after their curves."""
+    lines = re.findall(r'<polyline points="([^"]*)"', str(picture))[::2]
     return [[tuple(map(float, point.split(","))) for point in line.split()] for line in lines]
 
 
@@ -72,9 +72,31 @@ def test_long_paths_keep_their_end():
     assert "layers.3.mlp<" in picture
 
 
-def test_no_rows_are_a_picture_too():
-    """A chart without rows is an empty picture, not an error; a bar stays inside its cell."""
-    assert "<svg" in str(dots("t", []))
-    assert "<svg" in str(curves("t", {}, x="x", y="y"))
+def test_a_line_of_the_legend_looks_like_its_curve():
+    """Colour, width, opacity and dashes of every legend line are those of its curve, and differ between curves."""
+    picture = str(curves("t", {"single": [3.0, 2.0], "parallel": [3.0, 2.5]}, x="step", y="loss"))
+    single, of_single, parallel, of_parallel = re.findall(r'<polyline points="[^"]*" style="([^"]*)"', picture)
+    assert (of_single, of_parallel) == (single, parallel)
+    assert single != parallel
+    assert "stroke-dasharray" in of_parallel
+
+
+@pytest.mark.parametrize(
+    "picture, text",
+    [
+        (dots("t", []), "no errors to draw"),
+        (curves("t", {}, x="step", y="loss"), "no finite loss to draw"),
+        (curves("t", {"a": [math.nan, math.inf]}, x="step", y="loss"), "no finite loss to draw"),
+    ],
+)
+def test_a_chart_without_data_says_so(picture, text):
+    """Without a value there are no axes and no legend, but a sentence."""
+    assert re.findall(r">([^<]+)</text>", str(picture)) == [text]
+    assert "<line" not in str(picture)
+    assert "<polyline" not in str(picture)
+
+
+def test_a_bar_stays_inside_its_cell():
+    """A share above 1 fills the bar, one below 0 leaves it empty."""
     assert 'width="90.0"' in str(bar(7.0, "more"))
     assert 'width="0.0"' in str(bar(-1.0, "less"))
