@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from dataclasses import replace
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.case_changes import CaseChanges
@@ -12,16 +11,17 @@ from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values, rounded_outputs
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
+from hyper_parallel.verify.program.repetition import ROUNDING, check_deterministic, check_rounding
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["check_deterministic", "check_names", "check_recorded", "run_reference"]
+__all__ = ["check_names", "check_recorded", "run_reference"]
 
 
 def run_reference(
     program: Program, world: World, seed: int, progress: Callable[[str], None], changes: CaseChanges | None = None
 ) -> tuple[Run, list[Run]]:
-    """Return the reference and its perturbed repeats.
+    """Return the reference, whose settings tell if it rounds otherwise in each run, and its perturbed repeats.
 
     Args:
         program: what to run.
@@ -31,7 +31,8 @@ def run_reference(
         changes: of the case, the same in every run.
 
     Raises:
-        InputError: it fails, records nothing, or a repeat without a perturbation gives other values.
+        InputError: it fails, records nothing, or a repeat without a perturbation gives values that rounding does not
+            explain.
     """
     progress("one rank")
     case = None if changes is None else (changes,)
@@ -40,7 +41,8 @@ def run_reference(
         check_recorded(program, reference)
         quiet = world.alone("nothing")
         progress("one rank again")
-        check_deterministic(program, reference, run_world(program, quiet, changes=case))
+        again = run_world(program, quiet, changes=case)
+        rounded = check_deterministic(program, reference, again)
         repeats = []
         for number, perturbation in enumerate(moved_values(seed), 1):
             progress(f"one rank, perturbed ({number} of 8)")
@@ -51,6 +53,9 @@ def run_reference(
         for number, perturbation in enumerate(displaced_gradients(seed, reference, repeats[:]), 5):
             progress(f"one rank, perturbed ({number} of 8)")
             repeats.append(run_world(program, quiet, perturbation, case))
+        if rounded:
+            check_rounding(program, reference, again, repeats)
+            reference = replace(reference, settings={**reference.settings, ROUNDING: rounded})
     except RankFailedError as error:
         cause = error.__cause__ or error
         msg = f"{program.name} fails on one rank, which is the reference: {error_summary(cause)}\n{error}"
@@ -87,30 +92,6 @@ def check_recorded(program: Program, run: Run) -> None:
                 "compared; call backward before the optimizer's step, and let gradients be synchronized before it"
             )
             raise InputError(msg)
-
-
-def check_deterministic(program: Program, first: Run, second: Run) -> None:
-    """Check that two runs of the reference left the same values, bit for bit.
-
-    Raises:
-        InputError: a value differs, or is missing in one.
-    """
-    own, other = first.ranks[0].records, second.ranks[0].records
-    for mine, again in zip(own, other, strict=False):
-        if mine.key != again.key or not np.array_equal(
-            mine.value, again.value, equal_nan=mine.value.dtype.kind in "fc"
-        ):
-            what = f"{mine.kind} {mine.name!r} of step {mine.step}"
-            break
-    else:
-        if len(own) == len(other):
-            return
-        what = f"the number of recorded values ({len(own)} and {len(other)})"
-    msg = (
-        f"{program.name} is not deterministic on one rank: run twice, {what} differs; seed every generator that it "
-        "uses (torch.manual_seed, random.seed, numpy.random.seed), and keep time and object ids out of the training"
-    )
-    raise InputError(msg)
 
 
 def check_names(run: Run) -> None:

@@ -75,6 +75,7 @@ class ProgramReport:
         seconds: how long the whole took.
         hardened: the cases that ``--harden`` made, in order.
         allowed: kinds of blind spots with which the program is verified nevertheless.
+        rounding: the first value that the single device rounds otherwise in each run; empty if its runs are equal.
     """
 
     name: str
@@ -92,6 +93,7 @@ class ProgramReport:
     seconds: float = 0.0
     hardened: list[HardenedCase] = field(default_factory=list)
     allowed: Sequence[str] = ()
+    rounding: str = ""
 
     @property
     def equal(self) -> bool:
@@ -125,6 +127,11 @@ class ProgramReport:
         steps = f", {self.steps} optimizer step{'' if self.steps == 1 else 's'}" if self.verdict is not None else ""
         run = f"{self.name} on {self.platform}: {ranks}{axes} against a single device"
         lines = [f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"]
+        if self.rounding:
+            lines.append(
+                f"the single device rounds otherwise in each run: {self.rounding} at first, and everything within what "
+                "rounding was measured to do"
+            )
         if self.verdict is not None:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
@@ -152,6 +159,7 @@ class ProgramReport:
             "mesh": self.mesh,
             "seed": self.seed,
             "steps": self.steps,
+            "rounding": self.rounding,
             "seconds": self.seconds,
             "failure": self.failure,
             "failure_cause": self.kind,

@@ -23,6 +23,7 @@ from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import check_names, check_recorded, run_reference
+from hyper_parallel.verify.program.repetition import ROUNDING
 from hyper_parallel.verify.program.report import ProgramReport
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import other_batch
@@ -131,6 +132,7 @@ class _Verification:
         """Run the reference, then the ranks, and compare them."""
         started, report = time.perf_counter(), self.report
         reference, repeats = run_reference(self.alone, self.world, report.seed, self.progress)
+        report.rounding = reference.settings.get(ROUNDING, "")
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
             run = run_ranks()

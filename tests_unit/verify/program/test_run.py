@@ -527,8 +527,8 @@ def test_a_reference_that_is_not_deterministic():
 
     assert refusal(noisy) == (
         "test_a_reference_that_is_not_deterministic.<locals>.noisy is not deterministic on one rank: run twice, loss "
-        "'loss' of step 0 differs; seed every generator that it uses (torch.manual_seed, random.seed, "
-        "numpy.random.seed), and keep time and object ids out of the training"
+        "'loss' of step 0 differs; seed every generator that it uses (torch.manual_seed, "
+        "mindspore.set_seed, random.seed, numpy.random.seed), and keep time and object ids out of the training"
     )
     assert (
         refusal(lambda: train(steps=count.append(1) or len(count)))
