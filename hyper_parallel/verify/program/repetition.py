@@ -109,7 +109,7 @@ def _units(mine: Record, again: Record, floor: float = 0.0) -> float:
         return np.inf
     wide = np.complex128 if value.dtype.kind == "c" else np.float64
     off = np.abs(value[finite].astype(wide) - other[finite].astype(wide)).max()
-    return float(off) / (unit(value) * max(largest(value), floor) or np.finfo(np.float64).tiny)
+    return float(off / (unit(value) * max(largest(value), floor) or np.finfo(np.float64).tiny))
 
 
 def _words(record: Record) -> str:
