@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, seed, whole
@@ -182,13 +183,13 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
     before = set(sys.modules)
     if arguments.platform is not None:
         requested = platforms(arguments.platform)
-    find_function(arguments.spec, "SPEC")
-    find_function(arguments.plan, "PLAN")
+    functions = [find_function(arguments.spec, "SPEC"), find_function(arguments.plan, "PLAN")]
     if arguments.platform is not None:
         return requested
     imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]
+    imported = imported or [name for name in FRAMEWORKS if any(_names_module(function, name) for function in functions)]
     if len(imported) != 1:
-        # It may have been imported before, or be chosen inside the function; then only the user knows.
+        # It may be chosen inside the function; then only the user knows.
         usable = platforms(None)
         if len(usable) == 1:
             return usable
@@ -196,6 +197,12 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(msg)
     require_framework(imported[0])
     return imported
+
+
+def _names_module(function: Callable[..., Any], framework: str) -> bool:
+    """Return whether the file of a function has a name for the framework, or for one of its modules."""
+    names = getattr(function, "__globals__", {}).values()
+    return any(isinstance(value, ModuleType) and value.__name__.partition(".")[0] == framework for value in names)
 
 
 def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:

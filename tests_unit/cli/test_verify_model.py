@@ -72,6 +72,18 @@ def test_own_model_and_plan(platform_name, name, mesh, capsys):
     ).items()
 
 
+def test_the_framework_is_that_of_the_users_file(platform_name, tmp_path, monkeypatch, capsys):
+    """Without --platform the framework is the one that the file imports, also if it was imported before."""
+    monkeypatch.setattr("hyper_parallel.cli.verify_model.installed_frameworks", lambda: ("torch", "mindspore"))
+    words = ["explain", spec(platform_name, "case"), "--plan", spec(platform_name, "plan"), "--mesh", "4", "--json"]
+    assert main(words) == 0
+    assert f'"{platform_name}"' in capsys.readouterr().out
+    (tmp_path / "hidden.py").write_text("def case():\n    pass\n\n\nplan = case\n")
+    file = tmp_path / "hidden.py"
+    assert main(["explain", f"{file}:case", "--plan", f"{file}:plan", "--mesh", "4"]) == 2
+    assert f"SPEC '{file}:case' does not tell its framework" in capsys.readouterr().err
+
+
 def test_own_model_with_a_fault(platform_name, capsys):
     """A fault injected into a module of the user's model is found, and the module is named."""
     status = main([

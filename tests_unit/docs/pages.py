@@ -17,24 +17,26 @@ PAGES = [
     "ci/README.md",
     "ci/changelog.d/README.md",
     "coverage_reports/README.md",
-    "docs/adding-an-operator.md",
-    "docs/architecture.md",
-    "docs/glossary.md",
-    "docs/verify-a-training-script.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
     "examples/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hyper_parallel").rglob("README.md")),
 ]
+
+FOLLOWED = [f"docs/{name}.md" for name in ("first-plan", "launchers", "porting", "rank-tests", "reading-the-reports")]
+"""Pages that ``test_guides.py`` follows: their files are written, and their commands run, in the page's order."""
 
 NOT_RUN = {
     "output": "what a command prints",
     "fragment": "part of a program that is somewhere else as a whole",
     "device": "needs an accelerator",
+    "cluster": "needs several machines",
 }
 """Why a block is neither run nor checked: its fence says ```` ```python not-run=fragment ````."""
 
 GENERATED = ("reports/", "coverage_reports/", "data/", ".venv", ".tox", "html/", "<", "combined/", "reference/")
 """Where files come from commands, or are the reader's own."""
-OWN = {"my_model.py", "FILE", "PAGE.html", "report.html", "layout.html", "uneven-all-to-all.fixed.md"}
+OWN = {"my_model.py", "train.py", "port.py", "test_plan.py", "test_averaging.py", "FILE", "PAGE.html", "report.html",
+       "layout.html", "uneven-all-to-all.fixed.md"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ def _files(paths: list[str]) -> str:
     return f"there is no {', '.join(missing)}" if missing else ""
 
 
+def _own_files(words: list[str]) -> str:
+    """Check a command whose files the page makes: the tests of the guides run it."""
+    return _files([word for word in words if word.endswith(".py") and word not in OWN])
+
+
 def _script(name: str):
     spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -168,6 +175,8 @@ CHECKS = {
     "python": _python,
     "python3": _python,
     ".ci/run": _tox,
+    "pytest": _own_files,
+    "torchrun": _own_files,
     ".": _source,
 }
 

@@ -65,10 +65,12 @@ def test_every_block_is_run_or_checked_or_says_why_not(blocks):
     assert not [block.problem for block in blocks if block.problem]
 
 
-def test_python_blocks_run(platform_name, blocks, tmp_path):
-    """All Python of all pages runs, page by page from top to bottom, in a fresh process; PyTorch's on PyTorch."""
+def test_python_blocks_run(platform_name, pages, blocks, tmp_path):
+    """Python of all other pages runs, page by page from top to bottom, in a fresh process; PyTorch's on PyTorch."""
     asked = []
     for block in blocks:
+        if block.page in pages.FOLLOWED:
+            continue
         if block.language != "python" or block.info or (platform_name != "torch" and "torch" in block.code):
             continue
         setup = GIVEN.get(block.page, "") if not any(entry[0] == block.page for entry in asked) else ""
@@ -88,6 +90,7 @@ def test_python_blocks_run(platform_name, blocks, tmp_path):
 @pytest.mark.platforms("torch")
 def test_the_readmes_model_is_verified(blocks, tmp_path, monkeypatch, capsys):
     """The README's model and plan pass under the README's command, and the fault it suggests is caught."""
+    blocks = [block for block in blocks if block.page == "README.md"]
     (code,) = [block.code for block in blocks if block.code.startswith("# my_model.py\n")]
     (command,) = [block.code for block in blocks if "my_model.py:case" in block.code and block.language == "sh"]
     (tmp_path / "my_model.py").write_text(code)
@@ -135,6 +138,7 @@ FAULTS = [
     ("tox -e torch -- tests_unit/cores -k uneven", "there is no tests_unit/cores"),
     ('pip install "hyper-parallel[jax]"', "there is no extra jax"),
     ("make install", "no test knows make"),
+    ("pytest test_nothing.py", "there is no test_nothing.py"),
 ]
 
 
@@ -152,7 +156,7 @@ def test_an_unchecked_block_is_noticed(pages):
     problems = [block.problem for block in pages.blocks("X.md", text)]
     assert problems == [
         "X.md:1: a block of language 'yaml' is neither run nor checked, and does not say why",
-        "X.md:4: the fence says 'not-run=later'; known is not-run= with one of output, fragment, device",
+        "X.md:4: the fence says 'not-run=later'; known is not-run= with one of output, fragment, device, cluster",
         "",
         "X.md:10: a block of language '' is neither run nor checked, and does not say why",
     ]
