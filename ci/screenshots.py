@@ -1,11 +1,11 @@
-"""Pages as PNG for the README: ``python ci/screenshots.py PAGE.html:NAME:WIDTHxHEIGHT ...`` writes docs/NAME.png.
+r"""Pages as PNG for the README: ``python ci/screenshots.py PAGE.html:NAME:WIDTHxHEIGHT ...`` writes docs/NAME.png.
 
 What the README shows was made by, in the root of the checkout::
 
-    hyper-parallel verify model --platform torch --scenario 2x2-rms-tied --steps 12 --inject unreduced-norm-grad \\
+    hyper-parallel verify model --platform torch --scenario 2x2-rms-tied --steps 12 --inject unreduced-norm-grad \
         --html reports/diverged.html
     tox -e ops-torch,ops-mindspore && hyper-parallel coverage html
-    python ci/screenshots.py reports/diverged.html:diverged:960x1015 \\
+    python ci/screenshots.py reports/diverged.html:diverged:960x1015 \
         coverage_reports/operators.html:operators:1280x800
 
 Chromium must be installed (Debian: ``apt-get install chromium``). A picture of more than 150 KB is refused: it would be

@@ -30,8 +30,8 @@ nitpick_ignore_regex = [
     ("py:class", "AbstractContextManager|Cause|Dispatcher|OpCall|ParameterLayout|RecordLog|TensorCheck"),
     ("py:class", "Ranks|Training|Transport"),
 ]
-html_theme = "alabaster"
-html_theme_options = {"fixed_sidebar": True, "page_width": "1100px"}
+html_theme = "furo"
+html_title = "hyper-parallel"
 html_show_sourcelink = html_copy_source = False
 html_show_sphinx = False
 

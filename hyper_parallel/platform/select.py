@@ -47,7 +47,7 @@ INSTALL = {
     "torch": "pip install 'torch>=2.13,<2.14' 'safetensors>=0.8'",
     "mindspore": "pip install 'mindspore>=2.10,<2.11' 'numpy<2' 'safetensors>=0.8'",
 }
-"""The commands that install a framework beside this package: what its extra in ``pyproject.toml`` requires."""
+"""The commands that install a framework beside this package, in the versions of its extra in ``pyproject.toml``."""
 
 _BUILT: dict[str, Platform] = {}
 _LOCK = threading.RLock()

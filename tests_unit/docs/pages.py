@@ -144,6 +144,8 @@ def _python(words: list[str]) -> str:
         return _tox(command[6:]) if name == "tox" else _hyper_parallel(command[1:])
     if words[:1] == ["ci/guarded_run.py"] and "--" in words:
         return problem_of(shlex.join(words[words.index("--") + 1 :]))
+    if words[:2] == ["-m", "hyper_parallel"]:
+        return _hyper_parallel(words[2:])
     return _files(words[:1])
 
 

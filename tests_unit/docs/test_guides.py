@@ -30,7 +30,7 @@ def run(words, capfd):
         except SystemExit as end:
             status = end.code
         return status, "".join(capfd.readouterr())
-    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), os.getcwd(), *filter(None, sys.path)])
+    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), str(Path.cwd()), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-m", *MODULES[words[0]], *words[1:]], env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, timeout=300, check=False,

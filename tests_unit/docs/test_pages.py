@@ -137,6 +137,7 @@ FAULTS = [
     ("python ci/changes.py check", "there is no ci/changes.py"),
     ("tox -e torch -- tests_unit/cores -k uneven", "there is no tests_unit/cores"),
     ('pip install "hyper-parallel[jax]"', "there is no extra jax"),
+    ("python -m hyper_parallel verify everything", "the parser refuses it"),
     ("make install", "no test knows make"),
     ("pytest test_nothing.py", "there is no test_nothing.py"),
 ]
