@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.layout import Box
 
-__all__ = ["INDEX", "VERSION", "DataFile", "Entry", "Piece", "checksum", "code_of", "read_index", "write_index"]
+__all__ = [
+    "INDEX", "VERSION", "DataFile", "Entry", "Index", "Piece", "checksum", "code_of", "read_index", "write_index",
+]  # fmt: skip
 
 INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 VERSION = 1
 _ALIGNMENT = 8
 _CODES = {
@@ -81,12 +84,42 @@ class DataFile:
     Args:
         path: the file.
         entries: its tensors by name; all ranks have the same.
+        header: its first bytes, and where each tensor begins after them; by default as ``save`` writes them.
     """
 
-    def __init__(self, path: Path, entries: dict[str, Entry]) -> None:
+    def __init__(
+        self, path: Path, entries: dict[str, Entry], header: tuple[bytes, dict[str, int]] | None = None
+    ) -> None:
         self.path, self.entries = path, entries
-        self._header, self._offsets = _header(entries)
+        self._header, self._offsets = header or _header(entries)
         self.size = len(self._header) + sum(entry.size for entry in entries.values())
+
+    @classmethod
+    def existing(cls, path: Path) -> DataFile:
+        """Return a file that any program has written.
+
+        Raises:
+            CheckpointError: (a ValueError) it is missing, no whole safetensors file, or has unknown dtypes.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="np"):  # checks sizes and offsets against the file
+                pass
+        except (SafetensorError, OSError) as error:
+            msg = f"load: {path} is missing or no whole safetensors file: {error}"
+            raise CheckpointError(msg) from error
+        with path.open("rb") as file:
+            start = file.read(8)
+            text = file.read(int.from_bytes(start, "little"))
+        table = json.loads(text)
+        table.pop("__metadata__", None)
+        if unknown := [f"{name} ({each['dtype']})" for name, each in table.items() if each["dtype"] not in _DTYPES]:
+            msg = f"load: {path} has dtypes that are not supported: {', '.join(unknown)}"
+            raise CheckpointError(msg)
+        entries = {name: Entry(each["dtype"], tuple(each["shape"])) for name, each in table.items()}
+        offsets = {name: each["data_offsets"][0] for name, each in table.items()}
+        return cls(path, entries, (start + text, offsets))
 
     def create(self) -> None:
         """Create the file with its header, and room for all tensors."""
@@ -157,12 +190,39 @@ def _header(entries: dict[str, Entry]) -> tuple[bytes, dict[str, int]]:
     return len(text).to_bytes(8, "little") + text, offsets
 
 
-def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[Piece]]) -> None:
+@dataclass(frozen=True)
+class Index:
+    """What the index of a checkpoint says.
+
+    Attributes:
+        files: with the tensors.
+        tree: the values; None in a folder that another program has written.
+        pieces: by tensor, its parts as they were written; none in a folder that another program has written.
+        ties: names that mean the same tensor as another one.
+    """
+
+    files: tuple[DataFile, ...]
+    tree: Any
+    pieces: dict[str, list[Piece]]
+    ties: dict[str, str]
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All tensors by name."""
+        return {name: entry for file in self.files for name, entry in file.entries.items()}
+
+    def file_of(self, name: str) -> DataFile:
+        """Return the file that has the tensor ``name``."""
+        return next(file for file in self.files if name in file.entries)
+
+
+def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[Piece]], ties: dict[str, str]) -> None:
     """Replace the index atomically by one of ``data``, the values of ``tree`` and the checksums of ``pieces``."""
     ours = {
         "version": VERSION,
         "file": data.path.name,
         "tree": tree,
+        "ties": ties,
         "tensors": {name: [entry.code, entry.shape, pieces[name]] for name, entry in data.entries.items()},
     }
     total = sum(entry.size for entry in data.entries.values())
@@ -171,20 +231,26 @@ def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[
     write_whole(folder / INDEX, json.dumps(index))
 
 
-def read_index(folder: Path) -> tuple[DataFile, Any, dict[str, list[Piece]]]:
-    """Return data file, tree of values and written pieces of a checkpoint.
+def read_index(folder: Path) -> Index:
+    """Return the index of a checkpoint of ``save``, or of safetensors files that another program has written.
 
     Raises:
         FileNotFoundError: there is no checkpoint in ``folder``.
-        CheckpointError: (a ValueError) the index is not one that ``save`` has written, or of a newer version.
+        CheckpointError: (a ValueError) the index is damaged, or of a newer version.
     """
     path = folder / INDEX
+    if not path.exists() and (folder / _SINGLE).exists():
+        return Index((DataFile.existing(folder / _SINGLE),), None, {}, {})
     try:
-        ours = json.loads(path.read_text(encoding="utf-8"))["metadata"]["hyper_parallel"]
-        version = ours["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        msg = f"load: {path} is not the index of a checkpoint that save has written"
+        index = json.loads(path.read_text(encoding="utf-8"))
+        names = sorted({Path(name).name for name in index["weight_map"].values()})
+        ours = index.get("metadata", {}).get("hyper_parallel")
+        version = None if ours is None else ours["version"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"load: {path} is not the index of a checkpoint"
         raise CheckpointError(msg) from error
+    if ours is None:
+        return Index(tuple(DataFile.existing(folder / name) for name in names), None, {}, {})
     if version != VERSION:
         msg = f"load: {path} has version {version}; this release reads version {VERSION}"
         raise CheckpointError(msg)
@@ -193,4 +259,5 @@ def read_index(folder: Path) -> tuple[DataFile, Any, dict[str, list[Piece]]]:
         name: [(tuple((low, high) for low, high in box), crc) for box, crc in written]
         for name, (_, _, written) in ours["tensors"].items()
     }
-    return DataFile(folder / Path(ours["file"]).name, entries), ours["tree"], pieces
+    data = DataFile(folder / Path(ours["file"]).name, entries)
+    return Index((data,), ours["tree"], pieces, ours.get("ties", {}))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.checkpoint.folder import Entry
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Flat", "build", "platform_of_state"]
+__all__ = ["Flat", "merge", "platform_of_state"]
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -33,6 +33,7 @@ class Flat:
         tensors: tensors by their names, path segments joined by dots.
         tree: the values, with ``{"tensor": name}`` in the place of tensors.
         objects: objects with ``load_state_dict`` by name.
+        ties: names of tensors that are another one of ``tensors``, with its name: tied parameters.
 
     Raises:
         CheckpointError: (a ValueError) the state holds something else, or two tensors have one name.
@@ -42,20 +43,42 @@ class Flat:
         self._platform, self._saved = platform, saved or {}
         self.tensors: dict[str, Any] = {}
         self.objects: dict[str, Any] = {}
+        self.ties: dict[str, str] = {}
+        self._names: dict[int, str] = {}
         self.tree = self._add("", state)
+
+    def _add_tensor(self, name: str, tensor: Any, identity: int) -> Any:
+        """Add a tensor; those of equal ``identity`` are one."""
+        if name in self.tensors or name in self.ties:
+            msg = f"save: two tensors of the state are named {name}; rename one"
+            raise CheckpointError(msg)
+        first = self._names.setdefault(identity, name)
+        if first == name:
+            self.tensors[name] = tensor
+        else:
+            self.ties[name] = first
+        return {"tensor": first}
+
+    def _add_module(self, name: str, module: Any) -> Any:
+        """Add a module; its state has new objects for its parameters."""
+        platform = self._platform
+        parameters = platform.parameters_dict(module)
+        items = []
+        for path, value in platform.get_model_state_dict(module).items():
+            if path in parameters:
+                items.append([path, self._add_tensor(_join(name, path), value, id(parameters[path]))])
+            else:
+                items.append([path, self._add(_join(name, path), value)])
+        return {"items": items}
 
     def _add(self, name: str, state: Any) -> Any:
         platform = self._platform
         if platform.is_tensor(state):
-            if name in self.tensors:
-                msg = f"save: two tensors of the state are named {name}; rename one"
-                raise CheckpointError(msg)
-            self.tensors[name] = state
-            return {"tensor": name}
+            return self._add_tensor(name, state, id(state))
         if isinstance(state, _PLAIN):
             return {"value": state}
         if isinstance(state, platform.Module):
-            return self._add(name, platform.get_model_state_dict(state))
+            return self._add_module(name, state)
         if isinstance(state, dict):
             return {"items": [[_key(name, key), self._add(_join(name, key), value)] for key, value in state.items()]}
         if isinstance(state, (list, tuple)):
@@ -93,17 +116,40 @@ class Flat:
         return platform.wrap(platform.zeros(parameter.local_shape, dtype=dtype), parameter.layout)
 
 
-def build(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return the state of ``tree``, with ``tensors`` in their places."""
-    (kind, content), *_ = tree.items()
+def merge(own: Any, saved: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return a state: ``tensors`` where the tree ``own`` has them, and the plain values of the tree ``saved``.
+
+    Either tree may be None. Tensors that only ``saved`` has were renamed, and are left out.
+    """
+    kind, content = _node(own)
     if kind == "tensor":
         return tensors[content]
-    if kind == "value":
-        return content
-    if kind == "items":
-        return {key: build(value, tensors) for key, value in content}
-    values = [build(value, tensors) for value in content]
-    return values if kind == "list" else tuple(values)
+    saved_kind, saved_content = _node(saved) if saved is not None else (kind, content)
+    if saved_kind == "value":
+        return saved_content
+    if saved_kind == "items":
+        mine = dict(content) if kind == "items" else {}
+        theirs = dict(saved_content)
+        keys = dict.fromkeys([*theirs, *(key for key, tree in mine.items() if _has_tensors(tree))])
+        kept = [key for key in keys if key in mine or _node(theirs[key])[0] != "tensor"]
+        return {key: merge(mine.get(key), theirs.get(key), tensors) for key in kept}
+    if saved_kind == "tensor":
+        return None
+    own_trees = content if kind == saved_kind and len(content) == len(saved_content) else [None] * len(saved_content)
+    values = [merge(tree, other, tensors) for tree, other in zip(own_trees, saved_content, strict=True)]
+    return values if saved_kind == "list" else tuple(values)
+
+
+def _node(tree: Any) -> tuple[str, Any]:
+    """Return kind and content of a tree."""
+    return next(iter(tree.items())) if tree is not None else ("value", None)
+
+
+def _has_tensors(tree: Any) -> bool:
+    kind, content = _node(tree)
+    if kind in {"tensor", "value"}:
+        return kind == "tensor"
+    return any(_has_tensors(inner) for inner in (dict(content).values() if kind == "items" else content))
 
 
 def platform_of_state(state: Any) -> Platform:
