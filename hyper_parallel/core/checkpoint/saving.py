@@ -118,7 +118,7 @@ def _entry(name: str, value: Any) -> Entry:
     return Entry(code_of(name, value.dtype), tuple(value.shape))
 
 
-def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[slice, ...]]]:
+def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[Any, ...]]]:
     """Return the non-empty parts of ``box`` in a tensor of the state: name and box in the folder, index in ``box``."""
     parts = []
     for name, inner, shift in links:
@@ -126,7 +126,7 @@ def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[
         if all(low < high for low, high in common):
             there = tuple((low + step, high + step) for (low, high), step in zip(common, shift, strict=True))
             index = tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(common, box, strict=True))
-            parts.append((name, there, index))
+            parts.append((name, there, (*index, ...)))  # a view, of 0-d tensors too
     return parts
 
 
@@ -143,7 +143,5 @@ def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> l
         if holders[zlib.crc32(name.encode()) % len(holders)] == rank:
             local = value.to_local() if hasattr(value, "full_tensor") else value
             array = platform._to_host(platform.detach(local))  # noqa: SLF001 - of the contract
-            parts += [
-                (there, part, array[(*index, ...)]) for there, part, index in linked_parts(named.links[name], box)
-            ]
+            parts += [(there, part, array[index]) for there, part, index in linked_parts(named.links[name], box)]
     return parts
