@@ -23,7 +23,7 @@ from hyper_parallel.verify.train_compare import RankResult, run_rank
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
-    from hyper_parallel.verify.scenarios import Scenario
+    from hyper_parallel.verify.scenarios import Scenario, Tutorial
 
 __all__ = ["LAUNCHES", "InputError", "parse_mesh", "require_seed", "verify_model", "verify_scenario"]
 
@@ -174,7 +174,7 @@ def require_seed(seed: int) -> None:
 
 
 def verify_scenario(
-    scenario: Scenario,
+    scenario: Scenario | Tutorial,
     *,
     platform: str,
     launch: str = "simulated",

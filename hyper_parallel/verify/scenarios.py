@@ -1,4 +1,4 @@
-"""The embedded scenarios: the reference transformer, real text, and a plan like a user's."""
+"""The embedded scenarios: the reference transformer on real text, and a tutorial, with plans like a user's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = [
     "SCENARIOS",
     "SOURCES",
     "Scenario",
+    "Tutorial",
     "scenario_named",
     "text_batches",
     "transformer_case",
@@ -65,19 +66,76 @@ class Scenario:
         return ParallelPlan(transformer_plan(), {"dp": Shard(0)} if "dp" in mesh.names else {})
 
 
+@dataclass(frozen=True)
+class Tutorial:
+    """A small regression that is trained as the framework's tutorials do, and its tensor-parallel plan.
+
+    The optimizer is made before the first forward, steps are the framework's own (``Model.train`` with
+    ``TrainOneStepCell`` and a callback on MindSpore), and each ends with a checkpoint that is saved and loaded.
+
+    Attributes:
+        name: of the scenario in the command.
+        mesh_shape: sizes of the axes.
+        mesh_names: their names.
+        dtype: ``float64`` or ``float32``.
+        sizes: inputs, hidden width and outputs; the width does not divide by the mesh.
+        batch: rows per batch.
+        optimizer: ``sgd`` or ``adamw``.
+    """
+
+    name: str
+    mesh_shape: tuple[int, ...]
+    mesh_names: tuple[str, ...]
+    dtype: str = "float64"
+    sizes: tuple[int, int, int] = (7, 11, 5)
+    batch: int = 9
+    optimizer: str = "sgd"
+
+    def with_dtype(self, dtype: str) -> Tutorial:
+        """Return the same scenario in another precision."""
+        return replace(self, dtype=dtype)
+
+    def case(self) -> ModelCase:
+        """Return model, data, loss and step, on the current platform."""
+        platform = current_platform()
+
+        def build() -> Any:
+            model = platform.tutorial_model(*self.sizes, self.dtype)
+            platform.load_arrays(model, _weights(platform.trainable(model), self.dtype))
+            return model
+
+        rng = np.random.default_rng(0)
+        shapes = (self.batch, self.sizes[0]), (self.batch, self.sizes[-1])
+        return ModelCase(
+            build,
+            [tuple(rng.standard_normal(shape).astype(self.dtype) for shape in shapes) for _ in range(_BATCHES)],
+            lambda output, tensors: (output - tensors[-1]).square().mean(),
+            optimizer=self.optimizer,
+            step=platform.tutorial_step,
+        )
+
+    def plan(self, mesh: Any) -> ParallelPlan:
+        """Return a plan of tensor parallelism over ``tp``; inputs are plain."""
+        from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+
+        del mesh
+        return ParallelPlan({"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
 _GRID, _ROW = ((2, 2), ("dp", "tp")), ((3,), ("tp",))
 _TWO = LanguageModelConfig(dim=20, heads=4, kv_heads=2, ffn=37, length=13)
 _THREE = LanguageModelConfig(dim=22, heads=6, kv_heads=3, ffn=50, length=11)
 
-SCENARIOS = (
+SCENARIOS: tuple[Scenario | Tutorial, ...] = (
     Scenario("2x2-rms-tied", *_GRID, replace(_TWO, norm="rms", tied=True)),
     Scenario("2x2-layer-untied", *_GRID, replace(_TWO, norm="layer", tied=False)),
     Scenario("3-rms-untied", *_ROW, replace(_THREE, norm="rms", tied=False), optimizer="adamw"),
     Scenario("3-layer-tied", *_ROW, replace(_THREE, norm="layer", tied=True)),
+    Tutorial("3-tutorial", *_ROW),
 )
 
 
-def scenario_named(name: str) -> Scenario:
+def scenario_named(name: str) -> Scenario | Tutorial:
     """Return the embedded scenario ``name``.
 
     Raises:

@@ -194,7 +194,7 @@ def test_default_runs_every_scenario_on_both(runs, capsys):
     assert main(["verify", "model"]) == 0
     assert runs == [(item.name, name, "simulated") for name in ("torch", "mindspore") for item in SCENARIOS]
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "8 of 8 runs equal to one device (32 tensors compared on all ranks)"
+    assert last == "10 of 10 runs equal to one device (40 tensors compared on all ranks)"
 
 
 def test_choices(runs, capsys):
@@ -215,7 +215,8 @@ def test_choices(runs, capsys):
     [
         (["--mesh", "5"], "no embedded scenario has the mesh 5; there are 2x2, 3"),
         (["--scenario", "4d"],
-            "scenario '4d' does not exist; known: 2x2-rms-tied, 2x2-layer-untied, 3-rms-untied, 3-layer-tied"),
+            "scenario '4d' does not exist; known: 2x2-rms-tied, 2x2-layer-untied, 3-rms-untied, 3-layer-tied, "
+            "3-tutorial"),
         (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"),
     ],
 )  # fmt: skip
@@ -261,7 +262,7 @@ def test_report_file(runs, name, tmp_path, capsys):
         assert [run["name"] for run in json.loads(text)["runs"]] == [item.name for item in SCENARIOS]
     else:
         assert all(item.name in text for item in SCENARIOS)
-        assert text.splitlines()[-1] == "4 of 4 runs equal to one device (16 tensors compared on all ranks)"
+        assert text.splitlines()[-1] == "5 of 5 runs equal to one device (20 tensors compared on all ranks)"
     capsys.readouterr()
 
 
@@ -282,7 +283,7 @@ def test_html_page(runs, tmp_path, capsys):
     path = tmp_path / "model.html"
     assert main(["verify", "model", "--platform", "torch", "--html", str(path)]) == 0
     page = path.read_text()
-    assert "4 of 4 runs equal to one device" in page
+    assert "5 of 5 runs equal to one device" in page
     assert all(item.name in page for item in SCENARIOS)
 
 
@@ -299,7 +300,7 @@ def test_interrupt_leaves_a_partial_report(runs, monkeypatch, as_json, tmp_path,
     path = tmp_path / "report.json"
     options = ["--json"] if as_json else []
     assert main(["verify", "model", "--platform", "torch", "--report", str(path), *options]) == 130
-    line = "partial report: 1 of 4 runs finished, 1 of them held; the rest was not verified"
+    line = "partial report: 1 of 5 runs finished, 1 of them held; the rest was not verified"
     captured = capsys.readouterr()
     assert captured.err == f"hyper-parallel: interrupted: {line}\n"
     if as_json:

@@ -12,7 +12,8 @@ from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 from hyper_parallel.verify.simulate import simulate
 
 BUFFERS = 3  # two tables of angles and the causal mask
-PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3-layer-tied": 39}
+PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3-layer-tied": 39, "3-tutorial": 0}
+TUTORIAL = "3-tutorial"
 MODULES = 28  # root, embedding, 2 blocks of 12, final norm, head
 
 
@@ -22,7 +23,7 @@ def states(scenario, platform_name):
     return PARAMETERS[scenario.name] * (3 if scenario.optimizer == "adamw" else 1) + own
 
 
-@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS if scenario.name != TUTORIAL])
 def test_every_scenario_trains_like_one_device(platform_name, name):
     """Outputs of every module, the loss, every gradient, weight and buffer are equal on every rank after each step."""
     scenario, steps = scenario_named(name), 2
@@ -42,6 +43,26 @@ def test_every_scenario_trains_like_one_device(platform_name, name):
     assert report.losses[1] < report.losses[0]
     assert report.parallel_losses == pytest.approx(report.losses, rel=1e-12)
     assert len(report.parameter_layouts) == PARAMETERS[name]
+
+
+def test_a_tutorial_trains_like_one_device(platform_name):
+    """The framework's own training step, callbacks and checkpoints are compared like the harness's, on every rank."""
+    report = verify_scenario(scenario_named(TUTORIAL), platform=platform_name, steps=3)
+    assert report.ok, report.text()
+    moments = 4 + states(scenario_named(TUTORIAL), platform_name)
+    counts = {"output": 3, "loss": 1, "gradient": 4, "weight": 4, "state": moments, "rate": 1}
+    assert report.counts == {kind: 9 * count for kind, count in counts.items()}
+    assert [line.partition(":")[0] for line in report.skipped] == ["output of activation"]
+    assert report.parallel_losses == pytest.approx(report.losses, rel=1e-12)
+    restored = next((row for row in report.traffic if row.collective == "all_gather"), None)
+    assert (restored is not None) == (platform_name == "mindspore")  # whole values, for the file
+
+
+@pytest.mark.untraced
+def test_a_fault_in_a_tutorial_is_found(platform_name):
+    """An injected fault diverges in its module under the framework's own training step."""
+    report = verify_scenario(scenario_named(TUTORIAL), platform=platform_name, steps=1, inject="drop-allreduce@down")
+    assert report.faulty_module == "down", report.text()
 
 
 def test_a_report_has_the_layouts_of_parameters(platform_name):

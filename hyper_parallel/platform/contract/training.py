@@ -133,6 +133,26 @@ class TrainingFacet(ModulesFacet):
         """Return the mean cross-entropy of ``logits`` (batch, length, vocab) against ``labels`` (batch, length)."""
 
     @abc.abstractmethod
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """Return two layers, ``up`` and ``down``, written as the framework's tutorials do.
+
+        Args:
+            inputs, hidden, outputs: their sizes.
+            dtype: ``float64`` or ``float32``.
+        """
+
+    @abc.abstractmethod
+    def tutorial_step(self, training: Any) -> Any:
+        """Train one step as the framework's tutorials do, with a checkpoint that is saved and loaded.
+
+        Args:
+            training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.
+
+        Returns:
+            the loss; on MindSpore plus that of a model that loaded the checkpoint.
+        """
+
+    @abc.abstractmethod
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """Write NumPy arrays, by path, to the plain parameters and buffers of ``model``."""
 

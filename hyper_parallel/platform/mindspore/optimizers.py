@@ -23,7 +23,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any]) -> None:
         self.optimizer, self.parameters = optimizer, parameters
-        self.engine = self._step
+        self.engine = _Engine(self)
         self._before: list[Callable[[dict[str, Any]], None]] = []
 
     def __call__(self, result: StepResult) -> None:
@@ -58,8 +58,8 @@ class MindSporeOptimizer(TrainingOptimizer):
         rates = self.optimizer.get_lr()
         return [float(rate) for rate in (rates if isinstance(rates, (tuple, list)) else (rates,))]
 
-    def _step(self, gradients: Sequence[Any]) -> None:
-        """Apply one step on ``gradients``, in the order of the parameters."""
+    def _step(self, gradients: Sequence[Any]) -> bool:
+        """Apply one step on ``gradients``, in the order of the parameters; return True, as MindSpore's do."""
         by_path = dict(zip(self.parameters, gradients, strict=True))
         for before in self._before:
             before(by_path)
@@ -68,6 +68,23 @@ class MindSporeOptimizer(TrainingOptimizer):
         for value in self.parameters.values():
             if isinstance(value, DTensor):
                 value.drop_views()
+        return True
+
+
+class _Engine:
+    """An optimizer whose steps are watched, as a function of the gradients or in a ``TrainOneStepCell``."""
+
+    def __init__(self, owner: MindSporeOptimizer) -> None:
+        self._owner = owner
+
+    def __call__(self, gradients: Sequence[Any]) -> bool:
+        """Apply one step."""
+        return self._owner._step(gradients)
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters that it trains, in the order of the gradients."""
+        return list(self._owner.parameters.values())
 
 
 def _like(parameter: Any, state: Any) -> Any:

@@ -38,6 +38,18 @@ class MindSporeTraining(TrainingFacet):
 
         return loss(logits, labels)
 
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """The regression of ``tutorial.py``."""
+        from hyper_parallel.platform.mindspore.tutorial import Regression
+
+        return Regression(inputs, hidden, outputs, getattr(mindspore, dtype))
+
+    def tutorial_step(self, training: Any) -> Any:
+        """The step of ``tutorial.py``."""
+        from hyper_parallel.platform.mindspore.tutorial import train_one_step
+
+        return train_one_step(training)
+
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
         tensors = self.parameters_dict(model)

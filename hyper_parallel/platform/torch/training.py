@@ -36,6 +36,18 @@ class TorchTraining(TrainingFacet):
 
         return loss(logits, labels)
 
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """The regression of ``tutorial.py``."""
+        from hyper_parallel.platform.torch.tutorial import Regression
+
+        return Regression(inputs, hidden, outputs, getattr(torch, dtype))
+
+    def tutorial_step(self, training: Any) -> Any:
+        """The step of ``tutorial.py``."""
+        from hyper_parallel.platform.torch.tutorial import train_one_step
+
+        return train_one_step(training)
+
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """Copy in place, off the tape."""
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
