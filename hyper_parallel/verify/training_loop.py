@@ -33,7 +33,7 @@ class Training:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; on MindSpore a function of the gradients in the order of :attr:`parameters`, for own cells too."""
+        """The optimizer; on MindSpore a function, of the gradients in the order of :attr:`parameters`."""
         return self._owner.optimizer().engine
 
     @property

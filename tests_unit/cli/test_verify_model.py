@@ -206,7 +206,7 @@ def test_choices(runs, capsys):
     assert runs == [("2x2-rms-tied", "mindspore", "simulated"), ("2x2-layer-untied", "mindspore", "simulated")]
     runs.clear()
     assert main(["verify", "model", "--world-size", "3", "--platform", "torch"]) == 0
-    assert [name for name, _, _ in runs] == ["3-rms-untied", "3-layer-tied"]
+    assert [name for name, _, _ in runs] == ["3-rms-untied", "3-layer-tied", "3-tutorial"]
     capsys.readouterr()
 
 
@@ -215,8 +215,7 @@ def test_choices(runs, capsys):
     [
         (["--mesh", "5"], "no embedded scenario has the mesh 5; there are 2x2, 3"),
         (["--scenario", "4d"],
-            "scenario '4d' does not exist; known: 2x2-rms-tied, 2x2-layer-untied, 3-rms-untied, 3-layer-tied, "
-            "3-tutorial"),
+            f"scenario '4d' does not exist; known: {', '.join(item.name for item in SCENARIOS)}"),
         (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"),
     ],
 )  # fmt: skip

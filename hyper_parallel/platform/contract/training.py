@@ -137,7 +137,9 @@ class TrainingFacet(ModulesFacet):
         """Return two layers, ``up`` and ``down``, written as the framework's tutorials do.
 
         Args:
-            inputs, hidden, outputs: their sizes.
+            inputs: size of what ``up`` takes.
+            hidden: size of what it returns.
+            outputs: size of what ``down`` returns.
             dtype: ``float64`` or ``float32``.
         """
 

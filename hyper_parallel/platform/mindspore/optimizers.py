@@ -23,7 +23,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any]) -> None:
         self.optimizer, self.parameters = optimizer, parameters
-        self.engine = _Engine(self)
+        self.engine = _Engine(self._step, list(parameters.values()))
         self._before: list[Callable[[dict[str, Any]], None]] = []
 
     def __call__(self, result: StepResult) -> None:
@@ -74,17 +74,13 @@ class MindSporeOptimizer(TrainingOptimizer):
 class _Engine:
     """An optimizer whose steps are watched, as a function of the gradients or in a ``TrainOneStepCell``."""
 
-    def __init__(self, owner: MindSporeOptimizer) -> None:
-        self._owner = owner
+    def __init__(self, step: Callable[[Sequence[Any]], bool], parameters: list[Any]) -> None:
+        self._step = step
+        self.parameters = parameters
 
     def __call__(self, gradients: Sequence[Any]) -> bool:
-        """Apply one step."""
-        return self._owner._step(gradients)
-
-    @property
-    def parameters(self) -> list[Any]:
-        """The parameters that it trains, in the order of the gradients."""
-        return list(self._owner.parameters.values())
+        """Apply one step on ``gradients``, in the order of :attr:`parameters`."""
+        return self._step(gradients)
 
 
 def _like(parameter: Any, state: Any) -> Any:
