@@ -24,7 +24,7 @@ python_use_unqualified_type_names = True
 # A role in a docstring that leads nowhere is an error; what annotations name need not have a page.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(abc|collections|contextlib|hyper_parallel|pathlib)\..*"),
+    ("py:class", r"(abc|collections|contextlib|enum|hyper_parallel|pathlib)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:class", "AbstractContextManager|Cause|Dispatcher|OpCall|ParameterLayout|RecordLog|TensorCheck"),
@@ -38,10 +38,13 @@ html_show_sphinx = False
 # Every name in ``__all__`` of these must be on a page: it is what users import.
 PUBLIC = (
     "hyper_parallel",
+    "hyper_parallel.core.checkpoint",
+    "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
     "hyper_parallel.core.shard",
     "hyper_parallel.core.tensor_parallel",
     "hyper_parallel.errors",
+    "hyper_parallel.pytest_plugin",
     "hyper_parallel.verify",
 )
 

@@ -27,6 +27,17 @@ def test_a_public_name_without_a_description_is_named(settings):
     assert settings.undescribed(without) == ["hyper_parallel.DTensor", "hyper_parallel.core.dtensor.DTensor"]
 
 
+def test_every_mark_and_fixture_of_the_plugin_is_described():
+    """The plugin's page has each mark with its arguments, and each fixture."""
+    from hyper_parallel.pytest_plugin import fixtures
+    from hyper_parallel.pytest_plugin.marks import MARKS
+
+    page = SETTINGS.with_name("pytest_plugin.rst").read_text()
+    assert not [mark for mark in MARKS if f"``{mark.partition(':')[0]}``" not in page]
+    assert not [name for name in (*fixtures.ON_RANKS, "world_size", "launch_name", "platform_name")
+                if f".. py:data:: {name}\n" not in page]  # fmt: skip
+
+
 def test_every_page_is_in_the_table_of_contents():
     """Every page of the reference is reachable from its index."""
     pages = {page.stem for page in SETTINGS.parent.glob("*.rst")} - {"index"}
