@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "ci/README.md",
     "ci/changelog.d/README.md",
     "coverage_reports/README.md",
