@@ -141,10 +141,16 @@ def waiter(work: Any) -> Callable[[Any], None]:
     return wait
 
 
+def materialized(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with its values in memory: conjugation, negation and the zeros of some gradients are only marks."""
+    if x._is_zerotensor():  # noqa: SLF001 - PyTorch has no public question
+        return x.clone()
+    return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
+
+
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
-    plain = x.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    return materialized(x.detach()).contiguous().reshape(-1).view(torch.uint8)
 
 
 def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
+from hyper_parallel.transport.gloo import materialized
 
 __all__ = ["TorchTensors"]
 
@@ -41,9 +42,7 @@ class TorchTensors(TensorsFacet):
 
     def contiguous(self, data: Any) -> Any:
         """Densely stored values."""
-        if data.is_conj() or data.is_neg():
-            data = data.resolve_conj().resolve_neg()  # bits of a view, which no transport would carry
-        return data.contiguous()
+        return materialized(data).contiguous()
 
     def copy(self, data: Any) -> Any:
         """New storage, off the graph."""
@@ -84,8 +83,8 @@ class TorchTensors(TensorsFacet):
         if ordered.stride() == _dense_strides(ordered.shape):
             return data
         back = sorted(range(data.ndim), key=order.__getitem__)
-        stored = ordered.clone(memory_format=torch.contiguous_format).permute(back)
-        return stored if stored.requires_grad else stored.detach()  # no view that was made without a graph
+        stored = data.new_empty(ordered.shape).permute(back).detach()  # no view: writes must not lead to a base
+        return stored.copy_(data)
 
     def detach(self, data: Any) -> Any:
         """Same storage, off the graph."""
@@ -121,10 +120,8 @@ class TorchTensors(TensorsFacet):
 
     def tensor_to_numpy(self, tensor: Any) -> Any:
         """Values on the host; bfloat16 becomes float32."""
-        plain = tensor.detach().cpu()
-        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy(
-            force=True
-        )  # zeros without storage too
+        plain = materialized(tensor.detach()).cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
         """A copy; of an empty array, whose strides PyTorch takes to be those of an expanded tensor, with its own."""

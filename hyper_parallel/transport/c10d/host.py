@@ -15,6 +15,7 @@ from hyper_parallel.transport.c10d.card_generators import (
     save_card_generators,
 )
 from hyper_parallel.transport.c10d.process_state import ProcessState, restore_process, save_process
+from hyper_parallel.transport.gloo import materialized
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.rng_state import GeneratorStates, restore_generators, save_generators
 
@@ -34,7 +35,7 @@ _ACCUMULATE = {
 
 def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
-    plain = x.detach().cpu().resolve_conj().resolve_neg()
+    plain = materialized(x.detach()).cpu()
     if plain.dtype is torch.bfloat16:
         return plain.contiguous().view(torch.int16).numpy().view(BFLOAT16)
     return plain.numpy()

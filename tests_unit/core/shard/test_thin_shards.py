@@ -42,3 +42,26 @@ def test_an_operand_that_no_operator_takes_is_refused_on_every_rank(world):
     messages = simulate(on_rank, world, "torch")
     assert len(set(messages)) == 1, messages
     assert "object" in messages[0]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_write_over_a_thin_result_takes_it_off_its_graph_on_every_rank(world):
+    """Order in memory is no view: after a write over the whole result no rank has a gradient of its operands."""
+
+    def program(x, y, source, cotangent):
+        result = (x.t() * y.t()).copy_(source)
+        return result, torch.autograd.grad(result, [x, y], cotangent, allow_unused=True)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,))
+        leaves = [distribute_tensor(leaf, mesh, [Shard(0)]) for leaf in (x, y, source.t().contiguous())]
+        operands = [leaf.requires_grad_() for leaf in leaves[:2]]
+        result, gradients = program(*operands, leaves[2].t(), distribute_tensor(source, mesh, [Replicate()]))
+        return result.full_tensor().detach(), [gradient.full_tensor() for gradient in gradients]
+
+    x, y, source = torch.randn(world - 1, 3), torch.randn(world - 1, 3), torch.randn(3, world - 1)
+    _, expected = program(x.clone().requires_grad_(), y.clone().requires_grad_(), source, source)
+    for result, gradients in simulate(on_rank, world, "torch"):
+        assert torch.equal(result, source)
+        for gradient, value in zip(gradients, expected, strict=True):
+            assert torch.equal(gradient, value)

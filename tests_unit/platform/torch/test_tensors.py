@@ -4,8 +4,12 @@ from typing import NamedTuple
 
 import pytest
 
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -19,6 +23,43 @@ def test_shapes():
     assert platform.narrow(x, 1, 1, 2).tolist() == [[1, 2], [4, 5]]
     assert platform.reshape(x.T, (6,)).tolist() == [0, 3, 1, 4, 2, 5]
     assert platform.contiguous(x.T).stride() == (2, 1)
+
+
+def test_zeros_without_memory_get_some():
+    """Zeros that are only a mark, which PyTorch returns as some second gradients, can be sent and read, views too."""
+    import torch
+
+    platform = get_torch_platform()
+    mark = torch._efficientzerotensor((3, 2))[1:]
+    assert platform.contiguous(mark).data_ptr() % mark.element_size() == 0 < platform.contiguous(mark).data_ptr()
+    assert platform.contiguous(mark).tolist() == platform.tensor_to_numpy(mark).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_second_gradients_that_are_only_a_mark_are_gathered(world):
+    """The second gradient of a norm beside a narrowed tensor is a view of zeros without memory; ranks read zeros."""
+    import torch
+
+    x, y = torch.randn(3, 3), torch.randn(2, 3)
+    cotangents = [torch.randn(3), torch.randn(2, 1), torch.randn(3, 3), torch.randn(2, 3)]
+
+    def program(x, y, by_norm, by_mean, by_x, by_y):
+        joined = torch.cat((x, y))
+        outputs = [torch.norm(joined, 1, 0), joined.narrow(0, 0, 2).mean(1, True)]
+        first = torch.autograd.grad(outputs, [x, y], [by_norm, by_mean], create_graph=True)
+        return [*first, *torch.autograd.grad(first, [x, y], [by_x, by_y])]
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,))
+        leaves = [distribute_tensor(leaf, mesh, [Replicate()]).requires_grad_() for leaf in (x, y)]
+        results = program(*leaves, *(distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in cotangents))
+        moved = [result.redistribute(placements=[Shard(1)]) for result in results]
+        return [tensor.full_tensor().detach().clone() for tensor in (*results, *moved)]
+
+    expected = program(x.clone().requires_grad_(), y.clone().requires_grad_(), *cotangents)
+    for results in simulate(on_rank, world, "torch"):
+        for result, value in zip(results, [*expected, *expected], strict=True):
+            torch.testing.assert_close(result, value.clone())
 
 
 def test_copies_and_aliases():

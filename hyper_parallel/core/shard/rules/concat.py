@@ -33,15 +33,13 @@ def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int]) -> Strateg
     kept = [d if d != dim or len(lengths) == 1 else None for d in range(x.ndim)]
     shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
 
+    def unsplit(platform: Any, args: dict[str, Any]) -> tuple[Any]:
+        return (platform.narrow(args["x"], dim, 0, args["x"].shape[dim]),)  # keeps the strides, as split does
+
     def local(*_: Any) -> LocalCall | None:
-        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_unsplit)
+        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=unsplit)
 
     return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
-
-
-def _unsplit(platform: Any, args: dict[str, Any]) -> tuple[Any]:
-    x = args["x"]
-    return (platform.reshape(x, tuple(x.shape)),)
 
 
 @rule("split", "x, split_size_or_sections, dim=0", view=True)

@@ -132,12 +132,13 @@ _in_float32("nll_loss")
 
 @kernel("take_class")
 def _take_class(x: Tensor, target: Tensor, dim: int, start: int = 0, classes: int | None = None) -> Tensor:
+    """``pow(1)`` changes nothing, and lets the gradient have a graph of its own, as that of PyTorch's losses has."""
     if classes is None:
-        return x.gather(dim, target.unsqueeze(dim)).squeeze(dim)
+        return x.gather(dim, target.unsqueeze(dim)).squeeze(dim).pow(1)
     local, index = _local_classes(target, start, x.shape[dim], classes)
     if not x.shape[dim]:
-        return x.sum(dim)
-    return torch.where(local, x.gather(dim, index.unsqueeze(dim)).squeeze(dim), 0.0)
+        return x.sum(dim).pow(1)
+    return torch.where(local, x.gather(dim, index.unsqueeze(dim)).squeeze(dim).pow(1), 0.0)
 
 
 @kernel("take_weight")

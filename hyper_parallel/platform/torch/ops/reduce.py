@@ -48,17 +48,17 @@ spelling("prod", "prod", aten.prod.default, aten.prod.dim_int, canonical=True)
 
 @kernel("prod")
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """A product of one factor is its copy.
+    """A product of one factor is its first power.
 
-    PyTorch's gradient of it depends on the factor only where that is not zero, so that in a second backward ranks with
-    different factors would run different collectives.
+    PyTorch's gradient of the product depends on the factor only where that is not zero, so that in a second backward
+    ranks with different factors would run different collectives; that of the power always does.
     """
     if dim is None:
         out = torch.prod(x) if dtype is None else torch.prod(x, dtype=dtype)
         return out.reshape((1,) * x.ndim) if keepdim else out
     if x.requires_grad and x.ndim and x.shape[dim] == 1:
         factor = x if keepdim else x.squeeze(dim)
-        return factor.clone() if dtype is None else factor.to(dtype, copy=True)
+        return factor.to(factor.dtype if dtype is None else dtype).pow(1)
     return torch.prod(x, dim, keepdim, dtype=dtype)
 
 

@@ -5,7 +5,9 @@ import torch
 
 from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -101,3 +103,22 @@ BEYOND = {
 def test_what_only_one_device_can_do_is_refused(refuses, name):
     """A call that has no meaning on local shards raises an error with the reason."""
     refuses(*BEYOND[name], plain_too=False)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_single_part_keeps_the_strides_of_its_base(world):
+    """A tensor split into one part may be written from its base: both have the same strides, as on one device."""
+
+    def program(base):
+        x = base.narrow(1, 1, 1)
+        (part,) = x.split(1, 0)
+        (chunk,) = x.chunk(1, 0)
+        part[...] = x
+        chunk.copy_(x)
+        return [(tensor.stride(), tensor.tolist()) for tensor in (x, part, chunk)]
+
+    def on_rank():
+        return program(distribute_tensor(base.clone(), init_device_mesh("cpu", (world,)), [Replicate()]))
+
+    base = torch.randn(1, 2, 1)
+    assert simulate(on_rank, world, "torch") == [program(base)] * world

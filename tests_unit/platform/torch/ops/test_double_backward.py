@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -277,3 +278,30 @@ def test_the_product_of_one_factor_has_one_graph(world):
     for results in simulate(on_rank, world, "torch", timeout=60):
         for result in results:
             torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("call, classes", [
+    (lambda x, target: torch.nn.functional.nll_loss(x, target, reduction="none"), 4),
+    (lambda x, _: torch.prod(x, 1), 1),
+], ids=["nll_loss", "prod of one factor"])  # fmt: skip
+def test_a_gradient_that_its_operand_does_not_change_has_a_graph(call, classes, world):
+    """Where PyTorch's gradient has a second one, which is zero, that of shards has it, too, empty ones included."""
+
+    def program(x, target, cotangent, second):
+        (gradient,) = torch.autograd.grad(call(x, target), x, cotangent, create_graph=True)
+        return gradient, *torch.autograd.grad(gradient, x, second)
+
+    def on_rank(dim):
+        mesh, placements = init_device_mesh("cpu", (world,)), [Shard(dim)]
+        shard = distribute_tensor(x, mesh, placements).requires_grad_()
+        rows = [distribute_tensor(tensor, mesh, [R]) for tensor in (target, cotangent, second)]
+        return [tensor.full_tensor().detach() for tensor in program(shard, *rows)]
+
+    x, second = torch.randn(2, classes), torch.randn(2, classes)
+    target, cotangent = torch.randint(classes, (2,)), torch.randn(2)
+    expected = program(x.clone().requires_grad_(), target, cotangent, second)
+    for dim in (0, 1):
+        for results in simulate(on_rank, world, "torch", (dim,)):
+            for result, value in zip(results, expected, strict=True):
+                torch.testing.assert_close(result, value.detach())
