@@ -53,7 +53,11 @@ def add_parser(subcommands: Any) -> None:
         "--count", type=whole(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"
     )
     parser.add_argument(
-        "--first", type=whole(0, _MOST_PROGRAMS), default=0, metavar="N", help="number of the first program, in 64s"
+        "--first",
+        type=whole(0, _MOST_PROGRAMS),
+        default=0,
+        metavar="N",
+        help="number of the first program (default: 0)",
     )
     parser.add_argument(
         "--minutes", type=real(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"

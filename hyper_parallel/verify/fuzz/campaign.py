@@ -46,7 +46,7 @@ class Settings:
         frameworks: names.
         seed: of all programs.
         count: programs per framework; None for no limit.
-        first: number of the first program; rounded down to a whole batch.
+        first: number of the first program.
         seconds: wall time after which no further batch begins; None for no limit.
         jobs: worker processes; 0 runs everything in this process.
         folder: where reproducers are written; None writes none.
@@ -91,8 +91,7 @@ def _generator(framework: str) -> Generator:
 def run_batch(
     framework: str,
     seed: int,
-    number: int,
-    count: int = BATCH,
+    numbers: range,
     folder: str | None = None,
     known: frozenset[str] = frozenset(),
 ) -> Batch:
@@ -101,17 +100,15 @@ def run_batch(
     Args:
         framework: name of the framework.
         seed: of the run.
-        number: of the batch.
-        count: programs, at most :data:`BATCH`.
+        numbers: of the programs, all of one batch: programs of a batch run on the same number of ranks.
         folder: where reproducers are written; None writes none.
         known: looks of findings that were made small already; others that look like them are only counted.
     """
     started = time.process_time()
-    world_size = world_of(seed, number)
+    world_size = world_of(seed, numbers.start // BATCH)
     batch = Batch(framework, world_size)
     with use_platform(framework):
         generator = _generator(framework)
-        numbers = range(number * BATCH, number * BATCH + count)
         programs = [generator.program(seed, program_number, world_size) for program_number in numbers]
         outcomes = run_programs(framework, programs)
         _count(batch, programs, outcomes)
@@ -212,31 +209,33 @@ def _add(report: FuzzReport, batch: Batch) -> None:
         report.add(finding)
 
 
-def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, int, int]]:
-    """Yield framework, number of the batch, and number of its programs, framework by framework in turn."""
-    number, done = settings.first // BATCH, 0
-    while settings.count is None or done < settings.count:
-        left = BATCH if settings.count is None else min(BATCH, settings.count - done)
+def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, range]]:
+    """Yield framework and numbers of the programs of a batch, framework by framework in turn."""
+    start = settings.first
+    while settings.count is None or start < settings.first + settings.count:
+        end = (start // BATCH + 1) * BATCH
+        if settings.count is not None:
+            end = min(end, settings.first + settings.count)
         for framework in settings.frameworks:
             if settings.seconds is not None and time.monotonic() - started > settings.seconds:
                 return
-            yield framework, number, left
-        number, done = number + 1, done + left
+            yield framework, range(start, end)
+        start = end
 
 
 def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator[Batch]:
     tasks = _tasks(settings, started)
     if not settings.jobs:
-        for framework, number, count in tasks:
-            yield run_batch(framework, settings.seed, number, count, settings.folder, report.looks)
+        for framework, numbers in tasks:
+            yield run_batch(framework, settings.seed, numbers, settings.folder, report.looks)
         return
     pool = _pool(settings.jobs)
-    running: dict[Future[Batch], tuple[str, int, int]] = {}
+    running: dict[Future[Batch], tuple[str, range]] = {}
     try:
         while True:
             while len(running) < settings.jobs and (task := next(tasks, None)) is not None:
-                framework, number, count = task
-                future = pool.submit(run_batch, framework, settings.seed, number, count, settings.folder, report.looks)
+                framework, numbers = task
+                future = pool.submit(run_batch, framework, settings.seed, numbers, settings.folder, report.looks)
                 running[future] = task
             if not running:
                 return
@@ -258,10 +257,11 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, get_context("spawn"))
 
 
-def _lost(seed: int, task: tuple[str, int, int]) -> Batch:
+def _lost(seed: int, task: tuple[str, range]) -> Batch:
     """Return the results of a batch whose process died."""
-    framework, number, count = task
-    batch = Batch(framework, world_of(seed, number), Counter({"internal error": count}))
-    text = f"the process of batch {number} died: programs {number * BATCH} to {number * BATCH + count - 1}"
-    batch.findings.append(Finding(framework, "internal error", text, seed, number * BATCH))
+    framework, numbers = task
+    number = numbers.start // BATCH
+    batch = Batch(framework, world_of(seed, number), Counter({"internal error": len(numbers)}))
+    text = f"the process of batch {number} died: programs {numbers[0]} to {numbers[-1]}"
+    batch.findings.append(Finding(framework, "internal error", text, seed, numbers.start))
     return batch

@@ -143,7 +143,7 @@ def test_programs_are_random_and_depend_on_their_number():
 
 def test_a_batch_is_counted():
     """Programs of a batch are compared on ranks that are processes, gradients among them."""
-    batch = run_batch("mindspore", 3, 0, 16)
+    batch = run_batch("mindspore", 3, range(16))
     assert batch.outcomes.total() == 16
     assert batch.outcomes["equal"] >= 4
     assert min(batch.compared, batch.gradients) > 0

@@ -22,7 +22,7 @@ def counts(batch):
 
 def test_the_same_seed_gives_the_same_outcomes():
     """A batch that runs again, in another process state, has the same programs and outcomes."""
-    assert counts(run_batch("torch", 7, 0, 24)) == counts(run_batch("torch", 7, 0, 24))
+    assert counts(run_batch("torch", 7, range(24))) == counts(run_batch("torch", 7, range(24)))
 
 
 def test_a_run_counts_what_it_compared():
@@ -41,16 +41,18 @@ def test_a_run_counts_what_it_compared():
 
 
 def test_a_run_may_start_later(monkeypatch):
-    """The first program is one of a batch, which runs whole; the count is that of the programs that run."""
+    """Programs run from the given one on, so many as asked; those of a batch together."""
     numbers = []
 
-    def note(framework, _, number, count, *__):
-        numbers.append((number, count))
+    def note(framework, _, batch, *__):
+        numbers.append(batch)
         return campaign.Batch(framework, 2)
 
     monkeypatch.setattr(campaign, "run_batch", note)
-    run_campaign(replace(SHORT, first=2 * campaign.BATCH + 5, count=campaign.BATCH + 3))
-    assert numbers == [(2, campaign.BATCH), (3, 3)]
+    size = campaign.BATCH
+    run_campaign(replace(SHORT, first=2 * size + 5, count=size + 3))
+    run_campaign(replace(SHORT, first=7, count=1))
+    assert numbers == [range(2 * size + 5, 3 * size), range(3 * size, 3 * size + 8), range(7, 8)]
 
 
 def test_no_time_and_no_program_is_no_good_run():
