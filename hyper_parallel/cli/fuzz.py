@@ -57,7 +57,7 @@ def add_parser(subcommands: Any) -> None:
         type=whole(0, _MOST_PROGRAMS),
         default=0,
         metavar="N",
-        help="number of the first program (default: 0)",
+        help="number of the first program; 0 by default",
     )
     parser.add_argument(
         "--minutes", type=real(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"
