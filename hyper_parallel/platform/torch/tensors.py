@@ -11,7 +11,7 @@ import torch
 
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
-from hyper_parallel.transport.gloo import materialized
+from hyper_parallel.transport.c10d import materialized
 
 __all__ = ["TorchTensors"]
 
