@@ -144,6 +144,8 @@ class DataFile:
     def write(self, parts: Sequence[tuple[str, Box, np.ndarray[Any, Any]]]) -> list[tuple[str, Piece]]:
         """Write parts, named and at their boxes, to the disk; return them with their checksums."""
         written: list[tuple[str, Piece]] = []
+        if not parts:
+            return written
         content = self._mapped("r+")
         for name, box, values in parts:
             self._part(content, name, box)[...] = values

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 import zlib
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,18 @@ from hyper_parallel.core.dtensor.boxes import intersect, whole_box
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
 
     from hyper_parallel.core.checkpoint.names import Link, Names
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["linked_parts", "own_box", "save", "together"]
+__all__ = ["PendingSave", "async_save", "linked_parts", "own_box", "save", "together"]
+
+Part = tuple[str, "Box", "np.ndarray[Any, Any]"]
+"""Name and box in the folder, and values."""
 
 
 def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
@@ -45,37 +51,137 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
             fit it.
         CheckpointWriteError: (an OSError) the disk refuses; a checkpoint that was there is unchanged.
     """
-    platform, folder = platform_of_state(state), Path(folder)
-    flat = Flat(state, platform)
-    named = FolderNames(names, {name: _entry(name, value) for name, value in flat.tensors.items()}, flat.ties)
-    if named.problems:
-        msg = f"save: {'; '.join(named.problems)}"
-        raise CheckpointError(msg)
-    entries = named.entries
-    facts = [[(name, entry.code, entry.shape) for name, entry in entries.items()], named.ties]
-    digest = zlib.crc32(json.dumps(facts).encode())
-    proposals = platform.transport().all_gather_object((digest, uuid.uuid4().hex), _everyone(platform))
-    differing = [rank for rank, (other, _) in enumerate(proposals) if other != proposals[0][0]]
-    if differing:
-        msg = f"save: the tensors of ranks {differing} have other names, dtypes or shapes than those of rank 0"
-        raise CheckpointError(msg)
-    data = DataFile(folder / f"data-{proposals[0][1]}.safetensors", entries)
-    try:
-        together(platform, lambda: _create(data) if platform.get_rank() == 0 else None, CheckpointWriteError)
-        written = together(platform, lambda: data.write(_parts(platform, flat.tensors, named)), CheckpointWriteError)
-        pieces: dict[str, list[Piece]] = {name: [] for name in entries}
-        for name, piece in (each for rank in written for each in rank):
-            pieces[name].append(piece)
-        publish = partial(write_index, folder, data, flat.tree, pieces, named.ties)
-        together(platform, publish if platform.get_rank() == 0 else _nothing, CheckpointWriteError)
-    except BaseException:
-        if platform.get_rank() == 0:
-            data.path.unlink(missing_ok=True)
-        raise
-    if platform.get_rank() == 0:
-        for old in folder.glob("data-*.safetensors"):
-            if old != data.path:
-                old.unlink(missing_ok=True)
+    writing = _Writing(state, Path(folder), names)
+    writing.publish(lambda: writing.data.write(writing.parts()))
+
+
+def async_save(state: Any, folder: str | Path, *, names: Names | None = None) -> PendingSave:
+    """Begin to write a checkpoint as :func:`save` does, while training goes on; all ranks call this together.
+
+    The state is copied to the host before this returns, so it may be changed afterwards. A thread writes the copy; the
+    checkpoint is there once :meth:`PendingSave.wait` returns, and until then ``folder`` has the earlier one.
+
+    Args:
+        state: as for :func:`save`.
+        folder: as for :func:`save`.
+        names: as for :func:`save`.
+
+    Returns:
+        the save, for which all ranks must wait before the next one in ``folder`` begins.
+
+    Raises:
+        CheckpointError: (a ValueError) as for :func:`save`.
+        CheckpointWriteError: (an OSError) the file cannot be created.
+    """
+    writing = _Writing(state, Path(folder), names)
+    return PendingSave(writing, [(name, box, values.copy()) for name, box, values in writing.parts()])
+
+
+class PendingSave:
+    """A checkpoint that a thread is writing; made by :func:`async_save`."""
+
+    def __init__(self, writing: _Writing, parts: list[Part]) -> None:
+        self._writing: _Writing | None = writing
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._written = self._executor.submit(writing.data.write, parts)
+        self._executor.shutdown(wait=False)
+
+    def done(self) -> bool:
+        """Return True once this rank's part is on the disk; other ranks may still be writing."""
+        return self._written.done()
+
+    def wait(self) -> None:
+        """Wait until all ranks have written, and replace the earlier checkpoint; all ranks call this together.
+
+        Raises:
+            CheckpointWriteError: (an OSError) the disk refused on a rank, or another save in the folder has finished
+                since this one began; the earlier checkpoint is unchanged.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.publish(self._written.result)
+
+
+class _Writing:
+    """A checkpoint whose data file is created, and not in the index yet.
+
+    Args:
+        state: of :func:`save`.
+        folder: of the checkpoint.
+        names: of :func:`save`.
+    """
+
+    def __init__(self, state: Any, folder: Path, names: Names | None) -> None:
+        self._platform = platform = platform_of_state(state)
+        self._flat = flat = Flat(state, platform)
+        self._named = FolderNames(names, {name: _entry(name, value) for name, value in flat.tensors.items()}, flat.ties)
+        if self._named.problems:
+            msg = f"save: {'; '.join(self._named.problems)}"
+            raise CheckpointError(msg)
+        self._is_first = platform.get_rank() == 0
+        self.data = DataFile(folder / f"data-{self._agreed_name()}.safetensors", self._named.entries)
+        with self._removing():
+            together(platform, lambda: _create(self.data) if self._is_first else None, CheckpointWriteError)
+
+    def _agreed_name(self) -> str:
+        """Return a new name; all ranks must have equal tensors in the folder."""
+        facts = [[(name, each.code, each.shape) for name, each in self._named.entries.items()], self._named.ties]
+        digest = zlib.crc32(json.dumps(facts).encode())
+        everyone = _everyone(self._platform)
+        proposals = self._platform.transport().all_gather_object((digest, uuid.uuid4().hex), everyone)
+        differing = [rank for rank, (other, _) in enumerate(proposals) if other != proposals[0][0]]
+        if differing:
+            msg = f"save: the tensors of ranks {differing} have other names, dtypes or shapes than those of rank 0"
+            raise CheckpointError(msg)
+        name: str = proposals[0][1]
+        return name
+
+    def parts(self) -> list[Part]:
+        """Return what this rank writes."""
+        return _parts(self._platform, self._flat.tensors, self._named)
+
+    def publish(self, write: Callable[[], list[tuple[str, Piece]]]) -> None:
+        """Replace the index once ``write`` has returned on all ranks, and remove earlier data.
+
+        Raises:
+            CheckpointWriteError: (an OSError) the disk refuses on a rank.
+        """
+        platform, data = self._platform, self.data
+        with self._removing():
+            written = together(platform, lambda: self._present(write), CheckpointWriteError)
+            pieces: dict[str, list[Piece]] = {name: [] for name in data.entries}
+            for name, piece in (each for rank in written for each in rank):
+                pieces[name].append(piece)
+            together(platform, lambda: self._replace_index(pieces) if self._is_first else None, CheckpointWriteError)
+        if self._is_first:
+            for old in data.path.parent.glob("data-*.safetensors"):
+                if old != data.path:
+                    old.unlink(missing_ok=True)
+
+    def _replace_index(self, pieces: dict[str, list[Piece]]) -> None:
+        self._present(self.data.path.stat)
+        write_index(self.data.path.parent, self.data, self._flat.tree, pieces, self._named.ties)
+
+    def _present(self, act: Callable[[], Any]) -> Any:
+        """Return what ``act`` returns; raise CheckpointWriteError if it finds that the data file is gone."""
+        try:
+            return act()
+        except FileNotFoundError as error:
+            msg = (
+                f"save: {self.data.path} is gone: another save in this folder has finished since this one began; wait "
+                "for each save before the next begins"
+            )
+            raise CheckpointWriteError(msg) from error
+
+    @contextmanager
+    def _removing(self) -> Iterator[None]:
+        """Remove the data file if what runs inside raises."""
+        try:
+            yield
+        except BaseException:
+            if self._is_first:
+                self.data.path.unlink(missing_ok=True)
+            raise
 
 
 def together(platform: Platform, act: Callable[[], Any], kind: type[Exception]) -> list[Any]:
@@ -102,10 +208,6 @@ def _everyone(platform: Platform) -> tuple[int, ...]:
     return tuple(range(platform.get_world_size()))
 
 
-def _nothing() -> None:
-    """What ranks other than the first do."""
-
-
 def _create(data: DataFile) -> None:
     data.path.parent.mkdir(parents=True, exist_ok=True)
     data.create()
@@ -130,9 +232,9 @@ def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[
     return parts
 
 
-def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> list[tuple[str, Box, Any]]:
+def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> list[Part]:
     """Return name, box and values of what this rank writes: of equal boxes, one of the ranks that hold it."""
-    parts: list[tuple[str, Box, Any]] = []
+    parts: list[Part] = []
     rank = platform.get_rank()
     for name, value in tensors.items():
         box, holders = own_box(value), [0]

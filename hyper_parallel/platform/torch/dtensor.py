@@ -30,7 +30,7 @@ from hyper_parallel.core.dtensor.layout import Layout, rebuilt_by
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.platform.torch import intercept
+from hyper_parallel.platform.torch import distributed_checkpoint, intercept
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
@@ -319,6 +319,18 @@ class TorchDTensor(DTensor, Tensor):
     def data_ptr(self) -> int:
         """Address of the local storage, by which tied tensors are known."""
         return self._local.data_ptr()
+
+    def __create_write_items__(self, fqn: str, _value: Any) -> list[Any]:
+        """What ``torch.distributed.checkpoint`` writes on this rank."""
+        return distributed_checkpoint.write_items(self, fqn)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """What ``torch.distributed.checkpoint`` reads on this rank."""
+        return distributed_checkpoint.chunks(self)
+
+    def __get_tensor_shard__(self, _index: Any) -> Tensor:
+        """Where ``torch.distributed.checkpoint`` reads to, or from."""
+        return self.detach().to_local()  # type: ignore[no-any-return] # typed as any
 
     def to_torch(self) -> Any:
         """The same tensor as ``torch.distributed.tensor.DTensor``: same storage, same graph.

@@ -19,7 +19,7 @@ from hyper_parallel import (
     init_device_mesh,
     parallelize_module,
 )
-from hyper_parallel.core.checkpoint import load, save
+from hyper_parallel.core.checkpoint import async_save, load, save
 from hyper_parallel.core.checkpoint.folder import INDEX, DataFile
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError
 from hyper_parallel.verify import simulate
@@ -254,6 +254,63 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         save({"x": torch.ones(3)}, tmp_path)
         with pytest.raises(CheckpointWriteError, match=r"^disk full \(on ranks \[0\]\)$"):
             save({"y": torch.ones(5)}, tmp_path)
+        assert load({"x": torch.zeros(3)}, tmp_path)["x"].sum() == 3
+
+    simulate(rank, 2, platform="torch")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, ranks):
+    """An asynchronous save has the values of its call; until all have waited, the earlier checkpoint is there."""
+    import torch
+
+    def rank():
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+        value, plain = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)]), torch.ones(2)
+        save({"x": value, "y": plain, "step": 1}, tmp_path)
+        value.add_(1)
+        pending = async_save({"x": value, "y": plain, "step": 2}, tmp_path)
+        value.add_(1)
+        plain.zero_()
+        read = {"x": distribute_tensor(torch.zeros(7), mesh, [Shard(0)]), "y": torch.zeros(2), "step": 0}
+        assert load(read, tmp_path)["step"] == 1
+        pending.wait()
+        pending.wait()
+        assert pending.done()
+        assert load(read, tmp_path)["step"] == 2
+        assert torch.equal(read["x"].full_tensor(), torch.arange(1.0, 8))
+        assert torch.equal(read["y"], torch.ones(2))
+
+    simulate(rank, ranks, platform="torch")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_asynchronous_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    """A full disk is an error of ``wait`` on all ranks, and so is a save that another one has overtaken."""
+    import torch
+
+    write = DataFile.write
+
+    def failing(self, parts):
+        if any(name == "z" for name, _, _ in parts):
+            raise OSError("disk full")
+        return write(self, parts)
+
+    monkeypatch.setattr(DataFile, "write", failing)
+
+    def rank():
+        overtaken = async_save({"x": torch.zeros(3)}, tmp_path)
+        failing_save = async_save({"z": torch.ones(5)}, tmp_path)
+        save({"x": torch.ones(3)}, tmp_path)
+        with pytest.raises(CheckpointWriteError, match=r"^disk full \(on ranks \[0\]\)$"):
+            failing_save.wait()
+        with pytest.raises(CheckpointWriteError) as info:
+            overtaken.wait()
+        assert str(info.value).endswith(
+            ".safetensors is gone: another save in this folder has finished since this one began; wait for each save "
+            "before the next begins (on ranks [0])"
+        )
         assert load({"x": torch.zeros(3)}, tmp_path)["x"].sum() == 3
 
     simulate(rank, 2, platform="torch")
