@@ -28,7 +28,7 @@ def write_items(tensor: DTensor, name: str) -> list[Any]:
             f"save: {name} is a DTensor {tensor.layout.notation(tensor.dtype)}; reduce it first, with reduce_partial()"
         )
         raise CheckpointError(msg)
-    local = tensor.detach().to_local()
+    local = tensor.to_local().detach()
     return [
         WriteItem(
             index=MetadataIndex(name, chunk.offsets),

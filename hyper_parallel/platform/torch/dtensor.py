@@ -330,7 +330,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def __get_tensor_shard__(self, _index: Any) -> Tensor:
         """Where ``torch.distributed.checkpoint`` reads to, or from."""
-        return self.detach().to_local()  # type: ignore[no-any-return] # typed as any
+        return self.detach().to_local()
 
     def to_torch(self) -> Any:
         """The same tensor as ``torch.distributed.tensor.DTensor``: same storage, same graph.
