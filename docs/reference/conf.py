@@ -27,7 +27,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|enum|hyper_parallel|pathlib)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
-    ("py:class", "AbstractContextManager|Cause|Dispatcher|OpCall|ParameterLayout|RecordLog|TensorCheck"),
+    ("py:class", "AbstractContextManager|Cause|Dispatcher|Names|OpCall|ParameterLayout|Path|RecordLog|TensorCheck"),
     ("py:class", "Ranks|Training|Transport"),
 ]
 html_theme = "furo"

@@ -29,6 +29,7 @@ __all__ = [
     "MissingFrameworkError",
     "current_platform",
     "default_framework",
+    "framework_of",
     "get_mindspore_platform",
     "get_platform",
     "get_torch_platform",
@@ -132,16 +133,28 @@ def platform_named(name: str) -> Platform:
     return _BUILT[name]
 
 
+def framework_of(value: Any) -> str:
+    """Return the name of the framework that has the type of a value, or a base of it; nothing for other values.
+
+    Args:
+        value: anything; a type stands for its instances.
+    """
+    for base in (value if isinstance(value, type) else type(value)).__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in FRAMEWORKS:
+            return name
+    return ""
+
+
 def platform_of(value: Any) -> Platform:
     """Return the platform of a tensor or module.
 
     Raises:
         TypeError: no framework in this process knows the type.
     """
-    for base in type(value).__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in FRAMEWORKS:
-            return platform_named(name)
+    name = framework_of(value)
+    if name:
+        return platform_named(name)
     msg = f"expected a tensor of {' or '.join(FRAMEWORKS)}, got {type(value).__name__}"
     raise TypeError(msg)
 

@@ -18,9 +18,10 @@ from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_block
 from hyper_parallel.core.shard.entry import OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
-from hyper_parallel.core.shard.refusals import common_mesh, plain_tensor_error
+from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.select import framework_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Dispatcher:
         """Dispatch calls of ``platform``."""
         self.platform = platform
         self.dtensor_type: type = platform.DTensorBase
+        self._framework = framework_of(platform.DTensorBase)
         self.ops = Ops(self)
 
     def dispatch(  # noqa: C901, PLR0912 - the hot path, in line
@@ -188,7 +190,7 @@ class Dispatcher:
         if of is float:
             return (of, value or repr(value))
         if isinstance(value, DTensor):
-            return value._layout
+            return value._layout if value._platform is self.platform else (of, value._layout)
         if of is tuple and _ATOMS.issuperset(map(type, value)):
             return (tuple(map(type, value)), value)
         if of is slice:
@@ -222,6 +224,7 @@ class Dispatcher:
 
     def _compile(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
         """Plan the call and compile the plan: the executor of this call, and that of later ones."""
+        check_framework(entry.name, self._framework, leaves([*args, kwargs], (list, tuple, dict)))
         marked, named = self._mark(args), self._mark(kwargs)
         try:
             bound = entry.binder.bind(marked, named)

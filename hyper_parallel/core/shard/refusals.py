@@ -6,13 +6,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.events import module_path
-from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import (
+    ArgumentTypeError,
+    LayoutError,
+    MeshMismatchError,
+    MixedTensorError,
+    UnsupportedOperatorError,
+)
+from hyper_parallel.platform.select import framework_of
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
 __all__ = [
+    "check_framework",
     "common_mesh",
     "duplicate_rule_error",
     "lost_write_error",
@@ -20,6 +28,12 @@ __all__ = [
     "plain_tensor_error",
     "read_only_error",
 ]
+
+
+_CONVERSIONS = {
+    "torch": "convert a tensor first, as in torch.as_tensor(value.asnumpy())",
+    "mindspore": "convert a tensor first, as in mindspore.Tensor(value.detach().numpy())",
+}
 
 
 def common_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
@@ -34,6 +48,23 @@ def common_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
         msg = f"{op}: operands are on different meshes, {first!r} and {second!r}; bring them to one mesh first"
         raise MeshMismatchError(msg)
     return distinct[0] if distinct else None
+
+
+def check_framework(op: str, framework: str, values: Iterable[Any]) -> None:
+    """Raise if a value among the arguments of ``op``, which runs on ``framework``, belongs to the other one.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it names both frameworks.
+    """
+    for value in values:
+        other = framework_of(value)
+        if other not in ("", framework):
+            path = module_path()
+            msg = (
+                f"{path}{path and ': '}{op} runs on {framework}, whose DTensors it was called with, and got a "
+                f"{type(value).__name__} of {other} as well; {_CONVERSIONS[framework]}"
+            )
+            raise ArgumentTypeError(msg)
 
 
 def plain_tensor_error(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
