@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
+from mindspore.common.api import _no_grad
 from mindspore.common.initializer import Constant, One, Zero, initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -268,7 +269,8 @@ class MindSporeDTensor(DTensor, Tensor):
             raise UnsupportedOperatorError(msg)
         self.drop_views()
         if 0 not in self.local_shape:
-            write_over(self._local, local.astype(self.dtype))
+            with _no_grad():  # a cell that raised leaves MindSpore recording
+                write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
         """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mindspore import Parameter, Tensor
+from mindspore.common.api import _pynative_executor
 from mindspore.communication import GlobalComm, _comm_helper, comm_func, management
 from mindspore.graph import _parse
 from mindspore.mint.distributed import distributed
@@ -50,6 +51,7 @@ def begin(rank: int, size: int, endpoint: Endpoint) -> None:
     """
     begin_world(rank, size, endpoint)
     install()
+    _pynative_executor.clear_res()  # a cell that raised while it was differentiated leaves MindSpore recording
     GlobalComm.INITED = True
     GlobalComm.BACKEND = "hccl"
     GlobalComm.WORLD_COMM_GROUP = management.HCCL_WORLD_COMM_GROUP
