@@ -26,7 +26,7 @@ from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import advice
-from hyper_parallel.transport.processes import local_environment, search_path
+from hyper_parallel.transport.processes import local_environment, rehearsed_engine, search_path
 from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.requests import Requests, called
@@ -41,8 +41,10 @@ _MAX_PROCESSES = 12
 _START_SECONDS = 120.0
 _SERVER = {"torch": "torch", "mindspore": "rehearsal"}
 
+_Key = tuple[str, int, str, str]  # framework, number of ranks, device, rehearsed engine
+
 _LOCK = threading.Lock()
-_IDLE: dict[tuple[str, int, str], list[_Team]] = {}
+_IDLE: dict[_Key, list[_Team]] = {}
 
 
 @dataclass
@@ -66,7 +68,7 @@ class _Team:
     """The processes of one world."""
 
     def __init__(self, framework: str, world_size: int, device: str) -> None:
-        self.key = (framework, world_size, device)
+        self.key = (framework, world_size, device, rehearsed_engine())
         self._folder = Path(tempfile.mkdtemp(prefix="hyper_parallel_world_"))
         self._outputs = [self._folder / f"{rank}.output" for rank in range(world_size)]
         self.workers: list[Worker] = []
@@ -74,7 +76,7 @@ class _Team:
             for rank, output in enumerate(self._outputs):
                 output.touch()
                 store = str(self._folder / "store")
-                setup = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid())
+                setup = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid(), self.key[3])
                 self.workers.append(Worker(launched_main, (setup,), _SERVER[framework]))
         except BaseException:
             self.close(range(len(self.workers)))
@@ -287,7 +289,8 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i. More ranks than cards share
+            them, over gloo.
     """
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())
@@ -322,7 +325,7 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
 def _check_out(framework: str, world_size: int, device: str) -> _Team:
     """A live team: an idle one if all its processes are alive, else a new one."""
     with _LOCK:
-        idle = _IDLE.get((framework, world_size, device), [])
+        idle = _IDLE.get((framework, world_size, device, rehearsed_engine()), [])
         team = idle.pop() if idle else None
     if team is not None and team.alive():
         return team

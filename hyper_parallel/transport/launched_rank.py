@@ -53,6 +53,7 @@ class RankSetup:
         store: file of the rendezvous.
         output: file that receives what the rank prints.
         launcher: process id of the parent; the rank ends when that process has ended.
+        engine: whose rules are rehearsed over gloo; empty for none.
     """
 
     framework: str
@@ -62,6 +63,7 @@ class RankSetup:
     store: str
     output: str
     launcher: int
+    engine: str = ""
 
 
 def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
@@ -129,7 +131,7 @@ def _join(setup: RankSetup, endpoint: PostingEndpoint) -> Transport:
         c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    real = c10d.start_world(setup.device, setup.rank, setup.world_size, f"file://{setup.store}")
+    real = c10d.start_world(setup.device, setup.rank, setup.world_size, f"file://{setup.store}", setup.engine)
     return guarded(real, setup.framework, endpoint)
 
 

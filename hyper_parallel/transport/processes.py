@@ -22,14 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "ENGINE_VARIABLE",
     "available",
     "end_ranks",
     "local_environment",
     "python_command",
+    "rehearsed_engine",
     "search_path",
     "servers_search_here",
     "stay_on",
 ]
+
+ENGINE_VARIABLE = "HYPER_PARALLEL_ENGINE_RULES"
+"""Environment variable that names the engine, nccl or hccl, whose rules apply without a card; unset or empty: none."""
 
 _GLOO_INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 _SERVER = "from multiprocessing.forkserver import main; "
@@ -44,6 +49,11 @@ def local_environment() -> dict[str, str]:
     """The environment of ranks that are all on this machine: gloo listens on loopback only, unless told otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     return {**({_GLOO_INTERFACE: _LOOPBACK} if _LOOPBACK in names else {}), **os.environ}
+
+
+def rehearsed_engine() -> str:
+    """The engine that :data:`ENGINE_VARIABLE` names; empty for none."""
+    return os.environ.get(ENGINE_VARIABLE, "")
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

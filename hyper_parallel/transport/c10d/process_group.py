@@ -10,7 +10,7 @@ import torch
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.c10d.simulated_messages import MessageGroup
+from hyper_parallel.transport.c10d.ruled_group import RuledGroup
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Member", "SimulatedProcessGroup", "WorldGroup"]
 
 
-class _DescribedGroup(MessageGroup):
+class _DescribedGroup(RuledGroup):
     """Collectives, messages, and what PyTorch asks a group about itself."""
 
     supports_splitting = False

@@ -20,10 +20,12 @@ import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.c10d.engine_rules import rules_of
 from hyper_parallel.transport.c10d.host import reduce_in_order
 from hyper_parallel.transport.c10d.lost_peers import LostPeers
 from hyper_parallel.transport.c10d.native import OPS, OPTIONS, is_native
 from hyper_parallel.transport.c10d.row_collectives import C10dRows
+from hyper_parallel.transport.c10d.staged_group import register_engine
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, waiter
 from hyper_parallel.transport.work import Work
 
@@ -109,7 +111,7 @@ class C10dTransport(C10dRows):
         if self._is_chunked(dst):
             self._send(x, dst, tag, channel).wait()
         elif x.numel():
-            dist.send(bytes_of(x), dst, tag=tag)
+            dist.send(bytes_of(x), dst, tag=self._engine_tag(tag))
 
     def recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> torch.Tensor:
         """See :meth:`Transport.recv`."""
@@ -213,13 +215,17 @@ class C10dTransport(C10dRows):
         """Whether messages to and from ``peer`` travel in chunks: only gloo needs it."""
         return self.backend == "gloo" and peer != self.rank
 
+    def _engine_tag(self, tag: int) -> int:
+        """The tag that the engine gets: NCCL and HCCL have none and match messages by their order."""
+        return 0 if self.backend in _ENGINES.values() else tag
+
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
         if self._is_chunked(dst):
             return self._messages.send(x, dst, tag, channel)
         if not x.numel():
             return Work("send", lambda: None)
         carried = bytes_of(x).clone()
-        work = waiter(dist.isend(carried, dst, tag=tag))
+        work = waiter(dist.isend(carried, dst, tag=self._engine_tag(tag)))
         return Work("send", lambda: work(carried))
 
     def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
@@ -229,7 +235,7 @@ class C10dTransport(C10dRows):
         if not size:
             return Work("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
         carried = torch.empty(size, dtype=torch.uint8, device=like.device)
-        work = waiter(dist.irecv(carried, src, tag=tag))
+        work = waiter(dist.irecv(carried, src, tag=self._engine_tag(tag)))
 
         def finish() -> torch.Tensor:
             work(carried)
@@ -337,11 +343,24 @@ def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
     return C10dTransport(watched=True)
 
 
-def start_world(device: str, rank: int, world_size: int, init_method: str) -> C10dTransport:
-    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i."""
-    if device == "cpu":
+def start_world(device: str, rank: int, world_size: int, init_method: str, rehearsed: str = "") -> C10dTransport:
+    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i.
+
+    With more ranks than cards, ranks share cards, and their tensors travel through host memory over gloo: engines
+    refuse two ranks on a card. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
+
+    Raises:
+        ValueError: the engine cannot be rehearsed here.
+    """
+    cards: Any = getattr(torch, device, None) if device != "cpu" else None  # torch_npu adds torch.npu at its import
+    if cards is not None:
+        cards.set_device(rank % max(cards.device_count(), 1))
+    rules = rules_of(rehearsed)
+    if rules is not None:
+        engine = register_engine(rules)
+    elif cards is None:
         return start_gloo(rank, world_size, init_method)
-    cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
-    cards.set_device(rank)
-    join_world(backend=_ENGINES[device], init_method=init_method, rank=rank, world_size=world_size)
+    else:
+        engine = _ENGINES[device] if world_size <= cards.device_count() else register_engine(None)
+    join_world(backend=engine, init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport(watched=True)

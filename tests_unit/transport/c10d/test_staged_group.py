@@ -1,0 +1,115 @@
+"""Real ranks over gloo under HCCL's name and rules, and ranks that share cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.transport.c10d.staged_group import STAGED, StagedGroup, register_engine
+from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.processes import ENGINE_VARIABLE
+from hyper_parallel.transport.serialization import pack
+from hyper_parallel.verify.transport_conformance import check_transport
+
+pytestmark = pytest.mark.platforms("torch")
+
+_SECONDS = 100.0
+
+
+def _launched(monkeypatch, function, world_size, *arguments):
+    monkeypatch.setenv(ENGINE_VARIABLE, "hccl")
+    return run_launched(pack((function, arguments), function), world_size, "torch", _SECONDS)
+
+
+def _every_collective():
+    from hyper_parallel.transport.base import active_transport
+
+    return active_transport().backend, len(check_transport("torch", exact=False))
+
+
+def test_the_library_passes_the_rules_of_hccl(monkeypatch):
+    """Every collective of the transport, every dtype, shape and rank order is what HCCL takes, and equals NumPy."""
+    run = _launched(monkeypatch, _every_collective, 3)
+    assert run.failure is None, run.failure
+    assert [backend for backend, _ in run.results] == ["hccl"] * 3
+    assert all(count > 1000 for _, count in run.results)
+
+
+def _seeded(fault):
+    import torch
+
+    from hyper_parallel.transport.base import active_transport
+    from hyper_parallel.transport.c10d import row_collectives
+
+    transport, plain = active_transport(), row_collectives.C10dRows._buffers
+    x = torch.ones(3, 4).t() if fault == "strides" else torch.ones(3, dtype=torch.complex64)
+    row_collectives.C10dRows._buffers = lambda _, sent, received: (sent, received)
+    try:
+        transport.all_gather_rows(x, (0, 1), (tuple(x.shape),) * 2)
+    finally:
+        row_collectives.C10dRows._buffers = plain
+
+
+@pytest.mark.parametrize(
+    "fault, found",
+    [
+        (
+            "strides",
+            "float32[4, 3] with strides [1, 4] is not contiguous",
+        ),
+        ("dtype", "complex64[2, 3] has a dtype that it does not carry"),
+    ],
+)
+def test_a_fault_seeded_into_the_transport_is_found(monkeypatch, fault, found):
+    """Were the library to hand over strided buffers or other dtypes, the rehearsal would say so."""
+    run = _launched(monkeypatch, _seeded, 2, fault)
+    assert f"_allgather_base: hccl would refuse this call: {found}" in str(run.failure)
+
+
+@pytest.fixture(name="group")
+def _group():
+    import datetime as dt
+
+    import torch.distributed as dist
+
+    return StagedGroup(dist.HashStore(), 0, 1, dt.timedelta(seconds=30), None)
+
+
+def test_a_group_tells_its_name(group):
+    """PyTorch's questions about a group are answered."""
+    import torch
+
+    group._set_group_name("several")
+    group._set_group_desc("a group")
+    group._set_sequence_number_for_group()
+    assert (group.group_name, group.getGroupName()) == ("several", "several")
+    assert (group.group_desc, group.getGroupDesc()) == ("a group", "a group")
+    assert group.getBackendName() == STAGED
+    assert group._get_backend(torch.device("cpu")) is group
+    group.barrier().wait()
+
+
+def test_tensors_of_a_card_travel_through_copies(group, monkeypatch):
+    """What is not in host memory is copied there and back, in lists as well; a message's source is left as it is."""
+    import torch
+
+    from hyper_parallel.transport.c10d import staged_group
+
+    monkeypatch.setattr(staged_group, "_HOST", "none: every tensor counts as a card's")
+    x, places = torch.arange(3.0), [torch.zeros(3)]
+    assert group.allgather([places], [x]).result()[0] is places[0]
+    whole = torch.zeros(1, 3)
+    group.all_gather_single(whole, x).wait()
+    work = group.allreduce([x])
+    work.wait()
+    assert torch.equal(places[0], x)
+    assert torch.equal(whole[0], x)
+    assert work.is_completed()
+
+
+def test_an_engine_is_registered_once():
+    """Asking again gives the same name; the real NCCL cannot be rehearsed under its own name."""
+    from hyper_parallel.transport.c10d.engine_rules import ENGINES
+
+    assert register_engine(None) == register_engine(None) == STAGED
+    with pytest.raises(ValueError, match=r"^nccl cannot be rehearsed over gloo: PyTorch has an engine of this name"):
+        register_engine(ENGINES["nccl"])
