@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
+from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOnBackend
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.c10d.engine_rules import rules_of
 from hyper_parallel.transport.c10d.host import reduce_in_order
@@ -350,11 +350,12 @@ def start_world(device: str, rank: int, world_size: int, init_method: str, rehea
     refuse two ranks on a card. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
 
     Raises:
+        UnsupportedOnBackend: PyTorch sees no such card.
         ValueError: the engine cannot be rehearsed here.
     """
-    cards: Any = getattr(torch, device, None) if device != "cpu" else None  # torch_npu adds torch.npu at its import
+    cards = None if device == "cpu" else _cards(device)
     if cards is not None:
-        cards.set_device(rank % max(cards.device_count(), 1))
+        cards.set_device(rank % cards.device_count())
     rules = rules_of(rehearsed)
     if rules is not None:
         engine = register_engine(rules)
@@ -364,3 +365,13 @@ def start_world(device: str, rank: int, world_size: int, init_method: str, rehea
         engine = _ENGINES[device] if world_size <= cards.device_count() else register_engine(None)
     join_world(backend=engine, init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport(watched=True)
+
+
+def _cards(device: str) -> Any:
+    """``torch.cuda`` or ``torch.npu``, which sees at least one card."""
+    cards: Any = getattr(torch, device, None)  # torch_npu adds torch.npu when PyTorch is imported
+    if cards is None or not cards.is_available() or not cards.device_count():
+        fix = "install torch_npu, source CANN's set_env.sh" if device == "npu" else "install PyTorch's CUDA build"
+        msg = f"device {device}: PyTorch sees no such card; {fix} and check the driver, or use --device cpu"
+        raise UnsupportedOnBackend(msg)
+    return cards

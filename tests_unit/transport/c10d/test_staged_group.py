@@ -65,6 +65,40 @@ def test_a_fault_seeded_into_the_transport_is_found(monkeypatch, fault, found):
     assert f"_allgather_base: hccl would refuse this call: {found}" in str(run.failure)
 
 
+@pytest.mark.parametrize(
+    "device, fix", [("npu", "install torch_npu, source"), ("cuda", "install PyTorch's CUDA build")]
+)
+def test_a_device_that_pytorch_does_not_see_is_refused(device, fix, tmp_path, monkeypatch):
+    """Ranks are not started on a card that is not there, nor on CPU in its place."""
+    import torch
+
+    from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.transport.c10d import start_world
+
+    monkeypatch.delattr(torch, "npu", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedOnBackend, match=rf"^device {device}: PyTorch sees no such card; {fix}"):
+        start_world(device, 0, 1, f"file://{tmp_path / 'store'}")
+
+
+@pytest.mark.parametrize("count, engine", [(1, "staged"), (2, "nccl")])
+def test_ranks_that_outnumber_the_cards_share_them(count, engine, monkeypatch):
+    """One rank per card uses the device's engine; more ranks than cards go over gloo, on the card by number."""
+    import torch
+
+    from hyper_parallel.transport.c10d import transport
+
+    joined, cards = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", cards.append)
+    monkeypatch.setattr(transport, "join_world", lambda **arguments: joined.append(arguments))
+    monkeypatch.setattr(transport, "C10dTransport", lambda **_: None)
+    transport.start_world("cuda", 1, 2, "env://")
+    assert joined == [{"backend": engine, "init_method": "env://", "rank": 1, "world_size": 2}]
+    assert cards == [1 % count]
+
+
 @pytest.fixture(name="group")
 def _group():
     import datetime as dt
