@@ -28,7 +28,13 @@ OLDEST, NEWEST = (3, 10), (3, 12)
 # Name of the environment -> what pip installs into it. The checkout itself is editable: new code needs no reinstall.
 REQUIREMENTS = {
     "run": ["--editable", f"{ROOT}[torch,mindspore]"],
+    "coverage": ["--editable", f"{ROOT}[test]"],
     "tox": ["tox", "uv"],
+}
+WHAT = {
+    "run": "both frameworks, a download of about 1 GB the first time",
+    "coverage": "the tools of the tests, without a framework",
+    "tox": "tox",
 }
 # Blocking launches are 20 times faster on few cores, and report an error where it happened; 4 silences the C++ log.
 FRAMEWORK_ENV = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
@@ -139,7 +145,7 @@ def fingerprint(name: str) -> str:
     """Hash what decides the content of an environment; an edit to the library's code does not."""
     facts = hashlib.sha256(repr((str(ROOT), REQUIREMENTS[name])).encode())
     facts.update(CONSTRAINTS.read_bytes())
-    if name == "run":
+    if name != "tox":
         facts.update((ROOT / "pyproject.toml").read_bytes())
     return facts.hexdigest()
 
@@ -161,7 +167,7 @@ def ensure(name: str) -> Path:
         HOME.mkdir(exist_ok=True)
         if not create_with_venv(env):
             create_with_virtualenv(env)
-    say("installing " + ("both frameworks, a download of about 1 GB the first time" if name == "run" else "tox"))
+    say("installing " + WHAT[name])
     run_pip(python_of(env), "install", "--no-compile", "-c", str(CONSTRAINTS), *REQUIREMENTS[name])
     stamp.write_text(fingerprint(name))
     say(f"installed in {time.monotonic() - started:.0f} s; the next run starts at once")
@@ -172,7 +178,7 @@ def command_for(args: "list[str]") -> "tuple[str, list[str]]":
     """Translate the arguments: name of the environment, and the command inside it."""
     if args[0] == "test":
         return "tox", ["tox", "run", "--workdir", str(ROOT / ".tox"), "-c", str(ROOT / "tox.ini"), *args[1:]]
-    return "run", ["hyper-parallel", *args]
+    return "coverage" if args[0] == "coverage" else "run", ["hyper-parallel", *args]
 
 
 def child_env(scripts: Path) -> "dict[str, str]":

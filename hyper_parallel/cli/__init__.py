@@ -28,6 +28,7 @@ from hyper_parallel.cli import (
 from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
+from hyper_parallel.verify.run_header import command_line, library_version
 
 __all__ = ["INTERRUPTED", "main"]
 
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(error.command, str(error), "error", as_json="--json" in words)
         return _BAD_INPUT
     try:
-        status: int = arguments.run(arguments)
+        with command_line(("hyper-parallel", *words), getattr(arguments, "seed", None)):
+            status: int = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:
         _report_error(arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
@@ -93,6 +95,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
+    top.add_argument("--version", action="version", version=f"hyper-parallel {library_version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
     kinds = verify.add_subparsers(required=True, metavar="WHAT")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
 from hyper_parallel.verify.timings import Figure, Timing, figures, recorded
 
 __all__ = ["add_parser", "run"]
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         measured = _measured_rows(arguments.repeats)
         rows = [{**asdict(row), "ratio": row.ratio, "ok": row.ratio <= row.budget} for row in measured]
     if arguments.report is not None:
-        write_text(arguments.report, json.dumps(rows, indent=2), "--report")
+        write_text(arguments.report, report_json(rows), "--report")
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print(report_json(rows))
     else:
         print("\n".join(_timing_lines(rows) if arguments.harness else _ratio_lines(rows)))
     return 0 if all(row["ok"] for row in rows) else 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.progress import Progress
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser"]
 
@@ -77,7 +77,7 @@ def _erase(arguments: argparse.Namespace) -> int:
     store, _ = _open(arguments)
     store.erase(arguments.env)
     if arguments.json:
-        print(json.dumps({"ok": True, "env": arguments.env}))
+        print(report_json({"ok": True, "env": arguments.env}))
     return 0
 
 
@@ -117,14 +117,14 @@ def _html(arguments: argparse.Namespace) -> int:
     store, settings = _open(arguments)
     write_others(store)
     path = write_index(store, settings, tuple(arguments.env))
-    print(json.dumps({"ok": True, "path": str(path)}) if arguments.json else path)
+    print(report_json({"ok": True, "path": str(path)}) if arguments.json else path)
     return 0
 
 
 def _report_error(arguments: argparse.Namespace, result: Any) -> int:
     arguments.progress.clear()
     if arguments.json:
-        print(json.dumps(result.json(), indent=2))
+        print(report_json(result.json()))
     else:
         print(result.text(), file=sys.stdout if result.ok else sys.stderr)
     return 0 if result.ok else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import platform
 import socket
 import sys
@@ -13,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["Finding", "add_parser", "findings", "run"]
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     all_findings = findings()
     ok = all(finding.state != "wrong" for finding in all_findings)
     if arguments.json:
-        print(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}, indent=2))
+        print(report_json({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}))
     else:
         width = max(len(finding.what) for finding in all_findings)
         for finding in all_findings:

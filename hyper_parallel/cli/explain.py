@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from hyper_parallel.cli.arguments import whole
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         for platform in user_platforms(arguments)
     ]
     if arguments.json:
-        print(json.dumps([explanation.json() for explanation in explanations], indent=2))
+        print(report_json([explanation.json() for explanation in explanations]))
     else:
         print("\n\n".join(explanation.text() for explanation in explanations))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +10,7 @@ from hyper_parallel._text import first_line
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(rows[-1])
     caught = sum(row["caught"] for row in rows)
     if arguments.json:
-        print(json.dumps({"ok": caught == len(rows), "results": rows}, indent=2))
+        print(report_json({"ok": caught == len(rows), "results": rows}))
     else:
         print(f"{caught} of {len(rows)} as expected")
     return 0 if caught == len(rows) else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json, report_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.bugs.results import CorpusReport
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         _write(arguments, report)
         raise KeyboardInterrupt(report.text()) from None
     _write(arguments, report)
-    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
+    print(report_json(report.json()) if arguments.json else report.text())
     return 0 if report.ok else 1
 
 
@@ -78,5 +78,5 @@ def _write(arguments: argparse.Namespace, report: CorpusReport) -> None:
     if arguments.report is not None:
         lines = [*(result.text() for result in report.results), report.text()]
         as_json = Path(arguments.report).suffix == ".json"
-        text = json.dumps(report.json(), indent=2) if as_json else "\n".join(lines)
+        text = report_json(report.json()) if as_json else report_text("\n".join(lines))
         write_text(arguments.report, text + "\n", "--report")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.contract.results import ContractOutcome, Footprint
@@ -83,11 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         line = f"partial: {len(done)} of {len(jobs)} parts finished; the rest was not checked"
         raise KeyboardInterrupt(line) from None
     if arguments.json:
-        print(
-            json.dumps(
-                {"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}, indent=2
-            )
-        )
+        print(report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}))
     return 0 if all(result.ok for result in done) else 1
 
 

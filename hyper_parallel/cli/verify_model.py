@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +15,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json, report_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.model_report import ModelReport
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(line) from None
     _write(arguments, done, "")
     if arguments.json:
-        print(json.dumps(_document(done), indent=2))
+        print(report_json(_document(done)))
     else:
         print(_summary(done))
     return 0 if done and all(report.ok for report in done) else 1
@@ -262,7 +262,7 @@ def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: 
     if arguments.report is None:
         return
     if Path(arguments.report).suffix == ".json":
-        text = json.dumps(_document(done, interrupted), indent=2)
+        text = report_json(_document(done, interrupted))
     else:
-        text = "\n\n".join([*(report.text() for report in done), interrupted or _summary(done)])
+        text = report_text("\n\n".join([*(report.text() for report in done), interrupted or _summary(done)]))
     write_text(arguments.report, text + "\n", "--report")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from typing import Any
 
@@ -14,6 +13,7 @@ from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.cli.verify_ops import operators
 from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
 
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(score.text()) from None
     score.seconds = time.monotonic() - started
     _write(arguments, score.json())
-    print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
+    print(report_json(score.json()) if arguments.json else score.text())
     return 0 if score.ok(arguments.floor / 100) else 1
 
 
@@ -128,4 +128,4 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     if arguments.report is not None:
-        write_text(arguments.report, json.dumps(report, indent=2) + "\n", "--report")
+        write_text(arguments.report, report_json(report) + "\n", "--report")

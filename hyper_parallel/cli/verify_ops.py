@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import seed
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json, report_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
@@ -32,7 +33,7 @@ MOST_RANKS = 16
 
 _DIGITS = 4
 
-_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html")
+_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed")
 """Options that ``--target`` does not use."""
 
 _DESCRIPTION = """\
@@ -67,6 +68,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor instead, on simulated ranks"
     )
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all values (default: 0)")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     parser.add_argument("--html", metavar="FILE", help="also write the matrix of operators as a page")
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     _write(arguments, report)
-    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
+    print(report_json(report.json()) if arguments.json else f"{report.text()}\nseed {arguments.seed}")
     return 0 if report.ok else 1
 
 
@@ -138,9 +140,9 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         as_json = Path(arguments.report).suffix == ".json"
         text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
-        write_text(arguments.report, (json.dumps(document, indent=2) if as_json else text) + "\n", "--report")
+        write_text(arguments.report, (report_json(document) if as_json else report_text(text)) + "\n", "--report")
     if arguments.json:
-        print(json.dumps(document, indent=2))
+        print(report_json(document))
     else:
         shown = [audit.text() for audit in audits if not audit.holds or arguments.op]
         print("\n".join([*shown, summary(arguments.target, audits)]))
@@ -210,7 +212,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
 def _effort(arguments: argparse.Namespace) -> Effort:
     from hyper_parallel.verify.ops.selection import QUICK, Effort
 
-    effort = QUICK if arguments.quick else Effort()
+    effort = replace(QUICK if arguments.quick else Effort(), seed=arguments.seed)
     if arguments.mesh is None:
         return effort
     return replace(effort, meshes=_meshes(arguments), public_meshes=None)
@@ -233,7 +235,9 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     from hyper_parallel.verify.ops.selection import USER
 
     tree = _parsed(arguments.file)
-    effort = USER if arguments.mesh is None else replace(USER, meshes=_meshes(arguments))
+    effort = replace(USER, seed=arguments.seed)
+    if arguments.mesh is not None:
+        effort = replace(effort, meshes=_meshes(arguments))
     frameworks = platforms(arguments.platform) if arguments.platform else _imported(tree)
     file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
     return [tasks.task_of(framework, ops, effort, file=file) for framework in frameworks], 0
@@ -289,5 +293,5 @@ def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
     if arguments.report is None:
         return
     as_json = Path(arguments.report).suffix == ".json"
-    text = json.dumps(report.json(), indent=2) if as_json else report.full_text()
+    text = report_json(report.json()) if as_json else report_text(report.full_text())
     write_text(arguments.report, text + "\n", "--report")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json, report_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.program.report import ProgramReport
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_first_rank():
         return report.status
     _write(arguments.report, report)
-    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.text())
+    print(report_json(report.to_json()) if arguments.json else report.text())
     return report.status
 
 
@@ -155,5 +155,5 @@ def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
 
 def _write(path: str | None, report: ProgramReport) -> None:
     if path is not None:
-        text = json.dumps(report.to_json(), indent=2) if Path(path).suffix == ".json" else report.text()
+        text = report_json(report.to_json()) if Path(path).suffix == ".json" else report_text(report.text())
         write_text(path, text + "\n", "--report")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import TYPE_CHECKING
 
+from hyper_parallel.cli.arguments import seed
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import mesh_sizes
+from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
     from typing import Any
@@ -39,6 +40,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
     subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
     subparser.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of values and gradients (default: 0)")
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.set_defaults(run=run)
 
@@ -60,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for platform, mesh in jobs:
             progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
-            done.append(verify_redistribution(platform, mesh, shape))
+            done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed))
             progress.finish()
             if not arguments.json:
                 print(done[-1].text(), flush=True)
@@ -68,9 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
         line = f"partial report: {len(done)} of {len(jobs)} meshes finished; the rest was not verified"
         raise KeyboardInterrupt(line) from None
+    if not arguments.json:
+        print(f"seed {arguments.seed}")
     ok = bool(done) and all(report.ok for report in done)
     if arguments.json:
-        print(json.dumps({"ok": ok, "runs": [report.json() for report in done]}, indent=2))
+        print(report_json({"ok": ok, "runs": [report.json() for report in done]}))
     return 0 if ok else 1
 
 

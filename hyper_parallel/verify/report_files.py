@@ -57,11 +57,13 @@ def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, An
 
 
 def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[dict[str, Any]]:
-    """Return the JSON list in a file; each of its objects has at least the keys ``needed``.
+    """Return the rows of a report, each of which has at least the keys ``needed``; also those of a bare list.
 
     Arguments and errors are those of :func:`read_json`.
     """
     content = _load(path, command)
+    if isinstance(content, dict) and "rows" in content:
+        content = content["rows"]
     if not isinstance(content, list):
         msg = f"{path} is no report of `{command}`: it is no list"
         raise ValueError(msg)  # noqa: TRY004 - one type for every file that cannot be read

@@ -115,3 +115,14 @@ def test_without_arguments_it_explains_itself(bootstrap, capsys):
     """Without arguments, the usage is printed and the status is an error."""
     assert bootstrap.main([]) == 2
     assert "ci/bootstrap.py test" in capsys.readouterr().out
+
+
+def test_coverage_gets_the_tools_of_the_tests(bootstrap, calls, monkeypatch):
+    """``coverage`` runs where the tools of the tests are installed; it needs no framework."""
+    name, command = bootstrap.command_for(["coverage", "html"])
+    assert (name, command) == ("coverage", ["hyper-parallel", "coverage", "html"])
+    requirements = []
+    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args: requirements.extend(args))
+    bootstrap.ensure(name)
+    assert [text for text in requirements if text.endswith("[test]")]
+    assert not [text for text in requirements if "torch" in text or "mindspore" in text]

@@ -12,6 +12,7 @@ from typing import Any
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["ContractOutcome", "Footprint", "examine", "load", "measure"]
 
@@ -209,7 +210,7 @@ def _now() -> str:
 
 
 def _write(result: ContractOutcome | Footprint, path: Path) -> Path:
-    return write_text(path, json.dumps(asdict(result), indent=2) + "\n")
+    return write_text(path, report_json(asdict(result)) + "\n")
 
 
 def _read(path: Path, result_type: Any) -> Any:
@@ -217,7 +218,7 @@ def _read(path: Path, result_type: Any) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
             raise TypeError("it is no object")  # noqa: TRY301 - one message for every wrong content
-        result = result_type(**content)
+        result = result_type(**{name: value for name, value in content.items() if name != "header"})
         result.ok  # noqa: B018 - reads the values that a page shows
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
         msg = f"{path} is no result of `hyper-parallel verify contract` ({error}); delete it, or run that again"

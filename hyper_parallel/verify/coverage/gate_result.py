@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +20,7 @@ from hyper_parallel.verify.coverage.gates import (
 )
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, Settings
 from hyper_parallel.verify.coverage.store import Store, process_of
+from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["GateResult", "gate", "gate_combined"]
 
@@ -138,7 +138,7 @@ def _check_ranks(result: GateResult, store: Store, own: EnvironmentSettings) -> 
 
 
 def _save(result: GateResult, store: Store) -> None:
-    (store.folder(result.name) / "gate.json").write_text(json.dumps(result.json(), indent=2), encoding="utf-8")
+    (store.folder(result.name) / "gate.json").write_text(report_json(result.json()), encoding="utf-8")
 
 
 def _add_gate(result: GateResult, what: str, failures: list[str]) -> None:

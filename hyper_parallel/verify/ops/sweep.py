@@ -248,7 +248,8 @@ class Sweep:
         first: bool = False,
     ) -> Case | None:
         """Compute the reference in the first dtype that the framework has; None where there is nothing to compare."""
-        seed = seed_of(self.report.op, number, sorted(sizes.items()))
+        own = [self.effort.seed] if self.effort.seed else []
+        seed = seed_of(*own, self.report.op, number, sorted(sizes.items()))
         problem = ""
         for differentiated, dtype in itertools.product((True, False), sample.dtypes):
             try:

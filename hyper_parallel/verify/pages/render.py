@@ -9,6 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from hyper_parallel.verify.pages.palette import DARK, LIGHT
+from hyper_parallel.verify.run_header import run_header
 
 __all__ = ["page", "render"]
 
@@ -38,5 +39,5 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(light=LIGHT, dark=DARK)
+    environment.globals.update(light=LIGHT, dark=DARK, header=lambda: run_header().facts())
     return environment

@@ -1,0 +1,147 @@
+"""The header of every report: date, revision, versions, platform and command line of the run that wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunHeader", "command_line", "library_version", "report_json", "report_text", "run_header"]
+
+_PACKAGES = ("torch", "mindspore", "numpy")
+_GIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What a report says of its run; nothing is imported to learn it.
+
+    Attributes:
+        words: the command line.
+        seed: the number behind everything that the run drew, or None if it drew nothing of its own.
+        date: when the run began, in UTC.
+    """
+
+    words: tuple[str, ...]
+    seed: int | None = None
+    date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+    @cached_property
+    def revision(self) -> str:
+        """The commit of the checkout that runs, with a plus where files differ from it; the version elsewhere."""
+        return _commit(Path(__file__).parents[2]) or f"version {library_version()}"
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of Python, of this library, and of the installed packages that compute."""
+        installed = {name: version for name in _PACKAGES if (version := _version(name))}
+        return {"python": platform.python_version(), "hyper-parallel": library_version(), **installed}
+
+    @property
+    def platform(self) -> str:
+        """The operating system and the machine's architecture."""
+        return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the header as a JSON object; ``seed`` is there if the run has one."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {
+            "date": self.date,
+            "revision": self.revision,
+            "versions": self.versions,
+            "platform": self.platform,
+            "command": shlex.join(self.words),
+            **seed,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return the header as pairs of a name and a text."""
+        facts = {name: str(value) for name, value in self.json().items()}
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return facts
+
+    def text(self) -> str:
+        """Return the header as lines of text, each of which begins with ``#``."""
+        return "\n".join(f"# {name}: {text}" for name, text in self.facts().items())
+
+
+_CURRENT: ContextVar[RunHeader | None] = ContextVar("run_header", default=None)
+
+
+@contextlib.contextmanager
+def command_line(words: Sequence[str], seed: int | None = None) -> Iterator[RunHeader]:
+    """Make every report inside the block say that it comes from this command line.
+
+    Args:
+        words: the program and its arguments.
+        seed: of the run.
+    """
+    header = RunHeader(tuple(words), seed)
+    before = _CURRENT.set(header)
+    try:
+        yield header
+    finally:
+        _CURRENT.reset(before)
+
+
+def run_header() -> RunHeader:
+    """Return the header of the command that runs, or a new one with the arguments of the process."""
+    return _CURRENT.get() or RunHeader((Path(sys.argv[0]).name, *sys.argv[1:]))
+
+
+def report_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return a report as JSON with its header under ``header``; a list stands under ``rows``."""
+    content = document if isinstance(document, Mapping) else {"rows": list(document)}
+    return json.dumps({"header": run_header().json(), **content}, indent=2)
+
+
+def report_text(text: str) -> str:
+    """Return a report for people under its header."""
+    return f"{run_header().text()}\n{text}"
+
+
+def library_version() -> str:
+    """Return the version of this library: of the installed package, or that of the checkout."""
+    return _version("hyper-parallel") or _checkout_version(Path(__file__).parents[2] / "pyproject.toml")
+
+
+def _checkout_version(project: Path) -> str:
+    """Return the version in the project's settings, ``unknown`` where there are none."""
+    text = project.read_text(encoding="utf-8") if project.exists() else ""
+    line = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
+    return line[1] if line else "unknown"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(root: Path) -> str:
+    """Return the commit of the checkout at ``root``, or ``""`` if it is none or git is not installed."""
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return ""
+    command = [git, "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
