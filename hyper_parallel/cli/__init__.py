@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.cli import (
     bench,
+    completion,
     coverage,
     doctor,
     explain,
@@ -107,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     verify_contract.add_parser(kinds)
     verify_bugs.add_parser(kinds)
     bench.add_parser(commands)
+    completion.add_parser(commands, parser)
     coverage.add_parser(commands)
     doctor.add_parser(commands)
     explain.add_parser(commands)

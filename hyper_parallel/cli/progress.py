@@ -1,35 +1,51 @@
-"""A progress bar on stderr while a command works; nothing where stderr is not a terminal."""
+"""Progress on stderr while a command works: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import atexit
 import sys
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich import progress as rich_progress
 
-__all__ = ["Progress"]
+__all__ = ["FIRST_SECONDS", "NEXT_SECONDS", "Progress"]
+
+FIRST_SECONDS = 2.0
+"""Time after which a command that writes to no terminal says how far it is."""
+
+NEXT_SECONDS = 10.0
+"""Time between two such lines."""
+
+_MINUTE = 60
 
 
 class Progress:
     """Counts finished parts and shows them, the running part and the time left.
 
-    The bar is redrawn by the calls below and by no thread: commands fork rank processes.
+    Where stderr is no terminal, a line is written when a part starts, the first after two seconds, further ones ten
+    seconds apart. The bar is redrawn by the calls below and by no thread: commands fork rank processes.
 
     Args:
         total: number of parts.
+        clock: returns seconds.
     """
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.done, self.clock = total, 0, clock
         self._running = False
         self._shown: tuple[rich_progress.Progress, rich_progress.TaskID] | None = None
         self._is_terminal = sys.stderr.isatty()
+        self._started = clock()
+        self._due = self._started + FIRST_SECONDS
 
     def start(self, part: str) -> None:
         """Show that ``part`` is running."""
         if not self._is_terminal:
+            self._line(part)
             return
         if self._shown is None:
             bar = _bar()
@@ -56,6 +72,22 @@ class Progress:
             bar, task = self._shown
             bar.update(task, completed=self.done)
             bar.stop()
+
+    def _line(self, part: str) -> None:
+        """Write a line if one is due."""
+        now = self.clock()
+        if now < self._due:
+            return
+        self._due = now + NEXT_SECONDS
+        count = f"{self.done} of {self.total}" if self.total else str(self.done)
+        print(f"{count} done{self._left(now)}: {part}", file=sys.stderr, flush=True)
+
+    def _left(self, now: float) -> str:
+        """Return the time left at the pace so far, or nothing where it cannot be told."""
+        if not 0 < self.done <= self.total:
+            return ""
+        seconds = round((now - self._started) / self.done * (self.total - self.done))
+        return f", about {seconds} s left" if seconds < _MINUTE else f", about {round(seconds / _MINUTE)} min left"
 
 
 def _bar() -> rich_progress.Progress:

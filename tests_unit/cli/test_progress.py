@@ -68,9 +68,35 @@ def test_the_next_part_finishes_the_previous_one(monkeypatch):
 
 @pytest.mark.parametrize("call", ["start", "next"])
 def test_a_pipe_gets_no_bar(monkeypatch, call):
-    """Nothing is written to a file or a pipe."""
+    """A command that ends within two seconds writes nothing to a file or a pipe."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    progress = Progress(1)
+    progress = Progress(1, clock=lambda: 5.0)
     getattr(progress, call)("a")
     progress.finish()
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_pipe_gets_a_line_now_and_then(monkeypatch):
+    """Without a terminal, a line comes after two seconds and then every ten, with the time left at the pace so far."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = [100.0]
+    progress = Progress(200, clock=lambda: now[0])
+    for seconds, part in ((1.9, "a"), (2.0, "b"), (11.9, "c"), (12.0, "d"), (198.0, "e")):
+        now[0] = 100.0 + seconds
+        progress.start(part)
+        progress.done = {"a": 0, "b": 1, "c": 4, "d": 198, "e": 199}[part]
+    assert sys.stderr.getvalue().splitlines() == [
+        "0 of 200 done: b",
+        "4 of 200 done, about 10 min left: d",
+        "198 of 200 done, about 2 s left: e",
+    ]
+
+
+def test_a_line_without_a_total_tells_the_count(monkeypatch):
+    """Where the number of parts is not known, no time left is told."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = [0.0]
+    progress = Progress(0, clock=lambda: now[0])
+    progress.done, now[0] = 7, 3.0
+    progress.start("no findings")
+    assert sys.stderr.getvalue() == "7 done: no findings\n"

@@ -19,7 +19,9 @@ KEYS = ["date", "revision", "versions", "platform", "command"]
 def git(folder, *words):
     """Run git in a folder."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [shutil.which("git"), "-C", str(folder), *identity, *words], check=True, capture_output=True, timeout=60
+    )
 
 
 def test_a_header_names_date_revision_versions_platform_and_command():
