@@ -77,7 +77,7 @@ def test_a_page_is_whole_and_fetches_nothing():
     ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
     assert "<title>A &amp; B</title>" in text
-    assert "<footer>by &lt;me&gt;</footer>" in text
+    assert "<footer><p>by &lt;me&gt;</p>" in text
     assert "prefers-color-scheme: dark" in text
 
 
