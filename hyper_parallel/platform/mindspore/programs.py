@@ -20,6 +20,7 @@ from hyper_parallel.core.shard.sample import DType, Sample, between, indices, re
 from hyper_parallel.platform.contract.call_source import call_source, value_source
 from hyper_parallel.platform.mindspore.ops.kernels import copied as copied_plain, requires_grad
 from hyper_parallel.platform.mindspore.ops.registry import KEYWORDS, Spelling, handlers
+from hyper_parallel.platform.mindspore.unsound import LEFT_OUT, unsound
 
 __all__ = [
     "ASSERTION",
@@ -59,17 +60,6 @@ DTYPES = ("float64", "float64", "float32", "float32", "float16")
 
 FUNCTIONS = {"cat": "mint.cat", "stack": "ops.stack", "maximum": "mint.maximum"}
 """The functions that idioms call."""
-
-_NOT_WRITTEN = "on CPU MindSpore computes it and leaves the tensor as it was"
-_NO_KERNEL = "MindSpore has no kernel of it for CPU, or no such method"
-LEFT_OUT: Mapping[str, str] = {
-    **dict.fromkeys(("write add", "write add scaled", "write multiply"), _NOT_WRITTEN),
-    **dict.fromkeys(("write increment", "write scale", "write subtract number"), _NOT_WRITTEN),
-    **dict.fromkeys(("write relu", "write clamp", "write zero", "write fill", "write negate"), _NO_KERNEL),
-    "write copy": "on CPU copy_ leaves some views as they were",
-    **dict.fromkeys(("arithmetic clone", "arithmetic detach"), _NO_KERNEL),
-}
-"""Idioms that are left out, and why."""
 
 HEAD = "import mindspore, numpy, operator; from mindspore import Tensor, mint, nn, ops"
 """The imports of a program."""
@@ -115,66 +105,6 @@ _CELLS: dict[str, tuple[int, int, tuple[str, ...], tuple[Sample, ...]]] = {
     "nn.MSELoss": (0, 2, (), (Sample((real("ab"), real("ab"))), Sample((real("abc"), real("abc"))))),
     "nn.L1Loss": (0, 2, (), (Sample((real("ab"), real("ab"))),)),
 }  # fmt: skip
-
-_WITH_EMPTY = """
-abs neg negative square sqrt exp expm1 log log1p sin cos tan sinh cosh tanh sigmoid sign floor ceil reciprocal relu erf
-rsqrt add sub mul div divide maximum minimum equal not_equal less greater eq ne lt gt ge le logical_not logical_and
-logical_or where cat concat stack reshape view permute transpose swapaxes flatten unsqueeze squeeze broadcast_to expand
-narrow split getitem setitem
-"""
-_SERVE_EMPTY = frozenset(_WITH_EMPTY.split())
-"""The functions that are called with empty operands: many other kernels of MindSpore 2.10 end the process then, or
-return memory that was never written. Shards are empty all the same."""
-
-_IN_FLOAT32 = "it computes in float32"
-_UNSOUND_IN_FLOAT64 = {
-    "log2": "it rounds the logarithm of 2 to float32",
-    "logaddexp2": "it rounds the logarithm of 2 to float32",
-    **dict.fromkeys(("LayerNorm", "layer_norm", "L1Loss", "l1_loss", "MSELoss", "mse_loss"), _IN_FLOAT32),
-    **dict.fromkeys(("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std"), _IN_FLOAT32),
-    **dict.fromkeys((".fmax", ".fmin", "mish", "celu", ".sort"), _IN_FLOAT32),
-    **dict.fromkeys(("ops.masked_fill", "addcmul", "addcdiv"), "it, or its gradient, is rounded to float32"),
-}
-"""Calls in float64 whose results are no truth."""
-
-_UNSOUND_IN_FLOAT16 = {"lerp": "its gradient is float32"}
-"""Calls in float16 likewise."""
-
-_OF_ONE = "of an axis of one element its gradient is that of rounding"
-_UNSOUND_OF_ONE = {
-    "oftmax": "after a gradient of an axis of one element, gradients of other softmaxes in the process are wrong",
-    "cross_entropy": "it is a softmax",
-    "CrossEntropy": "it is a softmax",
-    "LayerNorm": _OF_ONE,
-    "layer_norm": _OF_ONE,
-}
-"""Calls with a dim of one element likewise."""
-
-_UNSOUND = {
-    "msort": "it sorts float64 as float32",
-    ".scatter": "its kernel takes the reduction of an earlier call",
-    ".real": "the gradient of a real operand is complex",
-    "topk": "of equal values it takes any, and the rule takes the first",
-    "hfft": "its kernel is right in every other call",
-    "selu": "its gradient is wrong for negative values",
-}
-"""Calls whose results are no truth at all."""
-
-
-def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """Return why MindSpore's own result of a call is nothing to compare with; nothing if it is sound.
-
-    Args:
-        name: of the call.
-        shapes: of the operands.
-        dtype: of the program.
-    """
-    sizes = {size for shape in shapes for size in shape}
-    if 0 in sizes and name.rpartition(".")[2] not in _SERVE_EMPTY:
-        return "its kernel is not known to serve empty operands"
-    tables = [_UNSOUND, *([_UNSOUND_OF_ONE] if 1 in sizes else [])]
-    tables.append({"float64": _UNSOUND_IN_FLOAT64, "float16": _UNSOUND_IN_FLOAT16}.get(dtype, {}))
-    return next((reason for table in tables for part, reason in table.items() if part in name), "")
 
 
 def modules() -> dict[str, tuple[Sample, ...]]:
