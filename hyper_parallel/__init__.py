@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         fully_shard as fully_shard,
         no_sync as no_sync,
+        replicate as replicate,
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
     from hyper_parallel.core.dtensor import (

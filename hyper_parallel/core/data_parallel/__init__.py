@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
     from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hyper_parallel.core.data_parallel.replication import replicate as replicate
     from hyper_parallel.core.data_parallel.sharding import fully_shard as fully_shard
 
 __getattr__, __dir__ = lazy_exports(
@@ -22,6 +23,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "hyper_parallel.core.data_parallel.accumulation": ("no_sync", "set_requires_gradient_sync"),
         "hyper_parallel.core.data_parallel.policy": ("MixedPrecisionPolicy",),
+        "hyper_parallel.core.data_parallel.replication": ("replicate",),
         "hyper_parallel.core.data_parallel.sharding": ("fully_shard",),
     },
 )

@@ -1,11 +1,11 @@
-"""Gradient accumulation over several backward passes with one reduction, of fully sharded modules."""
+"""Gradient accumulation over several backward passes with one reduction."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.data_parallel.sharding import groups_of
+from hyper_parallel.core.data_parallel.sharding import REPLICATED, groups_of
 from hyper_parallel.errors import PlanError
 
 if TYPE_CHECKING:
@@ -17,16 +17,17 @@ __all__ = ["no_sync", "set_requires_gradient_sync"]
 def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
     """Set whether the next backward passes reduce gradients.
 
-    Gradients of passes that do not are kept whole on each rank, in ``reduce_dtype``, until one does; an optimizer step
-    before that raises PlanError. ``zero_grad`` does not reach them.
+    Of fully sharded modules, gradients of passes that do not are kept whole on each rank, in ``reduce_dtype``, until
+    one does, and ``zero_grad`` does not reach them; of replicated ones they are in ``grad``. An optimizer step before a
+    pass that reduces raises PlanError.
 
     Args:
-        module: a module to which ``fully_shard`` was applied.
+        module: a module to which ``fully_shard`` or ``replicate`` was applied.
         requires_gradient_sync: False to accumulate.
         recurse: for sharded submodules as well.
 
     Raises:
-        PlanError: (a ValueError) ``fully_shard`` was not applied to ``module``.
+        PlanError: (a ValueError) neither was applied to ``module``.
     """
     for group in _groups(module, "set_requires_gradient_sync", recurse=recurse):
         group.reduces = requires_gradient_sync
@@ -37,10 +38,10 @@ def no_sync(module: Any) -> Iterator[None]:
     """Accumulate gradients without reduction inside the context; see :func:`set_requires_gradient_sync`.
 
     Args:
-        module: a module to which ``fully_shard`` was applied.
+        module: a module to which ``fully_shard`` or ``replicate`` was applied.
 
     Raises:
-        PlanError: (a ValueError) ``fully_shard`` was not applied to ``module``.
+        PlanError: (a ValueError) neither was applied to ``module``.
     """
     groups = _groups(module, "no_sync", recurse=True)
     before = [group.reduces for group in groups]
@@ -54,8 +55,13 @@ def no_sync(module: Any) -> Iterator[None]:
 
 
 def _groups(module: Any, caller: str, *, recurse: bool) -> list[Any]:
+    if hasattr(module, REPLICATED):
+        return [getattr(module, REPLICATED)]
     own, nested = groups_of(module)
     if own is None:
-        msg = f"{caller}: fully_shard was not applied to this {type(module).__name__}; pass a module that it returned"
+        msg = (
+            f"{caller}: neither fully_shard nor replicate was applied to this {type(module).__name__}; pass a module "
+            "that one of them returned"
+        )
         raise PlanError(msg)
     return [own, *nested] if recurse else [own]

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["fully_shard", "groups_of"]
+__all__ = ["REPLICATED", "fully_shard", "groups_of"]
 
 _GROUP = "_hyper_parallel_fully_sharded"
+REPLICATED = "_hyper_parallel_replicated"
 _MOST_AXES = 2
 
 
@@ -86,6 +87,11 @@ def _check(module: Any, mesh: DeviceMesh) -> None:
         raise MeshError(msg)
     if hasattr(module, _GROUP):
         msg = f"fully_shard was applied to this {type(module).__name__} before; apply it once"
+        raise PlanError(msg)
+
+    platform = platform_of_argument(module, "fully_shard: module", module=True)
+    if any(hasattr(child, REPLICATED) for _, child in platform.get_cells_and_names(module)):
+        msg = f"fully_shard: replicate was applied to this {type(module).__name__} or a submodule of it; use one"
         raise PlanError(msg)
 
 

@@ -90,6 +90,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "init_on_device": "device include_buffers",
         "meta_device": "",
         "fully_sharded": "module options parameters",
+        "replicated": "module options",
         "is_linear_module": "module",
         "is_embedding_module": "module",
         "register_forward_pre_hook": "module hook prepend with_kwargs",

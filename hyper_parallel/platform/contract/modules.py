@@ -11,6 +11,7 @@ from typing import Any
 from hyper_parallel.errors import HandleError
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.ledger import LedgerFacet
+from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 
 __all__ = ["HookHandle", "ModulesFacet", "check_hook"]
 
@@ -226,6 +227,18 @@ class ModulesFacet(LedgerFacet):
             module: the module, which is hooked.
             options: how they are sharded.
             parameters: original, DTensor parameter, and pairs of owner and attribute name, for each.
+
+        Raises:
+            UnsupportedOnBackend: it is in the gap ledger.
+        """
+
+    @abc.abstractmethod
+    def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
+        """Return what averages the gradients of ``module`` while backward computes; ``reduces`` switches it.
+
+        Args:
+            module: the module, which is hooked.
+            options: over which ranks, and in what buckets.
 
         Raises:
             UnsupportedOnBackend: it is in the gap ledger.

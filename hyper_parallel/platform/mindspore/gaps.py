@@ -17,4 +17,9 @@ GAPS = (
         "MindSpore has no symmetric memory",
         "use the collectives of the platform",
     ),
+    Gap(
+        member="replicated",
+        reason="gradients are values of a function here, so nothing tells when a parameter's gradient is complete",
+        substitute="average the gradients with all_reduce(gradient, op='avg') of the platform",
+    ),
 )

@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
+from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 from hyper_parallel.platform.mindspore import delayed
 from hyper_parallel.platform.mindspore.gradients import mark_replaced
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
@@ -130,6 +131,11 @@ class MindSporeModules(ModulesFacet):
         """Refused; see the gap ledger."""
         del module, options, parameters
         raise self.unsupported("fully_sharded")
+
+    def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
+        """Refused; see the gap ledger."""
+        del module, options
+        raise self.unsupported("replicated")
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
         """By the initializers that the parameters were declared with."""

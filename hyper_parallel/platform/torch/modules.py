@@ -14,6 +14,7 @@ from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
+from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 from hyper_parallel.platform.torch import delayed
 
 __all__ = ["TorchModules"]
@@ -122,6 +123,12 @@ class TorchModules(ModulesFacet):
         from hyper_parallel.platform.torch.fully_sharded import FullyShardedGroup
 
         return FullyShardedGroup(self, module, options, parameters)
+
+    def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
+        """What ``replicated.py`` has."""
+        from hyper_parallel.platform.torch.replicated import ReplicatedGradients
+
+        return ReplicatedGradients(self, module, options)
 
     def _clip(self, *args: Any) -> Any:
         return clip_grad_norm_(*args)

@@ -1,4 +1,4 @@
-"""Carries the rows of fully sharded groups: payload, and at each row's end one flag per rank."""
+"""Carries the rows of gathered parameters and reduced gradients: payload, and at each row's end one flag per rank."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ __all__ = ["RowCarrier"]
 
 
 class RowCarrier:
-    """See :class:`Carrier`. Rows of an all-gather have the shape (width,), those of a reduce-scatter (ranks, width).
+    """See :class:`Carrier`. Rows have the shape (width,), those of a reduce-scatter (ranks, width).
 
     Args:
         platform: PyTorch's platform.
         device: of the rows.
+        caller: for error messages: the function whose rows they are.
     """
 
-    def __init__(self, platform: Any, device: torch.device | None) -> None:
-        self._platform, self.device = platform, device
+    def __init__(self, platform: Any, device: torch.device | None, caller: str = "fully_shard") -> None:
+        self._platform, self.device, self._caller = platform, device, caller
 
     def transport(self) -> Transport:
         """See :meth:`Carrier.transport`."""
@@ -32,12 +33,14 @@ class RowCarrier:
 
     def agree(self, ranks: Ranks, **facts: Any) -> None:
         """See :meth:`Carrier.agree`."""
-        self._platform._agree("fully_shard", None, ranks, **facts)  # noqa: SLF001 - for members of the platform
+        self._platform._agree(self._caller, None, ranks, **facts)  # noqa: SLF001 - for members of the platform
 
     def agreed(self, step: Step, rows: torch.Tensor, ranks: Ranks) -> Any:
         """See :meth:`Carrier.agreed`."""
         if step.operation == "all_gather":
             return self._platform.all_gather_into_tensor(rows, ranks).view(len(ranks), step.width).unbind()
+        if step.operation == "all_reduce":
+            return self._platform.all_reduce(rows, ranks)
         return self._platform.reduce_scatter_tensor(rows, ranks, op="sum").view(step.width)
 
     def start(self, step: Step, rows: torch.Tensor, ranks: Ranks) -> Work:
@@ -45,11 +48,13 @@ class RowCarrier:
         transport = self.transport()
         if step.operation == "all_gather":
             return transport.start("all_gather", rows, ranks, [(step.width,)] * len(ranks))
+        if step.operation == "all_reduce":
+            return transport.start("all_reduce", rows, "sum", ranks)
         return transport.start("reduce_scatter", list(rows.unbind()), "sum", ranks)
 
     def flagged(self, step: Step, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Carrier.flagged`."""
-        shape = (step.width,) if step.operation == "all_gather" else (len(ranks), step.width)
+        shape = (len(ranks), step.width) if step.operation == "reduce_scatter" else (step.width,)
         rows = torch.zeros(shape, dtype=step.dtype, device=self.device)
         rows[..., step.width - len(ranks) + ranks.index(self.transport().rank)] = 1
         return rows

@@ -29,8 +29,8 @@ class Step(NamedTuple):
     """A collective of a window.
 
     Attributes:
-        operation: ``all_gather`` or ``reduce_scatter``.
-        owner: name of the module group that calls it, equal on all ranks.
+        operation: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+        owner: name of the module group or bucket that calls it, equal on all ranks.
         width: elements of a rank's row, one flag per rank at its end included.
         dtype: of the row.
     """
@@ -79,10 +79,11 @@ class AgreedSequence:
     Args:
         carrier: carries the collectives out.
         ranks: the members.
+        caller: for error messages: the function that calls the collectives.
     """
 
-    def __init__(self, carrier: Carrier, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, carrier: Carrier, ranks: Ranks, caller: str = "fully_shard") -> None:
+        self.ranks, self._caller = ranks, caller
         self.window: Any = None
         """The key of the open window; None outside of windows."""
         self._carrier = carrier
@@ -244,7 +245,7 @@ class AgreedSequence:
     def _message(self, step: Step, flags: list[bool]) -> str:
         left = [rank for rank, flag in zip(self.ranks, flags, strict=True) if flag]
         return (
-            f"fully_shard: ranks {left} of {list(self.ranks)} did not call the {step.operation} of module group "
+            f"{self._caller}: ranks {left} of {list(self.ranks)} did not call the {step.operation} of module group "
             f"{step.owner} ({step.width} elements of {step.dtype}), which all ranks called in the pass before; let all "
             "ranks call the same modules in the same order"
         )

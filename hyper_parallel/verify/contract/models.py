@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.data_parallel.replication import replicate
 from hyper_parallel.core.data_parallel.sharding import fully_shard
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -125,6 +126,22 @@ def sharding_fully(w: World) -> None:
             w.same(sharded[path].full_tensor(), w.array(average), 1e-12)
     with raises(PlanError, "was applied to this", "before; apply it once"):
         fully_shard(model, mesh=mesh)
+
+
+@covers(MODULES, "replicated")
+def replicating(w: World) -> None:
+    """A step of the replicated transformer has the average of the ranks' gradients."""
+    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    plain, model = _model(w), _model(w)
+    averages = {path: p.all_reduce(value, op="avg") for path, value in _step(w, plain).gradients.items()}
+    replicate(model, mesh, bucket_cap_mb=0.001)
+    for _ in range(2):  # the second time in the order of the first
+        gradients = _step(w, model).gradients
+        assert set(gradients) == set(averages)
+        for path, average in averages.items():
+            w.same(gradients[path], w.array(average), 1e-12)
+    with raises(PlanError, "was applied to this", "before; apply it once"):
+        replicate(model, mesh)
 
 
 @covers(MODULES, "init_parameters", "init_on_device", "meta_device")

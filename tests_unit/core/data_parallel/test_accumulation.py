@@ -95,7 +95,8 @@ def test_a_step_before_the_reduction_is_refused():
         with pytest.raises(PlanError) as info, no_sync(model[0]):
             pass
         assert str(info.value) == (
-            "no_sync: fully_shard was not applied to this Linear; pass a module that it returned"
+            "no_sync: neither fully_shard nor replicate was applied to this Linear; pass a module that one of them "
+            "returned"
         )
         set_requires_gradient_sync(model, False, recurse=False)
         assert not model._hyper_parallel_fully_sharded.reduces

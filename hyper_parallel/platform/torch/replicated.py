@@ -1,0 +1,209 @@
+"""Gradients of replicated parameters on PyTorch: averaged bucket by bucket, while backward computes."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.row_carrier import RowCarrier
+from hyper_parallel.transport.checks.sequence import AgreedSequence, Step
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.replicated import ReplicatedOptions
+
+__all__ = ["ReplicatedGradients"]
+
+_UNREDUCED = "_unreduced_by_replicate"  # attribute of a parameter: why its gradient is not reduced
+_ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
+_UNFINISHED = "a backward has raised; run zero_grad() and backward again"
+
+
+@cache
+def _refuse_unreduced_gradients() -> None:
+    """Let every optimizer step refuse gradients that differ between the ranks."""
+    register_optimizer_step_pre_hook(_check_step)
+
+
+def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            reason = vars(parameter).get(_UNREDUCED)
+            if reason is not None and parameter.grad is not None:
+                msg = f"optimizer step: the gradient of parameter {index} of group {number} is not reduced: {reason}"
+                raise PlanError(msg)
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    """Return the leaf that has the gradient: of a DTensor its local tensor."""
+    leaf: torch.Tensor = parameter._local if isinstance(parameter, TorchDTensor) else parameter
+    return leaf
+
+
+class _Bucket:
+    """Parameters whose gradients are reduced in one collective.
+
+    Args:
+        name: equal on all ranks.
+        parameters: of one dtype and device.
+        ranks: number of ranks.
+    """
+
+    def __init__(self, name: str, parameters: list[Any], ranks: int) -> None:
+        self.parameters = parameters
+        self.leaves = [_local(parameter) for parameter in parameters]
+        self.ready: set[int] = set()
+        self.sizes = [leaf.numel() for leaf in self.leaves]
+        self._ranks = ranks
+        width = sum(self.sizes) + len(self.leaves) + ranks
+        self.step = Step("all_reduce", name, width, self.leaves[0].dtype)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters have their gradients of this backward."""
+        return len(self.ready) == len(self.leaves)
+
+    @torch.no_grad()
+    def row(self) -> torch.Tensor:
+        """Return all gradients, zeros for absent ones, then per parameter whether it has one, then flags of zero."""
+        first = self.leaves[0]
+        gradients = [leaf.grad for leaf in self.leaves]
+        parts = [
+            first.new_zeros(size) if gradient is None else gradient.reshape(-1)
+            for size, gradient in zip(self.sizes, gradients, strict=True)
+        ]
+        counts = first.new_tensor([gradient is not None for gradient in gradients])
+        return torch.cat([*parts, counts, first.new_zeros(self._ranks)])
+
+    @torch.no_grad()
+    def finish(self, row: torch.Tensor) -> None:
+        """Set the averages as gradients; a parameter of which no rank has a gradient keeps none."""
+        total = sum(self.sizes)
+        counts = row[total : total + len(self.sizes)].tolist()
+        averages = (row[:total] / self._ranks).split(self.sizes)
+        for leaf, count, average in zip(self.leaves, counts, averages, strict=True):
+            if count:
+                if leaf.grad is None:
+                    leaf.grad = average.view(leaf.shape).clone()
+                else:
+                    leaf.grad.copy_(average.view(leaf.shape))
+
+
+class ReplicatedGradients:
+    """The gradients of one module to which ``replicate`` was applied.
+
+    Args:
+        platform: PyTorch's platform.
+        module: the module, which is hooked.
+        options: over which ranks, and in what buckets.
+
+    Attributes:
+        reduces: whether backward reduces gradients; False to accumulate.
+        buckets: in the order in which they are reduced.
+    """
+
+    def __init__(self, platform: Any, module: Any, options: ReplicatedOptions) -> None:
+        self.reduces = True
+        self._platform, self._ranks = platform, options.ranks
+        parameters = list(module.parameters())
+        if options.source is not None:
+            self._broadcast([*parameters, *module.buffers()], options.source)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._trained = {id(_local(parameter)) for parameter in trained}
+        self.buckets = _buckets(trained, options)
+        self._open = False
+        self._next = 0
+        device = self.buckets[0].leaves[0].device if self.buckets else None
+        self._sequence = AgreedSequence(RowCarrier(platform, device, "replicate"), options.ranks, "replicate")
+        _refuse_unreduced_gradients()
+        for bucket in self.buckets:
+            for parameter, leaf in zip(bucket.parameters, bucket.leaves, strict=True):
+                leaf.register_post_accumulate_grad_hook(partial(self._ready, bucket, parameter))
+        module.register_forward_pre_hook(self._before_forward, prepend=True)
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: list[Any], source: int) -> None:
+        for tensor in tensors:
+            leaf = _local(tensor)
+            leaf.copy_(self._platform.broadcast(leaf.detach(), source, self._ranks))
+
+    def _before_forward(self, module: Any, args: Any) -> None:
+        del args
+        trained = {name: id(_local(value)) for name, value in module.named_parameters() if value.requires_grad}
+        if set(trained.values()) - self._trained:
+            names = [name for name, identity in trained.items() if identity not in self._trained]
+            msg = (
+                f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen since; their gradients "
+                "would not be averaged; call replicate when the model is complete"
+            )
+            raise PlanError(msg)
+        if self._open and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no public spelling
+            self._open = False  # its backward has raised
+            self._sequence.close()
+
+    def _ready(self, bucket: _Bucket, parameter: Any, leaf: torch.Tensor) -> None:
+        """Note the gradient of a parameter, and begin the collectives of the buckets that are complete."""
+        if not self.reduces:
+            vars(parameter)[_UNREDUCED] = _ACCUMULATED
+            return
+        if not self._open:
+            self._begin()
+        if id(leaf) in bucket.ready:
+            msg = (
+                "replicate: a parameter got a second gradient in one backward, which may be reduced already; use "
+                "torch.utils.checkpoint with use_reentrant=False"
+            )
+            raise PlanError(msg)
+        bucket.ready.add(id(leaf))
+        while self._next < len(self.buckets) and self.buckets[self._next].is_complete:
+            self._launch()
+
+    def _begin(self) -> None:
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.ready.clear()
+        self._mark(_UNFINISHED)
+        self._sequence.open("backward")
+        self._open = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
+
+    def _launch(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        self._sequence.run(bucket.step, bucket.row(), bucket.finish)
+        self._sequence.record(bucket.step)
+
+    def _after_backward(self) -> None:
+        while self._next < len(self.buckets):
+            self._launch()
+        self._open = False
+        self._sequence.close()
+        self._mark(None)
+
+    def _mark(self, reason: str | None) -> None:
+        """Note on all parameters why their gradients are not reduced; None: they are."""
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                vars(parameter)[_UNREDUCED] = reason
+
+
+def _buckets(parameters: list[Any], options: ReplicatedOptions) -> list[_Bucket]:
+    """Return buckets of the parameters, the last ones first: backward reaches them first."""
+    groups: list[list[Any]] = []
+    kinds: list[tuple[torch.dtype, torch.device]] = []
+    room = 0
+    for parameter in reversed(parameters):
+        leaf = _local(parameter)
+        kind, size = (leaf.dtype, leaf.device), leaf.numel() * leaf.element_size()
+        if not groups or kind != kinds[-1] or size > room:
+            groups.append([])
+            kinds.append(kind)
+            room = options.bucket_bytes
+        groups[-1].append(parameter)
+        room -= size
+    return [_Bucket(str(number), group, len(options.ranks)) for number, group in enumerate(groups)]
