@@ -8,6 +8,7 @@ import pytest
 
 from hyper_parallel import (
     ColwiseParallel,
+    DeviceMesh,
     DTensor,
     RowwiseParallel,
     fully_shard,
@@ -274,5 +275,11 @@ def test_wrong_arguments_are_refused():
         sharded = parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel())
         with pytest.raises(PlanError, match=r"its gradient is reduced over them already; pass the data axis alone$"):
             replicate(sharded, mesh)
+
+        apart = DeviceMesh("cpu", [1], mesh_dim_names=("dp",))
+        if grid.rank == 0:
+            with pytest.raises(MeshError) as info:
+                replicate(nn.Linear(2, 2), apart)
+            assert str(info.value) == f"replicate: rank 0 is not in {apart!r}"
 
     simulate(rank, 2, platform="torch")
