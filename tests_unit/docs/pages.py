@@ -36,8 +36,8 @@ NOT_RUN = {
 
 GENERATED = ("reports/", "coverage_reports/", "data/", ".venv", ".tox", "html/", "<", "combined/", "reference/")
 """Where files come from commands, or are the reader's own."""
-OWN = {"my_model.py", "train.py", "port.py", "test_plan.py", "test_averaging.py", "FILE", "PAGE.html", "report.html",
-       "layout.html", "uneven-all-to-all.fixed.md"}  # fmt: skip
+OWN = {"my_model.py", "attention.py", "train.py", "port.py", "test_plan.py", "test_averaging.py", "FILE", "PAGE.html",
+       "report.html", "layout.html", "uneven-all-to-all.fixed.md"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,8 @@ def _python(words: list[str]) -> str:
         return problem_of(shlex.join(words[words.index("--") + 1 :]))
     if words[:2] == ["-m", "hyper_parallel"]:
         return _hyper_parallel(words[2:])
+    if words[:1] == ["-m"]:
+        return problem_of(shlex.join(words[1:]))
     return _files(words[:1])
 
 

@@ -138,6 +138,7 @@ FAULTS = [
     ("tox -e torch -- tests_unit/cores -k uneven", "there is no tests_unit/cores"),
     ('pip install "hyper-parallel[jax]"', "there is no extra jax"),
     ("python -m hyper_parallel verify everything", "the parser refuses it"),
+    ("python -m make", "no test knows make"),
     ("make install", "no test knows make"),
     ("pytest test_nothing.py", "there is no test_nothing.py"),
 ]
