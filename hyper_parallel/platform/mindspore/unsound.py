@@ -30,6 +30,7 @@ return memory that was never written. Shards are empty all the same."""
 _IN_FLOAT32 = "it computes in float32"
 _UNSOUND_IN_FLOAT64 = {
     "log2": "it rounds the logarithm of 2 to float32",
+    "log10": "it rounds the logarithm of 10 to float32",
     "logaddexp2": "it rounds the logarithm of 2 to float32",
     **dict.fromkeys(("LayerNorm", "layer_norm", "L1Loss", "l1_loss", "MSELoss", "mse_loss"), _IN_FLOAT32),
     **dict.fromkeys(("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std"), _IN_FLOAT32),
