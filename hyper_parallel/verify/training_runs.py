@@ -52,8 +52,11 @@ _NOISE_OF_A_REPETITION = 1e4
 def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
     """Return a fresh model, with the framework's generators started from ``seed``.
 
+    Sizes of parameters that a first forward infers are those for the first batch.
+
     Raises:
-        InputError: the function that builds it raises, or returns no module of the framework.
+        InputError: the function that builds it raises, or returns no module of the framework; or its first forward
+            raises.
     """
     platform.seed(seed)
     model = call_user_function("SPEC: the function that builds the model", case.build)
@@ -63,7 +66,18 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
             f"{_MODULES[platform.platform_type]}; build one, or name the model's framework with --platform"
         )
         raise InputError(msg)
+    if platform.infers_sizes(model):
+        with blame_user("SPEC: the first forward of the model, which infers sizes,"), platform.no_grad():
+            model(*plain_tensors(platform, case.model_inputs(case.micro_batches(0)[0])))
     return model
+
+
+def plain_tensors(platform: Platform, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arrays of a batch as tensors; tensors stay as they are."""
+    return tuple(
+        item if platform.is_tensor(item) else platform.from_numpy(array_of_numbers(item, index))
+        for index, item in enumerate(batch)
+    )
 
 
 class _Run:
@@ -95,11 +109,7 @@ class _Run:
             return self.training.step(number, batches)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        platform = self.platform
-        return tuple(
-            item if platform.is_tensor(item) else platform.from_numpy(array_of_numbers(item, index))
-            for index, item in enumerate(batch)
-        )
+        return plain_tensors(self.platform, batch)
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of forward, backward and the optimizer."""

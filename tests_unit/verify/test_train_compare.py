@@ -277,3 +277,28 @@ def test_what_cannot_be_trained_is_refused(platform_name, name, message):
     with pytest.raises(InputError) as caught:
         user_report(platform_name, name)
     assert str(caught.value) == message
+
+
+@pytest.mark.platforms("torch")
+def test_sizes_that_a_first_forward_infers():
+    """Lazy modules get their sizes from the first batch before they are parallelised; what raises then is told."""
+    import torch
+    from torch import nn
+
+    def build():
+        return nn.Sequential(nn.LazyLinear(7), nn.Tanh(), nn.LazyLinear(3)).to(torch.float64)
+
+    def plan(_):
+        return {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+    report = verify_model(
+        lambda: ModelCase(build, batches(), mean_square), plan, (3,), ("tp",), platform="torch", steps=2
+    )
+    assert report.ok, report.text()
+    assert report.counts["gradient"] == 3 * 2 * 4
+    with pytest.raises(InputError) as caught:
+        verify_model(
+            lambda: ModelCase(build, [(np.ones((2, 5)), np.ones(3))], mean_square, inputs=2), plan, (2,), ("tp",),
+            platform="torch",
+        )  # fmt: skip
+    assert str(caught.value).startswith("SPEC: the first forward of the model, which infers sizes, ")

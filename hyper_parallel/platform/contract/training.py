@@ -170,6 +170,11 @@ class TrainingFacet(ModulesFacet):
             buffers.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
         return first_paths(buffers)
 
+    def infers_sizes(self, model: Any) -> bool:
+        """Return whether ``model`` has parameters whose sizes its first forward infers."""
+        del model
+        return False
+
     @abc.abstractmethod
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
         """Run functions that call ``model``, and differentiate their scalar losses, seeded with 1.

@@ -61,6 +61,10 @@ class TorchTraining(TrainingFacet):
         every = dict(model.named_parameters(remove_duplicate=False))
         return first_paths({path: value for path, value in every.items() if value.requires_grad})
 
+    def infers_sizes(self, model: Any) -> bool:
+        """``nn.LazyLinear`` and the like, before their first forward."""
+        return any(map(torch.nn.parameter.is_lazy, [*model.parameters(), *model.buffers()]))
+
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
         """``nn.Linear``."""
         return torch.nn.Linear(inputs, outputs, dtype=dtype)
