@@ -34,6 +34,9 @@ def add_parser(commands: Any) -> None:
     )
     subparser.add_argument("folder", metavar="FOLDER", help="the folder that HP_FLIGHT_FOLDER named")
     subparser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    subparser.add_argument(
+        "--html", metavar="FILE", help="write a page: compute and collectives of every rank over time"
+    )
     subparser.add_argument("--json", action="store_true", help="the merged record as JSON on stdout")
     subparser.set_defaults(run=run)
 
@@ -44,8 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     flight = read_flight(Path(arguments.folder))
     can_be_written("--perfetto", arguments.perfetto)
+    can_be_written("--html", arguments.html)
     if arguments.perfetto is not None:
         write_text(arguments.perfetto, json.dumps(flight.chrome()), "--perfetto")
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.timeline_page import timeline_page
+
+        write_text(arguments.html, timeline_page(flight), "--html")
     if arguments.json:
         raised = {str(rank): error for rank, error in flight.raised().items()}
         records = {str(rank): record for rank, record in sorted(flight.records.items())}

@@ -11,9 +11,11 @@ from markupsafe import Markup
 from hyper_parallel.verify.contract.results import load
 from hyper_parallel.verify.pages import Column, render, table
 from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
+from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
+from hyper_parallel.verify.pages.tables import Cell, Value, code
 from hyper_parallel.verify.report_files import read_json, reading, write_text
 
 if TYPE_CHECKING:
@@ -52,10 +54,39 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
         title="Coverage",
         footer="",
         environments=_table(store, [*there, *combined]),
-        reports=[(name, text, (store.reports / name).exists()) for name, text in _OTHERS.items()],
+        files=[_files(store, name) for name in [*combined, *there]],
+        reports=_reports(store),
         skipped=_left_out(store, settings, there, absent),
     )
     return write_text(store.reports / "index.html", text)
+
+
+def _reports(store: Store) -> list[tuple[str, str, bool]]:
+    """Return file name, title and existence of every report beside the index, those of other commands included."""
+    more = sorted(path.name for path in store.reports.glob("*.html") if path.name not in {"index.html", *_OTHERS})
+    known = [(name, text, (store.reports / name).exists()) for name, text in _OTHERS.items()]
+    return [*known, *((name, name.removesuffix(".html").replace("-", " "), True) for name in more)]
+
+
+def _files(store: Store, name: str) -> Markup:
+    """Return the files of an environment with the share that its tests reach, the least covered ones first."""
+    columns: list[Column | str] = [
+        "file", Column("covered", number=True), "share", Column("missing lines", number=True),
+    ]  # fmt: skip
+    path = store.folder(name) / "coverage.json"
+    with reading(path):
+        files = read_json(path, ("files",), f"hyper-parallel coverage gate {name}")["files"] if path.exists() else {}
+        summaries = [(file, content["summary"]) for file, content in files.items()]
+        summaries.sort(key=lambda pair: pair[1]["percent_covered"])
+        rows = [_file(file, summary) for file, summary in summaries]
+    text = f"Lines and branches of every file in {name}, the least covered ones first"
+    return table(text, columns, rows, search=True, tall=True, empty="no file was measured")
+
+
+def _file(file: str, summary: Mapping[str, Any]) -> list[Value]:
+    share, missing = float(summary["percent_covered"]), int(summary["missing_lines"])
+    shown = Cell(bar(share / 100, f"{share:.2f} % of {file}"), key=share)
+    return [code(file), Cell(f"{share:.2f} %", key=share), shown, missing]
 
 
 def _table(store: Store, names: list[str]) -> Markup:

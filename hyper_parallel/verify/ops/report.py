@@ -58,7 +58,10 @@ class OperatorReport:
         public: how many of them ran on DTensors.
         rows: rows that ran on DTensors, counted once per mesh.
         unshown: rows that no sample could show there, by mesh.
+        rule: signature of the rule, and the module that has it; empty for an operator of a user.
         by_mesh: checks per mesh.
+        by_sample: checks per sample.
+        by_placement: checks on meshes of one axis, per placements of inputs and outputs.
         features: checks per property: uneven, empty, several axes, Partial.
         offers: columns of the coverage matrix that placements of this operator can have.
         ok: checks that held.
@@ -80,7 +83,10 @@ class OperatorReport:
     public: int = 0
     rows: int = 0
     unshown: list[str] = field(default_factory=list)
+    rule: str = ""
     by_mesh: Counter[str] = field(default_factory=Counter)
+    by_sample: Counter[str] = field(default_factory=Counter)
+    by_placement: Counter[str] = field(default_factory=Counter)
     features: Counter[str] = field(default_factory=Counter)
     offers: set[str] = field(default_factory=set)
     ok: int = 0
@@ -116,10 +122,11 @@ class OperatorReport:
         """Add the report of another process on the same operator."""
         for name in ("checks", "backward", "public", "rows", "ok", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("by_mesh", "features", "rejected", "skipped"):
+        for name in ("by_mesh", "by_sample", "by_placement", "features", "rejected", "skipped"):
             getattr(self, name).update(getattr(other, name))
         for name in ("wrong", "crash", "unexercised", "unshown", "missing"):
             getattr(self, name).extend(item for item in getattr(other, name) if item not in getattr(self, name))
+        self.rule = self.rule or other.rule
         self.offers |= other.offers
         self.absent = self.absent or other.absent
         self.exempt = self.exempt or other.exempt
@@ -170,7 +177,7 @@ class OperatorReport:
         """Return the report that :meth:`json` wrote."""
         data = {name: value for name, value in data.items() if name not in {"outcome", "coverage"}}
         data["offers"] = set(data["offers"])
-        for name in ("by_mesh", "features", "rejected", "skipped"):
+        for name in ("by_mesh", "by_sample", "by_placement", "features", "rejected", "skipped"):
             data[name] = Counter(data[name])
         for name in ("wrong", "crash"):
             data[name] = [FailedCheck(**{**failed, "mesh": tuple(failed["mesh"])}) for failed in data[name]]

@@ -149,6 +149,8 @@ class Sweep:
         """Check all samples, and list the claims that no check reached."""
         self.report.exempt = exemption(self.report.op) if not self.samples else ""
         if isinstance(self.rule, Rule):
+            module = self.rule.strategies.__module__.removeprefix("hyper_parallel.")
+            self.report.rule = f"{self.rule.op}({self.rule.signature}) in {module}"
             try:
                 self.platform.local_op(self.rule.op)
             except (KeyError, UnsupportedOperatorError):
@@ -370,7 +372,7 @@ class Sweep:
             report.rejected[result.rejected[:300]] += 1
             return
         if counts:
-            self._count(mesh, (*claim.choice.targets, *claim.choice.outputs), backward=result.backward)
+            self._count(case, mesh, (*claim.choice.targets, *claim.choice.outputs), backward=result.backward)
         if result.crash or result.problems:
             failures = report.crash if result.crash else report.wrong
             problem = result.crash or result.problems[0]
@@ -378,11 +380,14 @@ class Sweep:
         elif counts:
             report.ok += 1
 
-    def _count(self, mesh: tuple[int, ...], layouts: Sequence[Layout], *, backward: bool) -> None:
+    def _count(self, case: Case, mesh: tuple[int, ...], layouts: Sequence[Layout], *, backward: bool) -> None:
         report = self.report
         report.checks += 1
         report.backward += backward
         report.by_mesh[_mesh_text(mesh)] += 1
+        report.by_sample[case.name] += 1
+        if len(mesh) == 1:
+            report.by_placement[", ".join(str(layout.placement_on(0)) for layout in layouts)] += 1
         for feature in layout_features(mesh, layouts):
             report.features[feature] += 1
 
@@ -439,7 +444,7 @@ class Sweep:
         report.public += 1
         known = self.chooser.rule_level_covers if effort.separate else effort.rule_level and bool(self.claimed)
         if new or not known:
-            self._count(mesh, _operand_layouts(case, mesh, places), backward=result.backward)
+            self._count(case, mesh, _operand_layouts(case, mesh, places), backward=result.backward)
             report.ok += result.outcome == "ok"
         if result.outcome != "ok":
             failures = report.wrong if result.outcome == "wrong" else report.crash

@@ -12,10 +12,10 @@ from hyper_parallel.verify.pages import svg
 
 __all__ = ["Dot", "bar", "curves", "dots"]
 
-_WIDTH, _HEIGHT = 640.0, 240.0
+_WIDTH, _HEIGHT = 480.0, 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 12.0, 30.0, 40.0
 _ROW = 22.0
-_CHARACTERS = 44  # of a label
+_CHARACTERS = 24  # of a label
 
 # Colour, width, further style and radius of the points of each curve: the second is thin, so that both are seen.
 _CURVES = (("one", 6.0, ";stroke-opacity:.45", 5), ("two", 2.0, ";stroke-dasharray:5 4", 2.5))
@@ -55,12 +55,12 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str)
             svg.text(legend_x + 30, 14, name),
         ]
         legend_x += 54 + len(name) * svg.FONT * svg.CHARACTER
-    return svg.picture(_WIDTH, _HEIGHT, title, numbers, parts)
+    return svg.picture(_WIDTH, _HEIGHT, title, numbers, parts, fit=True)
 
 
 def _without_values(title: str, description: str, text: str) -> Markup:
     """Return a picture that says in words why nothing is drawn."""
-    return svg.picture(_WIDTH, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")])
+    return svg.picture(_WIDTH, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")], fit=True)
 
 
 def _polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
@@ -142,7 +142,7 @@ def dots(title: str, rows: Sequence[Dot]) -> Markup:
     low = math.floor(math.log10(min(known))) - 1 if known else -16
     high = math.ceil(math.log10(max(known))) + 1 if known else 0
     left = 8 + svg.FONT * svg.CHARACTER * max((len(_shortened(row.label)) for row in rows), default=0)
-    width, axis = left + 460.0, 380.0
+    width, axis = left + 300.0, 230.0
 
     def position(value: float) -> float:
         if value <= 0:
@@ -152,7 +152,7 @@ def dots(title: str, rows: Sequence[Dot]) -> Markup:
 
     bottom = len(rows) * _ROW + 8
     parts = []
-    for power in range(low, high + 1, max(1, math.ceil((high - low) / 8))):
+    for power in range(low, high + 1, max(1, math.ceil((high - low) / 5))):
         x = position(10.0**power)
         parts.append(svg.line(x, 0, x, bottom))
         parts.append(svg.text(x, bottom + 16, f"1e{power}", anchor="middle", size=11, fill="quiet"))
@@ -160,14 +160,14 @@ def dots(title: str, rows: Sequence[Dot]) -> Markup:
         y = number * _ROW + _ROW / 2 + 4
         hue, bound = "good" if row.ok else "bad", position(row.bound)
         parts += [
-            svg.rect(0, y - _ROW / 2, width, _ROW, style="fill:transparent", hint=row.hint),
+            svg.rect(0, y - _ROW / 2, width, _ROW, style="fill:transparent", hint=row.hint or row.label),
             svg.text(left - 8, y + 4, _shortened(row.label), anchor="end", size=12, fill="text" if row.ok else "bad"),
             svg.line(bound, y - 8, bound, y + 8, stroke="text", width=2),
             svg.circle(position(row.error), y, 4.5, hue),
             svg.text(left + axis + 4, y + 4, _error_label(row.error), size=11, fill=hue),
         ]
     numbers = "; ".join(f"{row.label}: {row.error:.1e} of {row.bound:.1e} allowed" for row in rows)
-    return svg.picture(width, bottom + 22, title, numbers, parts)
+    return svg.picture(width, bottom + 22, title, numbers, parts, fit=True)
 
 
 def bar(share: float, hint: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 __all__ = ["model_page"]
 
@@ -256,12 +258,36 @@ def _parameters(report: ModelReport) -> dict[str, Any] | None:
     if plain:
         notes.append(f"Plain tensors, the same on every rank: {', '.join(plain)}.")
     return {
+        "table": _plan(report),
         "count": f"{len(report.parameter_layouts)} parameters in {len(groups)} layouts",
         "pictures": [
             (layout_svg(layout), f"{', '.join(groups[layout])}: {layout.notation()}") for layout in sharded[:_PICTURES]
         ],
         "notes": notes,
     }
+
+
+def _plan(report: ModelReport) -> Markup:
+    """Return the plan as a table: what every parameter is over each axis, and its largest shard."""
+    axes = list(dict.fromkeys(name for parameter in report.parameter_layouts for name in parameter.mesh_names))
+    heads: list[Column | str] = [
+        "parameter", "global shape", *(Column(f"over {axis}", choice=True) for axis in axes), "largest shard",
+    ]  # fmt: skip
+    rows = [_planned(parameter, axes) for parameter in report.parameter_layouts]
+    text = "What the plan makes of every parameter: its placement over each axis, and its largest shard"
+    return table(text, heads, rows, search=len(rows) > _FEW, tall=len(rows) > _TALL)
+
+
+def _planned(parameter: ParameterLayout, axes: Sequence[str]) -> list[Value]:
+    layout, shape = parameter.layout, " x ".join(map(str, parameter.shape)) or "scalar"
+    if layout is None:
+        return [parameter.path, shape, *(Cell("plain tensor", kind="quiet") for _ in axes), shape]
+    over = {name: repr(layout.placement_on(number)) for number, name in enumerate(parameter.mesh_names)}
+    places = itertools.product(*map(range, parameter.mesh_shape))
+    largest = max((layout.local_shape_at(place) for place in places), key=math.prod)
+    return [
+        parameter.path, shape, *(over.get(axis, "") for axis in axes), " x ".join(map(str, largest)) or "scalar",
+    ]  # fmt: skip
 
 
 def _result(*, wrong: bool, count: int = 0) -> Cell:

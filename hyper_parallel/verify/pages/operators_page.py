@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, code, table
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 from hyper_parallel.verify.report_files import other_version, read_json
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 __all__ = ["operators_page", "read_report"]
 
 _LONG = 60
+_TALL = 20
 _HINTS = {
     "forward": "outputs compared",
     "backward": "gradients of every input compared",
@@ -47,12 +47,14 @@ def operators_page(reports: Sequence[dict[str, Any]]) -> str:
         reports: documents of ``verify ops --json``, of one framework or several each.
     """
     columns = list(dict.fromkeys(name for report in reports for name in report["columns"]))
+    operators = [operator for report in reports for operator in report["operators"]]
     return render(
         "operators.html",
         title="Operators",
         footer="Written from the reports of hyper-parallel verify ops",
         frameworks=_frameworks(reports, columns),
-        operators=_matrix([operator for report in reports for operator in report["operators"]], columns),
+        operators=_matrix(operators, columns),
+        details=[_detail(operator) for operator in _ordered(operators)],
     )
 
 
@@ -102,16 +104,56 @@ def _matrix(operators: Sequence[dict[str, Any]], columns: Sequence[str]) -> Mark
         Column("gaps", choice=True, hint="what could have been tried and was not"),
         Column("notes", hint="what was not verified, and why"),
     ]
-    ordered = sorted(operators, key=lambda operator: (operator["op"], -len(operator["platform"]), operator["platform"]))
-    rows = [_operator(operator, columns) for operator in ordered]
+    rows = [_operator(operator, columns) for operator in _ordered(operators)]
     return table("Checks per operator and framework", heads, rows, search=True, tall=True)
+
+
+def _ordered(operators: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return operators by name, the frameworks of each beside each other."""
+    return sorted(operators, key=lambda operator: (operator["op"], -len(operator["platform"]), operator["platform"]))
+
+
+def _anchor(operator: dict[str, Any]) -> str:
+    return f"{operator['op']}-{operator['platform']}"
+
+
+def _detail(operator: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands under an operator: rule, samples, refusals, gaps, and checks per placement."""
+    samples = [f"{name}: {count:,} checks" for name, count in operator.get("by_sample", {}).items()]
+    lists = {
+        "Rule": [operator["rule"]] if operator.get("rule") else [],
+        "Samples": samples + [f"not checked: {why} ({count} samples)" for why, count in operator["skipped"].items()],
+        "Refusals": [f"{text} ({count} placements)" for text, count in operator["rejected"].items()],
+        "Claimed rows without a sample": operator["unexercised"],
+        "Rows that hold and are not claimed": operator.get("missing", []),
+        "Checks per mesh": [f"{mesh}: {count:,}" for mesh, count in operator.get("by_mesh", {}).items()],
+    }
+    return {
+        "id": _anchor(operator),
+        **{name: operator[name] for name in ("op", "platform", "outcome")},
+        "checks": f"{operator['checks']:,}",
+        "lists": [{"name": name, "lines": lines} for name, lines in lists.items() if lines],
+        "counts": _placements(operator),
+    }
+
+
+def _placements(operator: dict[str, Any]) -> Markup | str:
+    """Return checks per placements, the least checked ones first."""
+    counts = sorted(operator.get("by_placement", {}).items(), key=lambda pair: pair[1])
+    rows: list[list[Value]] = [[places, Cell(f"{count:,}", key=count)] for places, count in counts]
+    if not rows:
+        return ""
+    text = (
+        f"Checks of {operator['op']} on {operator['platform']} per placements of inputs and outputs, meshes of one axis"
+    )
+    return table(text, ["placements", Column("checks", number=True)], rows, tall=len(rows) > _TALL)
 
 
 def _operator(operator: dict[str, Any], columns: Sequence[str]) -> list[Value]:
     outcome, coverage = operator["outcome"], operator["coverage"]
     gaps = [name for name in columns if coverage.get(name, {}).get("state") == "not exercised"]
     return [
-        code(operator["op"]),
+        Cell(Markup('<a href="#{}"><code>{}</code></a>').format(_anchor(operator), operator["op"]), key=operator["op"]),
         operator["platform"],
         Cell(outcome, kind=_KINDS.get(outcome, "bad")),
         *(_count(coverage.get(name)) for name in columns),

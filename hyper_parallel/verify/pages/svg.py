@@ -17,13 +17,16 @@ CHARACTER = 0.62
 """Width of a character in font sizes, to estimate the width of a text."""
 
 
-def picture(width: float, height: float, title: str, description: str, parts: Sequence[Markup]) -> Markup:
-    """Return an ``<svg>`` with a title and a description for screen readers."""
+def picture(
+    width: float, height: float, title: str, description: str, parts: Sequence[Markup], *, fit: bool = False
+) -> Markup:
+    """Return an ``<svg>`` with a title and a description for screen readers; with ``fit`` it shrinks to its window."""
+    style = Markup(' style="max-width:100%;height:auto"') if fit else ""
     head = Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" height="{height:.0f}" '
-        'viewBox="0 0 {width:.0f} {height:.0f}" font-family="system-ui, sans-serif" font-size="{font}">\n'
+        'viewBox="0 0 {width:.0f} {height:.0f}" font-family="system-ui, sans-serif" font-size="{font}"{style}>\n'
         "<title>{title}</title>\n<desc>{description}</desc>\n"
-    ).format(width=width, height=height, font=FONT, title=title, description=description)
+    ).format(width=width, height=height, font=FONT, style=style, title=title, description=description)
     return head + Markup("\n").join(parts) + Markup("\n</svg>")
 
 

@@ -2,6 +2,7 @@
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.transport.flight_trace import Flight
 from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck
@@ -77,6 +78,9 @@ def operator(name, platform, outcome="ok", **counts):
         "skipped": {},
         "unexercised": [],
         "rejected": {},
+        "rule": f"{name}(x) in core.shard.rules",
+        "by_sample": {"sample 0": counts.get("forward", 0)},
+        "by_placement": {"Shard(dim=0), Shard(dim=0)": counts["forward"]} if "forward" in counts else {},
     }
 
 
@@ -115,3 +119,23 @@ def corpus():
     bug = Bug("torch", "router_weight", "Wrong.", "repo 1", {"tp": 3}, "gradient", "router.*", "missing-reduction")
     broken = FormResult(False, 40, "gradient", "router.weight", "missing-reduction", "tp", "the sum is <equal>")
     return CorpusReport([BugResult(bug, broken, FormResult(True, 50), 0.25)])
+
+
+def call(number, started, ended, operation="all_reduce", **facts):
+    """One recorded call."""
+    return {
+        "number": number, "sequence": number, "state": "waiting" if ended is None else "done", "started": started,
+        "ended": ended, "site": "<a>.py:3", "facts": facts, "kind": "collective", "operation": operation,
+        "ranks": [0, 1], "group": "", "text": f"{operation} of f32[3]",
+    }  # fmt: skip
+
+
+def flight(*, error=None):
+    """Two ranks: one waits in its second call, the other has overlapping calls; a third left no calls."""
+    first = [call(0, 10.0, 10.25), call(1, 11.0, None, "all_gather")]
+    second = [call(0, 10.5, 11.0), call(1, 10.75, 11.5, "all_gather")]
+    records = {
+        rank: {"rank": rank, "world_size": 3, "written": 12.0, "error": error, "doing": "", "calls": calls}
+        for rank, calls in enumerate((first, second, []))
+    }
+    return Flight(3, records)

@@ -13,10 +13,11 @@ from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
+from hyper_parallel.verify.pages.timeline_page import timeline_page
 
 pytestmark = [pytest.mark.slow]
 
-NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "corpus", "pictures")
+NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "corpus", "timeline", "pictures")
 
 OVERFLOW = """
 const wide = [...document.querySelectorAll("main *")].filter(
@@ -87,6 +88,7 @@ def pages(samples):
         "mutation": mutation_page(samples.mutation()),
         "contract": contract_page([_outcome("torch"), _outcome("mindspore")], []),
         "corpus": bugs_page(samples.corpus()),
+        "timeline": timeline_page(samples.flight()),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 
@@ -216,4 +218,28 @@ def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
     still = text[: text.rindex("<script>")] + "</body></html>"
     script = """return { rows: document.querySelectorAll("tbody tr").length,
                          dead: document.querySelectorAll("button, input, select").length };"""
-    assert browser.ask(tmp_path, still, script) == {"rows": 10, "dead": 0}
+    assert browser.ask(tmp_path, still, script) == {"rows": 16, "dead": 0}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_charts_fit_a_phone(browser, pages, tmp_path, dark):
+    """At 390 pixels, charts are not wider than the window, and their text is at least 7 pixels high."""
+    script = """
+    const charts = [...document.querySelectorAll("figure svg")].filter((one) => one.style.maxWidth);
+    const texts = charts.flatMap((one) => [...one.querySelectorAll("text")]);
+    return { count: charts.length, wide: charts.filter((one) => one.getBoundingClientRect().right > innerWidth).length,
+             high: Math.min(...texts.map((one) => one.getBoundingClientRect().height)) };"""
+    result = browser.ask(tmp_path, pages["diverged"], script, width=390, dark=dark)
+    assert (result["count"], result["wide"]) == (2, 0)
+    assert result["high"] >= 7
+
+
+def test_a_link_unfolds_its_operator(browser, pages, tmp_path):
+    """A click on an operator in the matrix opens its part, which has a contrast and width like the rest."""
+    script = """
+    const part = document.getElementById("matmul-torch");
+    const before = part.open;
+    location.hash = "#matmul-torch";
+    dispatchEvent(new Event("hashchange"));
+    return { before, after: part.open };"""
+    assert browser.ask(tmp_path, pages["operators"], script) == {"before": False, "after": True}

@@ -82,3 +82,12 @@ def test_an_interrupted_command_is_no_success(samples):
     page = model_page([samples.run()], "partial report: 1 of 4 runs finished")
     assert '<div class="verdict bad"><strong>1 of 1 runs equal to one device</strong><p>partial report: 1' in page
     assert '<div class="verdict bad"><strong>0 of 0' in model_page([])
+
+
+def test_the_plan_is_a_table(samples):
+    """Every parameter is a row: its shape, its placement over each axis, and its largest shard; plain ones say so."""
+    assert rows(model_page([samples.run()]), "What the plan makes of every parameter") == [
+        ["up.weight", "7 x 3", "Replicate()", "Shard(0)", "4 x 3"],
+        ["up.bias", "7", "Replicate()", "Replicate()", "7"],
+        ["scale", "1", "plain tensor", "plain tensor", "1"],
+    ]

@@ -73,3 +73,23 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_report(path)
+
+
+def test_an_operator_leads_to_its_rule_samples_refusals_and_counts(samples):
+    """The name in the matrix links to the operator's part, with checks per placements, the least checked first."""
+    operator = {
+        **samples.operator("f", "torch", forward=1203), "rule": "f(x, <y>) in rules.a", "by_sample": {"sample 0": 1203},
+        "skipped": {"all zero": 2}, "rejected": {"no <such>": 7}, "missing": ["Shard(1)"], "by_mesh": {"2x2": 4},
+        "by_placement": {"R, R": 1200, "S(0), <P>": 3},
+    }  # fmt: skip
+    page = operators_page([samples.sweep("torch", operator, samples.operator("g", "torch"))])
+    assert '<a href="#f-torch"><code>f</code></a>' in page
+    detail = page[page.index('<details id="f-torch">') : page.index('<details id="g-torch">')]
+    lines = [
+        "f</code> on torch: ok, 1,203 checks", "<li>f(x, &lt;y&gt;) in rules.a</li>", "<li>sample 0: 1,203 checks</li>",
+        "<li>not checked: all zero (2 samples)</li>", "<li>no &lt;such&gt; (7 placements)</li>", "<li>Shard(1)</li>",
+        "<li>2x2: 4</li>", "S(0), &lt;P&gt;", "R, R",
+    ]  # fmt: skip
+    places = [detail.index(line) for line in lines]
+    assert places == sorted(places)
+    assert "<table" not in page[page.index('<details id="g-torch">') :]

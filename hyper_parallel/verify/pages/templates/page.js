@@ -65,5 +65,13 @@ function filterable(table) {
   table.closest(".scroll").before(controls);
 }
 
+// A link to folded text unfolds it.
+const unfold = () => {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (target?.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+};
+addEventListener("hashchange", unfold);
+unfold();
+
 document.querySelectorAll("table[data-filter]").forEach(filterable);
 document.querySelectorAll("table[data-sort]").forEach(sortable);

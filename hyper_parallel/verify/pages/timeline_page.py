@@ -1,0 +1,130 @@
+"""The timeline of a world: what every rank did, compute and collectives, from its flight records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hyper_parallel.verify.pages import svg
+from hyper_parallel.verify.pages.render import render
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from markupsafe import Markup
+
+    from hyper_parallel.transport.flight_trace import Flight
+
+__all__ = ["timeline_page"]
+
+_WIDTH, _LEFT, _ROW, _BOTTOM = 480.0, 60.0, 26.0, 40.0
+_LEAST = 0.8
+"""Width of the shortest call, which would not be seen otherwise."""
+
+_TALL = 20
+_MILLI = 1e3
+
+_COLUMNS: tuple[Column | str, ...] = (
+    Column("rank", number=True, choice=True), Column("call", number=True), Column("operation", choice=True), "of",
+    Column("state", choice=True), Column("begins, ms", number=True), Column("takes, ms", number=True), "where",
+)  # fmt: skip
+
+
+def timeline_page(flight: Flight) -> str:
+    """Return a document: a row of bars per rank, the time per rank, and a table of every call.
+
+    Args:
+        flight: the records, of which each keeps the last calls of its rank.
+    """
+    raised = flight.raised()
+    difference = flight.difference()
+    return render(
+        "timeline.html",
+        title="Timeline",
+        footer="Written by hyper-parallel trace FOLDER --html FILE",
+        good=not raised and difference is None,
+        verdict=f"{len(raised)} of {flight.world_size} ranks raised" if raised else f"{flight.world_size} ranks",
+        difference=difference,
+        picture=_picture(flight),
+        shares=_shares(flight),
+        calls=_calls(flight),
+    )
+
+
+def _span(flight: Flight) -> tuple[float, float]:
+    """Return when the first call began and the last one ended."""
+    spans = [_times(call, record) for record in flight.records.values() for call in record["calls"]]
+    return min((start for start, _ in spans), default=0.0), max((end for _, end in spans), default=0.0)
+
+
+def _times(call: dict[str, Any], record: dict[str, Any]) -> tuple[float, float]:
+    """Return begin and end of a call; one that has not ended lasts until the record was written."""
+    end = record["written"] if call["ended"] is None else call["ended"]
+    return call["started"], max(call["started"], end)
+
+
+def _picture(flight: Flight) -> Markup:
+    begin, end = _span(flight)
+    scale = (_WIDTH - _LEFT - 10) / (end - begin or 1.0)
+    bottom = len(flight.records) * _ROW
+    parts = []
+    for row, (rank, record) in enumerate(sorted(flight.records.items())):
+        y = row * _ROW
+        parts.append(svg.text(_LEFT - 8, y + 17, f"rank {rank}", anchor="end"))
+        spans = [_times(call, record) for call in record["calls"]]
+        if spans:
+            first, last = min(start for start, _ in spans), max(stop for _, stop in spans)
+            ground = f"fill:{svg.colour('line')};fill-opacity:.5"
+            parts.append(svg.rect(_LEFT + (first - begin) * scale, y + 4, (last - first) * scale, _ROW - 8,
+                                  style=ground, hint="compute"))  # fmt: skip
+        for call, (start, stop) in zip(record["calls"], spans, strict=True):
+            hue = "one" if call["ended"] is not None else "bad"
+            hint = f"{call['text']} ({call['state']}), {(stop - start) * _MILLI:.2f} ms, at {call['site']}"
+            width = max(_LEAST, (stop - start) * scale)
+            parts.append(svg.rect(_LEFT + (start - begin) * scale, y + 4, width, _ROW - 8,
+                                  style=f"fill:{svg.colour(hue)}", hint=hint))  # fmt: skip
+    parts += [svg.text(_LEFT, bottom + 16, "0 ms", size=12, fill="quiet"),
+              svg.text(_WIDTH - 10, bottom + 16, f"{(end - begin) * _MILLI:.1f} ms", anchor="end", size=12,
+                       fill="quiet")]  # fmt: skip
+    return svg.picture(_WIDTH, bottom + _BOTTOM / 2, "calls of every rank over time", "", parts, fit=True)
+
+
+def _shares(flight: Flight) -> Markup:
+    heads: list[Column | str] = [
+        Column("rank", number=True), Column("collectives, ms", number=True), Column("compute, ms", number=True),
+        "longest",
+    ]  # fmt: skip
+    return table("Time of every rank between its first call and its last one", heads,
+                 [_share(rank, record) for rank, record in sorted(flight.records.items())])  # fmt: skip
+
+
+def _share(rank: int, record: dict[str, Any]) -> list[Value]:
+    spans = sorted(_times(call, record) for call in record["calls"])
+    busy, reached = 0.0, float("-inf")
+    for start, stop in spans:  # calls may overlap: asynchronous ones do
+        busy += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    whole = reached - spans[0][0] if spans else 0.0
+    seconds: dict[str, float] = defaultdict(float)
+    for call in record["calls"]:
+        start, stop = _times(call, record)
+        seconds[call["operation"]] += stop - start
+    longest = max(seconds, key=lambda operation: seconds[operation], default="no calls")
+    return [rank, _milliseconds(busy), _milliseconds(whole - busy), longest]
+
+
+def _calls(flight: Flight) -> Markup:
+    begin, _ = _span(flight)
+    rows: list[list[Value]] = []
+    for rank, record in sorted(flight.records.items()):
+        for call in record["calls"]:
+            start, stop = _times(call, record)
+            state = Cell(call["state"], kind="" if call["ended"] is not None else "bad")
+            rows.append([rank, call["number"], call["operation"], call["text"], state, _milliseconds(start - begin),
+                         _milliseconds(stop - start), call["site"]])  # fmt: skip
+    return table("Every recorded call", _COLUMNS, rows, search=True, tall=len(rows) > _TALL, empty="no calls")
+
+
+def _milliseconds(seconds: float) -> Cell:
+    return Cell(f"{seconds * _MILLI:.2f}", key=seconds)
