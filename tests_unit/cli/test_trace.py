@@ -27,6 +27,10 @@ def test_a_record_is_shown_and_converted(tmp_path, capsys):
         "--- rank 1: Traceback: here",
     ]
     assert json.loads(trace.read_text())["displayTimeUnit"] == "ms"
+    page = tmp_path / "out" / "timeline.html"
+    assert main(["trace", str(tmp_path), "--html", str(page)]) == 0
+    assert "1 of 2 ranks raised" in page.read_text()
+    assert capsys.readouterr().out.startswith("2 ranks\n")
     assert main(["trace", str(tmp_path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["world_size"], report["raised"], report["difference"]) == (2, {"1": "ValueError: boom"}, None)

@@ -35,6 +35,9 @@ def test_library_operators(platform_name, capsys, tmp_path):
         assert operator["checks"] == operator["ok"] > 10
         assert operator["public"] > 0
         assert set(operator["by_mesh"]) == {"2", "3"}
+        assert operator["rule"].startswith(f"{operator['op']}(")
+        assert sum(operator["by_sample"].values()) == operator["checks"]
+        assert sum(operator["by_placement"].values()) == operator["checks"]
     assert report["checks"] == sum(operator["checks"] for operator in report["operators"])
     assert json.loads(path.read_text()) == report
 

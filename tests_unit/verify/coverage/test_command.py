@@ -355,7 +355,9 @@ def test_what_other_commands_reported_becomes_pages(project, command):
     (reports / "operators-torch.json").write_text(json.dumps({"ok": True, "columns": ["forward"], "operators": []}))
     lists = {"kinds": {}, "operators": {}, "survivors": [], "equivalents": []}
     (reports / "mutation.json").write_text(json.dumps({**counts, **lists, "score": 0.0}))
+    (page.parent / "my-model.html").write_text("a page of another command")
     assert command("html")[0] == 0
+    assert '<a href="my-model.html">my model</a>' in page.read_text()
     assert '<a href="operators.html">' in page.read_text()
     assert '<a href="mutation.html">' in page.read_text()
     assert "no operator was checked" in (page.parent / "operators.html").read_text()
