@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.cli import (
     bench,
+    compare,
     completion,
     coverage,
     doctor,
@@ -108,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     verify_contract.add_parser(kinds)
     verify_bugs.add_parser(kinds)
     bench.add_parser(commands)
+    compare.add_parser(commands)
     completion.add_parser(commands, parser)
     coverage.add_parser(commands)
     doctor.add_parser(commands)

@@ -8,6 +8,7 @@ from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResu
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
+from hyper_parallel.verify.run_comparison import Change, Comparison
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 
@@ -139,3 +140,10 @@ def flight(*, error=None):
         for rank, calls in enumerate((first, second, []))
     }
     return Flight(3, records)
+
+
+def comparison():
+    """Two runs: one value is worse, one better, one new."""
+    header = {"date": "2026-01-02", "command": "hyper-parallel " + "x" * 90, "versions": {"torch": "2.13"}}
+    verdicts = ("worse", "better", "other")
+    return Comparison((header, {}), 4, tuple(Change(f"{'a' * 50}: checks", "3", "2", name) for name in verdicts))

@@ -9,6 +9,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.contract.results import ContractOutcome
 from hyper_parallel.verify.pages import layout_svg, page
 from hyper_parallel.verify.pages.bugs_page import bugs_page
+from hyper_parallel.verify.pages.comparison_page import comparison_page
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
@@ -17,7 +18,18 @@ from hyper_parallel.verify.pages.timeline_page import timeline_page
 
 pytestmark = [pytest.mark.slow]
 
-NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "corpus", "timeline", "pictures")
+NAMES = (
+    "model",
+    "diverged",
+    "ended",
+    "operators",
+    "mutation",
+    "contract",
+    "corpus",
+    "timeline",
+    "comparison",
+    "pictures",
+)
 
 OVERFLOW = """
 const wide = [...document.querySelectorAll("main *")].filter(
@@ -89,6 +101,7 @@ def pages(samples):
         "contract": contract_page([_outcome("torch"), _outcome("mindspore")], []),
         "corpus": bugs_page(samples.corpus()),
         "timeline": timeline_page(samples.flight()),
+        "comparison": comparison_page(samples.comparison()),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 

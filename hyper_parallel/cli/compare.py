@@ -1,0 +1,49 @@
+"""``hyper-parallel compare``: two reports of one command side by side, and what got worse."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Compare two reports of one command, such as last night's and this night's: JSON files that --report wrote, of verify
+ops, verify model, verify mutants or bench, or the gate.json of coverage gate. What got worse comes first; what the
+second report no longer has is worse, too. A time or ratio counts as changed from a quarter on.
+
+Exit status: 0 if nothing got worse, 1 if something did, 2 for invalid input."""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "compare",
+        help="two reports side by side: what got worse",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", metavar="BEFORE", help="the report of the first run")
+    parser.add_argument("after", metavar="AFTER", help="that of the second run")
+    parser.add_argument("--json", action="store_true", help="the comparison as JSON on stdout")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with both side by side")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison; return 0 if nothing got worse."""
+    from hyper_parallel.verify.run_comparison import compare_reports
+
+    can_be_written("--html", arguments.html)
+    comparison = compare_reports(Path(arguments.before), Path(arguments.after))
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.comparison_page import comparison_page
+
+        write_text(arguments.html, comparison_page(comparison), "--html")
+    print(report_json(comparison.json()) if arguments.json else comparison.text())
+    return 0 if comparison.ok else 1
