@@ -39,12 +39,13 @@ def timeline_page(flight: Flight) -> str:
     """
     raised = flight.raised()
     difference = flight.difference()
+    unfinished = sum(call["ended"] is None for record in flight.records.values() for call in record["calls"])
     return render(
         "timeline.html",
         title="Timeline",
         footer="Written by hyper-parallel trace FOLDER --html FILE",
-        good=not raised and difference is None,
-        verdict=f"{len(raised)} of {flight.world_size} ranks raised" if raised else f"{flight.world_size} ranks",
+        good=not raised and not unfinished and difference is None,
+        verdict=f"{len(raised)} of {flight.world_size} ranks raised, {unfinished} calls had not ended",
         difference=difference,
         picture=_picture(flight),
         shares=_shares(flight),

@@ -40,7 +40,7 @@ def test_every_call_is_a_bar_and_a_row(samples):
         "1000.00",
         "&lt;a&gt;.py:3",
     ]
-    assert '<div class="verdict good"><strong>3 ranks' in page
+    assert '<div class="verdict bad"><strong>0 of 3 ranks raised, 1 calls had not ended' in page
 
 
 def test_errors_and_differences_lead(samples):
@@ -55,4 +55,6 @@ def test_errors_and_differences_lead(samples):
 def test_a_world_without_calls_is_a_page():
     """Records without calls are said to have none."""
     records = {0: {"rank": 0, "world_size": 1, "written": 1.0, "error": None, "doing": "", "calls": []}}
-    assert "no calls" in timeline_page(Flight(1, records))
+    page = timeline_page(Flight(1, records))
+    assert "no calls" in page
+    assert '<div class="verdict good"><strong>0 of 1 ranks raised, 0 calls had not ended' in page
