@@ -10,6 +10,7 @@ from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
 from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
+from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["parallelize_module"]
 def parallelize_module(
     module: Any,
     device_mesh: DeviceMesh | None = None,
-    parallelize_plan: ParallelStyle | Mapping[str, Any] | None = None,
+    parallelize_plan: ParallelStyle | Mapping[str, Any] | str | None = None,
     *,
     src_data_rank: int | None = 0,
 ) -> Any:
@@ -39,7 +40,10 @@ def parallelize_module(
         module: the model.
         device_mesh: the mesh, by default the current one.
         parallelize_plan: one style for ``module`` itself, or styles by path; a segment of a path may be a glob
-            (``layers.*.fc1``), and ``""`` is the module itself.
+            (``layers.*.fc1``), and ``""`` is the module itself. A style may be a name in the convention of
+            Transformers: ``"colwise"``, ``"rowwise"``, ``"colwise_rep"``, ``"rowwise_rep"``, ``"sequence_parallel"``,
+            ``"replicate"``, ``"local_colwise"``, ``"local_rowwise"``, ``"local"``, ``"gather"``. ``"auto"`` is the plan
+            that a model of Transformers has itself (``tp_plan``, ``base_model_tp_plan``).
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
 
@@ -55,6 +59,7 @@ def parallelize_module(
         warnings.warn("parallelize_module: no parallelize_plan given; the module stays as it is", stacklevel=2)
         return module
     platform = platform_of_argument(module, "parallelize_module: module", module=True)
+    parallelize_plan = resolve_plan(module, parallelize_plan)
     name_modules(platform, module)
     report = check_plan(module, mesh, parallelize_plan)
     report.raise_problems()

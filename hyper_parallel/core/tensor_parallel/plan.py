@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.parameter_paths import describe_nearest, owners_by_parameter, path_matches
 from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
@@ -60,7 +61,7 @@ class PlanReport:
         raise (UnsupportedModuleError if self.unsupported else PlanError)("\n  - ".join([head, *lines]))
 
 
-def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
+def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any] | str) -> PlanReport:
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
@@ -69,7 +70,9 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
 
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
+        PlanError: (a ValueError) a style's name that does not exist.
     """
+    plan = resolve_plan(module, plan)
     platform = platform_of(module)
     size = device_mesh.shape[parallel_axis(device_mesh)]
     matched = matched_modules(module, plan)
