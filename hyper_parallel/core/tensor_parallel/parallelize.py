@@ -59,14 +59,14 @@ def parallelize_module(
         warnings.warn("parallelize_module: no parallelize_plan given; the module stays as it is", stacklevel=2)
         return module
     platform = platform_of_argument(module, "parallelize_module: module", module=True)
-    parallelize_plan = resolve_plan(module, parallelize_plan)
+    plan = resolve_plan(module, parallelize_plan)
     name_modules(platform, module)
-    report = check_plan(module, mesh, parallelize_plan)
+    report = check_plan(module, mesh, plan)
     report.raise_problems()
     for note in report.notes:
         warnings.warn(f"parallelize_module: {note}", stacklevel=2)
     with replacing_parameters(platform, module) as ties:
-        for match in matched_modules(module, parallelize_plan):
+        for match in matched_modules(module, plan):
             match.style.src_data_rank = src_data_rank
             match.style.apply(match.module, mesh)
             ties.restore()

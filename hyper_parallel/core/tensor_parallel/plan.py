@@ -72,15 +72,15 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
         TypeError: a plan that is neither a style nor a mapping to styles.
         PlanError: (a ValueError) a style's name that does not exist.
     """
-    plan = resolve_plan(module, plan)
+    styles = resolve_plan(module, plan)
     platform = platform_of(module)
     size = device_mesh.shape[parallel_axis(device_mesh)]
-    matched = matched_modules(module, plan)
+    matched = matched_modules(module, styles)
     misfits = _unsupported_modules(matched)
     fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]
     placed = _layouts_by_parameter(fitting)
     problems = [
-        *_unmatched(platform, module, plan, matched),
+        *_unmatched(platform, module, styles, matched),
         *misfits,
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
