@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.data_parallel import (
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         fully_shard as fully_shard,
+        global_mean as global_mean,
         no_sync as no_sync,
         replicate as replicate,
         set_requires_gradient_sync as set_requires_gradient_sync,
