@@ -8,6 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.platform.select import platform_named, value_and_grad
 from hyper_parallel.verify.simulate import simulate
 
@@ -139,3 +140,15 @@ def test_gradients_of_empty_shards_can_be_differentiated(placements):
     for results in simulate(_penalty, 3, platform="mindspore", args=(placements,)):
         for array, other in zip(results, wanted, strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tensor_of_pytorch_is_refused():
+    """The error names the argument and both frameworks; MindSpore would take the tensor as a constant."""
+    tensor = type("Tensor", (), {"__module__": "torch"})()
+    with pytest.raises(TypeError) as caught:
+        value_and_grad(lambda x, y: (x * y).sum())(np.ones(2), tensor)
+    assert isinstance(caught.value, HyperParallelError)
+    assert str(caught.value) == (
+        "value_and_grad ran on mindspore, and argument 1 is a Tensor of torch; on PyTorch call loss.backward() and "
+        "read .grad, and set HYPER_PARALLEL_PLATFORM=torch if both frameworks are imported"
+    )
