@@ -102,8 +102,22 @@ def value_and_grad(
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) on PyTorch, where ``loss.backward()`` does this.
+        ArgumentTypeError: (a TypeError) the returned function got a tensor of PyTorch, a constant to MindSpore.
     """
-    return get_platform().value_and_grad(fn, grad_position, weights, has_aux)
+    run = get_platform().value_and_grad(fn, grad_position, weights, has_aux)
+
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        for position, value in enumerate(args):
+            if framework_of(value) == "torch":
+                msg = (
+                    f"value_and_grad ran on mindspore, and argument {position} is a {type(value).__name__} of torch; "
+                    "on PyTorch call loss.backward() and read .grad, and set HYPER_PARALLEL_PLATFORM=torch if both "
+                    "frameworks are imported"
+                )
+                raise ArgumentTypeError(msg)
+        return run(*args, **kwargs)
+
+    return differentiated
 
 
 @contextmanager

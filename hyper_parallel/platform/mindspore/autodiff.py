@@ -14,8 +14,6 @@ import mindspore
 
 from hyper_parallel.core.dtensor.deferred_gradients import DeferredGradient, add_deferred, clear_deferred, get_deferred
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.errors import ArgumentTypeError
-from hyper_parallel.platform.select import framework_of
 
 __all__ = ["DIFFERENTIATED", "value_and_grad"]
 
@@ -40,13 +38,11 @@ def value_and_grad(
 
     Returns:
         a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
-        Inside ``defer_grad_reduce()`` the gradients of ``weights`` are ``Partial``. It raises an
-        :class:`.ArgumentTypeError` (a TypeError) if an argument is a tensor of PyTorch.
+        Inside ``defer_grad_reduce()`` the gradients of ``weights`` are ``Partial``.
     """
     run = mindspore.value_and_grad(_with_reduced_outputs(fn), grad_position, weights, has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        _refuse_other_framework(args)
         with _differentiating_by(weights):
             value, grads = run(*args, **kwargs)
             if weights is None:
@@ -56,18 +52,6 @@ def value_and_grad(
             return value, (grads[0], _with_deferred(grads[1], weights))
 
     return differentiated
-
-
-def _refuse_other_framework(args: tuple[Any, ...]) -> None:
-    """Refuse tensors of PyTorch, which MindSpore passes through as constants."""
-    for position, value in enumerate(args):
-        if framework_of(value) == "torch":
-            msg = (
-                f"value_and_grad ran on mindspore, and argument {position} is a {type(value).__name__} of torch; on "
-                "PyTorch call loss.backward() and read .grad, and set HYPER_PARALLEL_PLATFORM=torch if both "
-                "frameworks are imported"
-            )
-            raise ArgumentTypeError(msg)
 
 
 @contextmanager
