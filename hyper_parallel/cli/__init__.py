@@ -28,6 +28,7 @@ from hyper_parallel.cli import (
     verify_redistribute,
 )
 from hyper_parallel.cli.arguments import Parser, UsageError
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.verify.run_header import command_line, library_version
@@ -126,6 +127,6 @@ def _report_error(arguments: argparse.Namespace, text: str, what: str) -> None:
 
 
 def _print_error(command: str, text: str, what: str, *, as_json: bool) -> None:
-    print(f"{command}: {what}: {text}", file=sys.stderr)
+    print(coloured(f"{command}: {what}: {text}", sys.stderr), file=sys.stderr)
     if as_json:
         print(json.dumps({"ok": False, what: text}))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
 
@@ -126,5 +127,6 @@ def _report_error(arguments: argparse.Namespace, result: Any) -> int:
     if arguments.json:
         print(report_json(result.json()))
     else:
-        print(result.text(), file=sys.stdout if result.ok else sys.stderr)
+        stream = sys.stdout if result.ok else sys.stderr
+        print(coloured(result.text(), stream), file=stream)
     return 0 if result.ok else 1

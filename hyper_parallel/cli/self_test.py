@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hyper_parallel._text import first_line
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -69,4 +70,4 @@ def _print(row: dict[str, Any]) -> None:
     state = "as expected" if row["caught"] else "MISSED"
     what = f"{row['name']} on {row['platform']} ({row['launch']})"
     message = row["message"] if not row["caught"] else first_line(row["message"])
-    print(f"{state:11}  {row['seconds']:5.1f} s  {what}: {message}", flush=True)
+    print(coloured(f"{state:11}  {row['seconds']:5.1f} s  {what}: {message}"), flush=True)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -59,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
             report.results.append(run_bug(bug))
             progress.finish()
             if not arguments.json:
-                print(report.results[-1].text(), flush=True)
+                print(coloured(report.results[-1].text()), flush=True)
     except KeyboardInterrupt:
         progress.clear()
         report.note = f"partial report: {len(report.results)} of {len(bugs)} bugs finished"
         _write(arguments, report)
         raise KeyboardInterrupt(report.text()) from None
     _write(arguments, report)
-    print(report_json(report.json()) if arguments.json else report.text())
+    print(report_json(report.json()) if arguments.json else coloured(report.text()))
     return 0 if report.ok else 1
 
 

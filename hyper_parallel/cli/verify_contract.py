@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
@@ -102,6 +103,6 @@ def _run_jobs(
             if arguments.report is not None:
                 done[-1].write(Path(arguments.report))
             if not arguments.json:
-                print(done[-1].text(), flush=True)
+                print(coloured(done[-1].text()), flush=True)
     finally:
         progress.clear()

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, seed, whole
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             done.append(job())
             progress.finish()
             if not arguments.json:
-                print(done[-1].text(), end="\n\n", flush=True)
+                print(coloured(done[-1].text()), end="\n\n", flush=True)
     except KeyboardInterrupt:
         progress.clear()
         line = _partial(done, len(jobs))
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(report_json(_document(done)))
     else:
-        print(_summary(done))
+        print(coloured(_summary(done)))
     return 0 if done and all(report.ok for report in done) else 1
 
 

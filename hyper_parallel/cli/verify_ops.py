@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import seed
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             _add(report, operator_report)
             progress.finish()
             if not operator_report.holds and not arguments.json:
-                print(operator_report.text(), end="\n\n", flush=True)
+                print(coloured(operator_report.text()), end="\n\n", flush=True)
     except KeyboardInterrupt:
         progress.clear()
         report.interrupted = "interrupted; the rest was not verified"
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     _write(arguments, report)
-    print(report_json(report.json()) if arguments.json else f"{report.text()}\nseed {arguments.seed}")
+    print(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
     return 0 if report.ok else 1
 
 

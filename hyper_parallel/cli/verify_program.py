@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, real, seed, whole
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_first_rank():
         return report.status
     _write(arguments.report, report)
-    print(report_json(report.to_json()) if arguments.json else report.text())
+    print(report_json(report.to_json()) if arguments.json else coloured(report.text()))
     return report.status
 
 

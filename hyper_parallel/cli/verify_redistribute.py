@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.arguments import seed
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import mesh_sizes
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed))
             progress.finish()
             if not arguments.json:
-                print(done[-1].text(), flush=True)
+                print(coloured(done[-1].text()), flush=True)
     except KeyboardInterrupt:
         progress.clear()
         line = f"partial report: {len(done)} of {len(jobs)} meshes finished; the rest was not verified"
