@@ -55,6 +55,10 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
     subparser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda", "npu"),
+        help="where both models are: simulated ranks share one card, processes have one each (default: cpu)",
+    )  # fmt: skip
+    subparser.add_argument(
         "--steps", type=whole(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
     subparser.add_argument(
@@ -130,7 +134,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed, harden=arguments.harden,
+                    seed=arguments.seed, harden=arguments.harden, **_device(arguments),
                 ),
             )  # fmt: skip
 
@@ -158,9 +162,14 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype or "float64"),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                        seed=arguments.seed, harden=arguments.harden,
+                        seed=arguments.seed, harden=arguments.harden, **_device(arguments),
                     ),
                 )  # fmt: skip
+
+
+def _device(arguments: argparse.Namespace) -> dict[str, str]:
+    """The argument for a run on a card; none for a run on CPU."""
+    return {} if arguments.device == "cpu" else {"device": arguments.device}
 
 
 def platforms(asked: str | None) -> list[str]:

@@ -26,7 +26,7 @@ from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify import launch_worker
-from hyper_parallel.verify.simulate import require_ranks
+from hyper_parallel.verify.simulate import on_platform, require_device, require_ranks
 
 __all__ = ["launch"]
 
@@ -44,6 +44,7 @@ def launch(
     args: Sequence[Any] = (),
     *,
     timeout: float = 300.0,
+    device: str = "cpu",
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a world of real processes.
 
@@ -57,14 +58,17 @@ def launch(
         platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the processes are ended and the error shows every rank's stack.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on card i. More ranks than
+            cards share them, and communicate over gloo through host memory.
 
     Returns:
         the results in rank order.
 
     Raises:
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        ValueError: the world size is none, or more than one machine has, the platform is unknown, or the timeout is no
-            time.
+        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
+        ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
+            timeout is no time.
     """
     require_ranks(world_size)
     timeout = positive_seconds(timeout, f"timeout={timeout!r}")
@@ -72,9 +76,11 @@ def launch(
     if platform not in FRAMEWORKS:
         msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
         raise ValueError(msg)
+    require_device(device, platform)
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
         folder = Path(name)
-        _write_task(folder, fn, args, world_size)
+        _write_task(folder, fn, args, world_size, platform, device)
+        (folder / launch_worker.DEVICE).write_text(device)
         server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
         world = _Torchrun(folder, world_size) if platform == "torch" else _Processes(folder, world_size)
         try:
@@ -159,8 +165,11 @@ class _Processes:
         end_processes(self._processes)
 
 
-def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
-    body = pack((fn, tuple(args)), fn)
+def _write_task(
+    folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int, platform: str, device: str
+) -> None:
+    task_of_rank = (fn, tuple(args)) if device == "cpu" else (on_platform, (platform, device, fn, *args))
+    body = pack(task_of_rank, fn)
     measurement = current_measurement(until_sigterm=False)  # a rank that is ended writes down where it was
     task = RankTask(-1, world_size, body, None, search_path(), str(Path.cwd()), measurement=measurement)
     (folder / "launcher").write_text(str(os.getpid()))

@@ -19,14 +19,18 @@ from hyper_parallel.transport.coordinator_server import connect
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
+from hyper_parallel.transport.processes import rehearsed_engine
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
 
-__all__ = ["SOCKET", "serve"]
+__all__ = ["DEVICE", "SOCKET", "serve"]
 
 SOCKET = "line"
 """Name of the coordinator's socket in the folder of a world."""
+
+DEVICE = "device"
+"""Name of the file that names the device of a world."""
 
 _FOLLOW_SECONDS = 1.0
 
@@ -78,10 +82,11 @@ def _run(folder: Path, rank: int, platform: str) -> RankReport:
 
 def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
     try:
-        from hyper_parallel.transport.c10d import start_gloo  # gloo comes with PyTorch, for both frameworks
+        from hyper_parallel.transport.c10d import start_world  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    real = start_gloo(rank, world_size, "env://" if platform == "torch" else f"file://{folder / 'store'}")
+    method = "env://" if platform == "torch" else f"file://{folder / 'store'}"
+    real = start_world((folder / DEVICE).read_text(), rank, world_size, method, rehearsed_engine())
     transport = guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
     if platform == "mindspore":
         import_module("hyper_parallel.transport.mindspore").seed_rank()

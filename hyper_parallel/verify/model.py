@@ -94,6 +94,7 @@ def verify_model(
     name: str | None = None,
     seed: int = 0,
     harden: bool = False,
+    device: str = "cpu",
 ) -> ModelReport:
     """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
 
@@ -113,6 +114,7 @@ def verify_model(
             the same numbers.
         harden: change what hides errors: axes of equal sizes, rows that divide evenly, one step, constant parameters.
             A change under which ranks fail is taken back, and listed. Without it, what hides errors is listed only.
+        device: ``cpu``, ``cuda`` or ``npu``: where both models are; see :func:`simulate` and :func:`launch`.
 
     Returns:
         every comparison, the first divergence, losses, and the collectives of each module. A rank that raises or dies
@@ -132,6 +134,8 @@ def verify_model(
     tries, number = attempts(axes, steps) if harden else ([Attempt(tuple(mesh_shape))], steps)
     report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
+    if device != "cpu":
+        report.settings["device"] = device
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()
@@ -142,10 +146,10 @@ def verify_model(
     for attempt in tries:
         report.axes = dict(zip(mesh_names, attempt.shape, strict=True))
         report.mesh = " x ".join(f"{axis}={size}" for axis, size in report.axes.items())
-        arguments = (*functions, attempt, tuple(mesh_names), number, fault, seed)
+        arguments = (*functions, attempt, tuple(mesh_names), number, fault, seed, device)
         try:
             with _operator_threads(platform, launch):
-                ranks = world(_run, math.prod(attempt.shape), platform, arguments, timeout=_TIMEOUT)
+                ranks = world(_run, math.prod(attempt.shape), platform, arguments, timeout=_TIMEOUT, device=device)
         except RankFailedError as error:
             summary = error_summary(error.__cause__ or error)
             if attempt is not tries[-1]:
@@ -182,6 +186,7 @@ def verify_scenario(
     inject: str | None = None,
     seed: int = 0,
     harden: bool = False,
+    device: str = "cpu",
 ) -> ModelReport:
     """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
@@ -196,6 +201,7 @@ def verify_scenario(
         name=scenario.name,
         seed=seed,
         harden=harden,
+        device=device,
     )
 
 
@@ -207,8 +213,9 @@ def _run(  # simulated ranks share their arguments: each gets a fault of its own
     steps: int,
     fault: Fault | None,
     seed: int,
+    device: str,
 ) -> RankResult:
-    return run_rank(make_case, make_plan, attempt, names, steps, copy.copy(fault), seed)
+    return run_rank(make_case, make_plan, attempt, names, steps, copy.copy(fault), seed, device)
 
 
 def _operator_threads(platform: str, launch: str) -> contextlib.AbstractContextManager[Any]:

@@ -6,10 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.platform.select import FRAMEWORKS, default_framework, use_platform
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.select import FRAMEWORKS, default_framework, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 
-__all__ = ["MOST_RANKS", "require_ranks", "simulate"]
+__all__ = ["DEVICES", "MOST_RANKS", "on_platform", "require_device", "require_ranks", "simulate"]
+
+DEVICES = ("cpu", "cuda", "npu")
+"""What ranks may compute on."""
 
 MOST_RANKS = 1024
 """Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""
@@ -23,6 +27,7 @@ def simulate(
     *,
     timeout: float | None = None,
     own_modules: bool = False,
+    device: str = "cpu",
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a simulated world.
 
@@ -40,6 +45,7 @@ def simulate(
             HP_RANK_TIMEOUT, or 60 without it.
         own_modules: whether each thread rank imports its own copies of modules that are neither installed nor imported
             yet, so that their module-level state is not shared; rank processes always do.
+        device: ``cpu``, or ``cuda`` or ``npu``: ranks make their tensors on it, and all share the current card.
 
     Returns:
         the results in rank order.
@@ -47,21 +53,23 @@ def simulate(
     Raises:
         RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
             maps ranks to their exceptions and ``__cause__`` is the first of them.
-        ValueError: the world size is none, or more than one machine has, the platform is unknown, or the timeout is no
-            time.
+        UnsupportedOnBackend: the framework sees no such card, or its simulated ranks run on CPU only.
+        ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
+            timeout is no time.
     """
     timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
     require_ranks(world_size)
     platform = platform or default_framework()
+    require_device(device, platform)
     if platform == "torch":
         from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported
 
-        body = functools.partial(_on_platform, platform, fn, *args)
+        body = functools.partial(on_platform, platform, device, fn, *args)
         return run_ranks(body, world_size, timeout, own_modules=own_modules)
     if platform == "mindspore":
         from hyper_parallel.transport.simulated_processes import run_processes
 
-        return run_processes(_on_platform, (platform, fn, *args), world_size, timeout)
+        return run_processes(on_platform, (platform, device, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
 
@@ -80,7 +88,25 @@ def require_ranks(world_size: int) -> None:
         raise ValueError(msg)
 
 
-def _on_platform(platform: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one."""
-    with use_platform(platform):
+def require_device(device: str, platform: str) -> None:
+    """Check that ranks of ``platform`` can run on ``device`` here.
+
+    Raises:
+        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
+        ValueError: ``device`` is none that is known.
+    """
+    if device not in DEVICES:
+        msg = f"device is {device!r}; it must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+        raise ValueError(msg)
+    if device == "cpu":
+        return
+    if platform == "mindspore":
+        msg = f"--device {device}: ranks of MindSpore are started on cpu only; use --device cpu, or --platform torch"
+        raise UnsupportedOnBackend(msg)
+    platform_named(platform).on_device(device)
+
+
+def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, and its tensors on ``device``."""
+    with use_platform(platform), platform_named(platform).on_device(device):
         return fn(*args)

@@ -72,6 +72,7 @@ def run_rank(
     steps: int,
     fault: Fault | None,
     seed: int = 0,
+    device: str = "cpu",
 ) -> RankResult:
     """Train both models on this rank for ``steps`` steps, and compare everything after each.
 
@@ -83,6 +84,7 @@ def run_rank(
         steps: at least one.
         fault: injected into the parallel run, if any.
         seed: of all random numbers that the harness and the frameworks draw.
+        device: ``cpu``, ``cuda`` or ``npu``; both models are on it.
 
     Raises:
         InputError: SPEC, PLAN or the fault cannot be verified.
@@ -90,7 +92,7 @@ def run_rank(
     platform = current_platform()
     platform.seed(seed)
     case = as_case(make_case())
-    mesh = init_device_mesh("cpu", attempt.shape, mesh_dim_names=mesh_names)
+    mesh = init_device_mesh(device, attempt.shape, mesh_dim_names=mesh_names)
     plan = as_plan(make_plan(mesh), mesh.names)
     look = CaseLook(platform, attempt, dict(zip(mesh_names, attempt.shape, strict=True)), seed)
     case = look.case(case, plan)

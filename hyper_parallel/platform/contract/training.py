@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.modules import ModulesFacet
 
 __all__ = [
@@ -223,6 +224,23 @@ class TrainingFacet(ModulesFacet):
             model: whose dropout layers are meant, where functions cannot be intercepted.
             place: returns mesh, placements and global shape of a plain tensor; called before each draw.
         """
+
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """Inside this context, new tensors are on ``device_type``; backward passes stay on their thread.
+
+        Args:
+            device_type: ``cpu``, which changes nothing, or the type of the process's card.
+
+        Raises:
+            UnsupportedOnBackend: this process has no such card.
+        """
+        if device_type not in ("cpu", self.device_type()):
+            msg = (
+                f"--device {device_type}: {self.platform_type} sees no such card here, only {self.device_type()}; "
+                f"check the driver and the build of the framework for {device_type}, or use --device cpu"
+            )
+            raise UnsupportedOnBackend(msg)
+        return nullcontext()
 
     def single_threaded(self) -> AbstractContextManager[Any]:
         """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""

@@ -129,6 +129,11 @@ class TorchTraining(TrainingFacet):
         del model
         return IndexedDraws(place)
 
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """See :meth:`TrainingFacet.on_device`; on CPU, factories are left alone."""
+        plain = super().on_device(device_type)
+        return plain if device_type == "cpu" else _on_device(device_type)
+
     @contextmanager
     def single_threaded(self) -> Iterator[None]:
         """``set_num_threads``; threads that start inside follow."""
@@ -166,3 +171,10 @@ class TorchTraining(TrainingFacet):
         for path, module in model.named_modules():
             module.register_forward_hook(after(path))
         return lambda: changed[0] if changed else None
+
+
+@contextmanager
+def _on_device(device_type: str) -> Iterator[None]:
+    """Factories make tensors of the card; the thread of a rank, which knows its world, also runs the backward pass."""
+    with torch.device(device_type), torch.autograd.set_multithreading_enabled(mode=False):
+        yield
