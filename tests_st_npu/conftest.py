@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
+from hyper_parallel.pytest_plugin.capability import count_cards
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
 _SIZES = (1, 2, 4, 8)
@@ -46,4 +47,15 @@ def on_processor(request):
     """Skip a test whose ranks cannot run on a card yet; it runs on CPU."""
     device = request.config.getoption("hp_device")
     if device != "cpu":
-        skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts its ranks on CPU only, not on {device}")
+        skip_without(SkipReason.NO_TRANSPORT, f"the suite of collectives takes tensors of the host, none of {device}")
+
+
+@pytest.fixture
+def suite_device(request, platform_name):
+    """The device of this run; skips a test that cannot have ranks there. Ranks share cards where there are fewer."""
+    device = request.config.getoption("hp_device")
+    if device != "cpu" and platform_name == "mindspore":
+        skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts ranks of MindSpore on CPU only, not on {device}")
+    if not count_cards(device):
+        skip_without(SkipReason.NO_CARD, f"there is no {device} card")
+    return device

@@ -6,11 +6,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
+from hyper_parallel.transport.processes import ENGINE_VARIABLE
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -40,6 +42,48 @@ for masks in worlds:
 print("worlds compared:", len(worlds))
 """
 
+_SCENARIO = """
+from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.scenarios import scenario_named
+
+for launch in ("simulated", "processes"):
+    report = verify_scenario(scenario_named("3-rms-untied"), platform="torch", launch=launch, steps=1, device="npu")
+    assert report.ok, report
+    print(launch, sum(report.counts.values()), report.settings["device"])
+report = verify_scenario(
+    scenario_named("3-rms-untied"), platform="torch", steps=1, inject="drop-allreduce", device="npu"
+)
+print("fault found:", not report.ok and report.error == "" and sum(report.counts.values()) > 0)
+"""
+_COLLECTIVES = """
+from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.serialization import pack
+
+
+def on_card():
+    import torch
+
+    from hyper_parallel.transport.base import active_transport
+
+    transport, ranks = active_transport(), (0, 1, 2)
+    x = torch.arange(3.0, device="npu") + transport.rank
+    total = transport.all_reduce(x, "sum", ranks)
+    parts = transport.all_gather(x, ranks, [(3,)] * 3)
+    started = transport.start("all_reduce", x, "max", ranks).wait()
+    torch.distributed.all_reduce(x)
+    devices = sorted({str(y.device) for y in (total, *parts, started, x)})
+    return transport.backend, devices, total.tolist(), [y.tolist() for y in parts], started.tolist(), x.tolist()
+
+
+run = run_launched(pack((on_card, ()), on_card), 3, "torch", 60.0, "npu")
+assert run.failure is None, run.failure
+for rank, (engine, devices, *values) in enumerate(run.results):
+    assert devices == [f"npu:{rank % 2}"], devices
+    parts = [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
+    assert values == [[3.0, 6.0, 9.0], parts, [2.0, 3.0, 4.0], [3.0, 6.0, 9.0]], values
+print(*{engine for engine, *_ in run.results})
+"""
+
 
 @pytest.fixture(scope="session")
 def rehearsal(request):
@@ -59,7 +103,31 @@ def rehearsal(request):
 
 def test_simulated_ranks_have_masks_of_their_own_on_a_shared_card(rehearsal):
     """Dropout on a card that all simulated ranks share gives each rank the mask that it draws alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MASKS], env=rehearsal, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "worlds compared: 3\n"), done.stderr
+    assert _printed(_MASKS, rehearsal) == "worlds compared: 3\n"
+
+
+def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
+    """Simulated ranks share the card, three processes share two; all values are compared, a fault is found."""
+    assert _printed(_SCENARIO, rehearsal).splitlines() == [
+        "simulated 624 npu; simulated ranks share one card",
+        "processes 624 npu; ranks share cards if there are fewer",
+        "fault found: True",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["", "hccl"])
+def test_ranks_that_share_cards_communicate(rehearsal, engine):
+    """Three processes on two cards exchange tensors of their cards, staged over gloo, and under the rules of HCCL."""
+    assert _printed(_COLLECTIVES, {**rehearsal, ENGINE_VARIABLE: engine}) == f"{engine or 'staged'}\n"
+
+
+def _printed(program, environment):
+    """What a program prints in a process of its own that has the rehearsal's cards."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

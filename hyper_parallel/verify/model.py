@@ -135,7 +135,8 @@ def verify_model(
     report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
     if device != "cpu":
-        report.settings["device"] = device
+        shared = "simulated ranks share one card" if launch == "simulated" else "ranks share cards if there are fewer"
+        report.settings["device"] = f"{device}; {shared}"
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()

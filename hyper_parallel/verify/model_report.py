@@ -196,6 +196,8 @@ class ModelReport:
             lines.append(f"  loss per step: {', '.join(f'{loss:.9g}' for loss in self.losses)}")
         if "seed" in self.settings:
             lines.append(f"  seed: {self.settings['seed']}")
+        if "device" in self.settings:
+            lines.append(f"  device: {self.settings['device']}")
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
         lines.extend(f"  not compared: {line}" for line in self.skipped)

@@ -98,10 +98,23 @@ def run_rank(
     case = look.case(case, plan)
     reference = SingleDeviceRun(platform, case, seed, look.weights)
     model = build_model(platform, case, seed)
+    _check_device(platform.parameters_dict(model), device)
     platform.load_arrays(model, reference.state)
     random.manual_seed(seed)
     result = _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
     return replace(result, hardened=look.changes, blind=look.blind)
+
+
+def _check_device(parameters: dict[str, Any], device: str) -> None:
+    """Raise an InputError if the model is not on the device that the run is to verify; CPU is not checked."""
+    elsewhere = [path for path, value in parameters.items() if device not in ("cpu", value.device.type)]
+    if elsewhere:
+        kind = parameters[elsewhere[0]].device.type
+        msg = (
+            f"SPEC: parameter {elsewhere[0]} is on {kind}, and --device is {device}, so nothing would be verified "
+            "there; make it without naming a device"
+        )
+        raise InputError(msg)
 
 
 @dataclass(frozen=True)

@@ -341,3 +341,31 @@ def test_interrupt_of_a_real_run(tmp_path):
     assert error == (
         "hyper-parallel: interrupted: partial report: 0 of 1 runs finished, 0 of them held; the rest was not verified\n"
     )
+
+
+@pytest.mark.platforms("torch")
+def test_a_device_is_handed_on(runs, monkeypatch):
+    """``--device`` reaches the run; without it nothing is said about devices."""
+    asked = []
+
+    def verify(scenario, **options):
+        asked.append(options.get("device"))
+        return report_that_held(scenario, **options)
+
+    monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
+    command = ["verify", "model", "--platform", "torch", "--scenario", "3-rms-untied"]
+    assert main([*command, "--device", "npu"]) == main(command) == 0
+    assert asked == ["npu", None]
+    assert runs == []
+
+
+@pytest.mark.platforms("torch")
+def test_a_device_that_is_not_there_has_exit_status_2(capsys, monkeypatch):
+    """A card that the framework does not see is bad input: one line."""
+    from hyper_parallel.platform.select import platform_named
+
+    monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "cpu")
+    command = ["verify", "model", "--platform", "torch", "--scenario", "3-rms-untied", "--device", "npu"]
+    assert main(command) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("hyper-parallel: error: --device npu: torch sees no such card here, only cpu; check the")

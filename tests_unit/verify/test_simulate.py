@@ -175,3 +175,39 @@ def test_a_world_is_no_larger_than_one_machine_serves(world_size):
     says = "at most 1024 ranks" if world_size == 1025 else "at least one rank"
     with pytest.raises(ValueError, match=f"world_size is {world_size}; a world .*{says}"):
         simulate(everyone, world_size)
+
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
+    """No world is started on a card that the framework does not see, nor on CPU in its place."""
+    from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.platform.select import platform_named
+    from hyper_parallel.verify import launch
+
+    monkeypatch.setattr(type(platform_named(platform_name)), "device_type", lambda _: "cpu")
+    texts = {
+        "torch": "--device cuda: torch sees no such card here, only cpu; check the driver and the build of the "
+        "framework for cuda, or use --device cpu",
+        "mindspore": "--device cuda: ranks of MindSpore are started on cpu only; use --device cpu, or --platform torch",
+    }
+    for start in (simulate, launch):
+        with pytest.raises(UnsupportedOnBackend) as caught:
+            start(print, 2, platform_name, device="cuda")
+        assert str(caught.value) == texts[platform_name]
+        with pytest.raises(ValueError, match=r"^device is 'gpu'; it must be cpu, cuda or npu$"):
+            start(print, 2, platform_name, device="gpu")
+
+
+@pytest.mark.platforms("torch")
+def test_ranks_make_their_tensors_on_the_device(monkeypatch):
+    """Factories follow the device; a backward pass stays on the rank's thread, which knows its world."""
+    import torch
+
+    from hyper_parallel.platform.select import platform_named
+
+    monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "meta")
+    with platform_named("torch").on_device("meta"):
+        assert torch.nn.Linear(2, 3).weight.device.type == "meta"
+        assert not torch.autograd.is_multithreading_enabled()
+    assert torch.autograd.is_multithreading_enabled()
+    assert torch.ones(1).device.type == "cpu"

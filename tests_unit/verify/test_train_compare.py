@@ -302,3 +302,19 @@ def test_sizes_that_a_first_forward_infers():
             platform="torch",
         )  # fmt: skip
     assert str(caught.value).startswith("SPEC: the first forward of the model, which infers sizes, ")
+
+
+@pytest.mark.platforms("torch")
+def test_a_model_that_is_not_on_the_device_is_refused():
+    """A run on a card whose model names another device would verify nothing there."""
+    from types import SimpleNamespace
+
+    from hyper_parallel.verify.train_compare import _check_device
+
+    parameters = {
+        "a": SimpleNamespace(device=SimpleNamespace(type="npu")),
+        "b": SimpleNamespace(device=SimpleNamespace(type="cpu")),
+    }
+    _check_device(parameters, "cpu")
+    with pytest.raises(InputError, match=r"^SPEC: parameter b is on cpu, and --device is npu, so nothing would be"):
+        _check_device(parameters, "npu")
