@@ -107,7 +107,9 @@ def run_rank(
 
 def _check_device(parameters: dict[str, Any], device: str) -> None:
     """Raise an InputError if the model is not on the device that the run is to verify; CPU is not checked."""
-    elsewhere = [path for path, value in parameters.items() if device not in ("cpu", value.device.type)]
+    if device == "cpu":
+        return
+    elsewhere = [path for path, value in parameters.items() if value.device.type != device]
     if elsewhere:
         kind = parameters[elsewhere[0]].device.type
         msg = (
