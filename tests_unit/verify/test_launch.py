@@ -202,6 +202,7 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = RankTask(0, 2, b"", None, [*sys.path], str(tmp_path))
     (tmp_path / "task").write_bytes(pickle.dumps(task))
+    (tmp_path / launch_worker.DEVICE).write_text("cpu")
     report = launch_worker._run(tmp_path, 0, "torch")
     assert report.how == "raised"
     assert "MASTER_ADDR" in report.trace
