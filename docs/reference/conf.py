@@ -27,8 +27,8 @@ nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|enum|hyper_parallel|pathlib)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
-    ("py:class", "AbstractContextManager|Cause|Dispatcher|Names|OpCall|ParameterLayout|Path|RecordLog|TensorCheck"),
-    ("py:class", "Ranks|Training|Transport"),
+    ("py:class", "AbstractContextManager|Cause|Dispatcher|Names|OpCall|ParameterLayout|Part|Path|RecordLog"),
+    ("py:class", r"Ranks|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"
 html_title = "hyper-parallel"
