@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.deferred_gradients import deferral_hook
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, own_placements
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
 from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import (
@@ -26,7 +26,7 @@ from hyper_parallel.errors import (
     PlacementError,
     ShardMismatchError,
 )
-from hyper_parallel.platform.select import platform_of, platform_of_argument
+from hyper_parallel.platform.select import framework_of, platform_named, platform_of, platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
@@ -318,6 +318,8 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
         msg = "device_mesh: none was given and there is no current mesh; pass one, or use 'with mesh:'"
         raise MeshError(msg)
     untyped: object = mesh  # callers may not be type-checked
+    if not isinstance(untyped, DeviceMesh) and (framework := framework_of(untyped)):
+        untyped = platform_named(framework).own_mesh(untyped)
     if not isinstance(untyped, DeviceMesh):
         msg = f"device_mesh must be a DeviceMesh, got {type(untyped).__name__}; init_device_mesh makes one"
         raise ArgumentTypeError(msg)
@@ -336,7 +338,7 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> 
         PlacementError: there is not one placement per axis.
         LayoutError: a placement that is neither Partial(sum) of a replicated axis nor the dual.
     """
-    grad_placements = tuple(grad_placements)
+    grad_placements = own_placements(tuple(grad_placements))
     if len(grad_placements) != layout.mesh.ndim:
         msg = (
             f"{where}: {len(grad_placements)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"

@@ -25,6 +25,7 @@ from hyper_parallel.core.dtensor.placements import (
     check_placement_count,
     from_aliases,
     from_placements,
+    own_placements,
     partials_of,
     public_placements,
 )
@@ -172,6 +173,7 @@ class Layout:
         Raises:
             LayoutError: (a ValueError) aliases or placements that do not fit the mesh.
         """
+        aliases = own_placements(aliases)
         if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and are_placements(aliases[0]):
             placements = tuple(aliases[0])
             check_placement_count(self.mesh, placements)
@@ -381,6 +383,7 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
         _check_mesh(mesh, placements)
         placed = placements.of_ndim(ndim)
         return placed.dim_axes, placed.partials
+    placements = own_placements(placements)
     if isinstance(placements, Placement):
         placements = (placements,)
     if are_placements(placements):

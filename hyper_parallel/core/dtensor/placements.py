@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import LayoutError, PlacementError
+from hyper_parallel.platform.select import framework_of, platform_named
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -28,6 +29,7 @@ __all__ = [
     "check_placement_count",
     "from_aliases",
     "from_placements",
+    "own_placements",
     "partials_of",
     "public_placements",
 ]
@@ -160,6 +162,22 @@ class Partial(Placement):
     def __repr__(self) -> str:
         """``Partial(sum)``."""
         return f"Partial({self.reduce_op})"
+
+
+def own_placements(placements: Any) -> Any:
+    """Return placements with those of PyTorch's DTensor, also inside lists, tuples and dicts, as this library's own.
+
+    Raises:
+        UnsupportedOperatorError: only PyTorch has such a placement.
+    """
+    if isinstance(placements, (Placement, str)) or placements is None:
+        return placements
+    if type(placements) in (list, tuple):
+        return type(placements)(map(own_placements, placements))
+    if type(placements) is dict:
+        return {name: own_placements(value) for name, value in placements.items()}
+    framework = framework_of(placements)
+    return platform_named(framework).own_placement(placements) if framework else placements
 
 
 def are_placements(placements: Any) -> bool:

@@ -159,6 +159,18 @@ class Platform(
         msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got a {type(tensor).__name__}"
         raise UnsupportedOnBackend(msg)
 
+    def own_mesh(self, mesh: Any) -> Any:
+        """Return a mesh of the framework as a DeviceMesh of this library; other values as they are."""
+        return mesh
+
+    def own_placement(self, placement: Any) -> Any:
+        """Return a placement of the framework as one of this library; other values as they are.
+
+        Raises:
+            UnsupportedOperatorError: only the framework has such a placement.
+        """
+        return placement
+
     def value_and_grad(self, fn: Callable[..., Any], *options: Any) -> Callable[..., tuple[Any, Any]]:
         """Return the framework's ``value_and_grad`` of ``fn``, with gradients of DTensors as DTensors.
 

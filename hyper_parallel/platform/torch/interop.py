@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["from_torch", "own_mesh", "own_placement", "to_torch"]
 
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
@@ -69,9 +69,7 @@ def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
     if not isinstance(value, peer.DTensor):
         msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got {type(value).__name__}"
         raise ArgumentTypeError(msg)
-    theirs = tensor.device_mesh
-    mesh = DeviceMesh(theirs.device_type, theirs.mesh.tolist(), mesh_dim_names=theirs.mesh_dim_names)
-    layout = Layout.place(mesh, [_ours(placement) for placement in tensor.placements], tuple(tensor.shape))
+    layout = Layout.place(own_mesh(tensor.device_mesh), tensor.placements, tuple(tensor.shape))
     _refuse_uneven(layout)
     grads = [_theirs(placement) for placement in dual(layout).placements]
     return tensor.to_local(grad_placements=grads), layout
@@ -94,21 +92,37 @@ def _theirs(placement: Placement) -> Any:
     return peer.Replicate()
 
 
-def _ours(placement: Any) -> Placement:
+def own_placement(placement: Any) -> Any:
+    """Return PyTorch's placement as one of this library; a value that is no placement of PyTorch as it is.
+
+    Raises:
+        UnsupportedOperatorError: only PyTorch has such a placement.
+    """
     from torch.distributed import tensor as peer
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    kind = type(placement)
+    if not isinstance(placement, peer.Placement):
+        return placement
+    kind: Any = type(placement)
     if kind is _StridedShard:
-        return StridedShard(placement.dim, placement.split_factor)
+        return StridedShard(placement.dim, placement.split_factor)  # type: ignore[attr-defined] # it is such a shard
     if kind is peer.Shard:
-        return Shard(placement.dim)
-    if kind is peer.Partial and placement.reduce_op in _THEIRS:
-        return Partial(_OURS.get(placement.reduce_op, placement.reduce_op))
+        return Shard(placement.dim)  # type: ignore[attr-defined] # it is a shard
+    if kind is peer.Partial and placement.reduce_op in _THEIRS:  # type: ignore[attr-defined] # it is partial
+        return Partial(_OURS.get(placement.reduce_op, placement.reduce_op))  # type: ignore[attr-defined]
     if kind is peer.Replicate:
         return Replicate()
-    msg = f"from_torch: {placement!r} has no counterpart here; redistribute the tensor to Shard or Replicate first"
+    msg = f"PyTorch's {placement!r} has no counterpart here; redistribute the tensor to Shard or Replicate first"
     raise UnsupportedOperatorError(msg)
+
+
+def own_mesh(mesh: Any) -> Any:
+    """Return PyTorch's mesh as a DeviceMesh of this library; a value that is no mesh of PyTorch as it is."""
+    from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+
+    if not isinstance(mesh, TorchMesh):
+        return mesh
+    return DeviceMesh(mesh.device_type, mesh.mesh.tolist(), mesh_dim_names=mesh.mesh_dim_names)
 
 
 def _refuse_uneven(layout: Layout) -> None:

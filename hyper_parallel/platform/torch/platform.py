@@ -185,6 +185,18 @@ class TorchPlatform(
 
         return self.wrap(*from_torch(tensor))
 
+    def own_mesh(self, mesh: Any) -> Any:
+        """That of ``torch.distributed.device_mesh``, with its device, ranks and names."""
+        from hyper_parallel.platform.torch.interop import own_mesh
+
+        return own_mesh(mesh)
+
+    def own_placement(self, placement: Any) -> Any:
+        """Those of ``torch.distributed.tensor``."""
+        from hyper_parallel.platform.torch.interop import own_placement
+
+        return own_placement(placement)
+
     def operator_entry(self, op: Any) -> Any:
         """From the registry: a function, a method, an operator overload, or the name of a function or method."""
         from hyper_parallel.platform.torch.intercept import interception

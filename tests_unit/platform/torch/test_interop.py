@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
 
+import pytest
+import torch
+from torch.distributed import device_mesh as peer_mesh, tensor as peer
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, own_placements
+from hyper_parallel.core.shard import local_map
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -136,10 +147,71 @@ def test_placements_of_each_library_in_the_others_words():
     from hyper_parallel.platform.torch import interop
 
     assert interop._theirs(StridedShard(1, 2)) == _StridedShard(1, split_factor=2)
-    assert interop._ours(_StridedShard(1, split_factor=3)) == StridedShard(1, 3)
+    assert interop.own_placement(_StridedShard(1, split_factor=3)) == StridedShard(1, 3)
     with pytest.raises(UnsupportedOperatorError) as caught:
-        interop._ours(TheirPartial("norm"))
+        interop.own_placement(TheirPartial("norm"))
     assert str(caught.value).endswith("has no counterpart here; redistribute the tensor to Shard or Replicate first")
     with pytest.raises(UnsupportedOperatorError) as caught:
         interop._theirs(Partial("all"))
     assert str(caught.value) == "to_torch: PyTorch's DTensor has no Partial(all); use x = x.reduce_partial() first"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_meshes_and_placements_of_pytorch_are_those_of_this_library(world):
+    """Wherever a mesh or a placement is taken, PyTorch's own stand for ours: the same mesh, layouts and values."""
+
+    def on_rank():
+        theirs = peer_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        ours = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.arange(10.0).reshape(5, 2), theirs, [peer.Shard(0)])
+        pending = DTensor.from_local(torch.ones(2, 3), theirs, [peer.Partial("max")])
+        whole = x.redistribute(placements=[peer.Replicate()])
+        return [
+            x.device_mesh is ours,
+            x.layout is distribute_tensor(torch.arange(10.0).reshape(5, 2), ours, [Shard(0)]).layout,
+            pending.placements == (Partial("max"),),
+            torch.equal(whole.to_local(), torch.arange(10.0).reshape(5, 2)),
+            x.to_local(grad_placements=[peer.Shard(-2)]).shape == x.to_local().shape,
+            Layout((world,), ("tp",))([peer.Replicate()]).placements == (Replicate(),),
+        ]
+
+    assert simulate(on_rank, world, "torch") == [[True] * 6] * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_plan_in_pytorchs_words_trains_as_on_one_device(world):
+    """Styles and local_map take PyTorch's mesh and placements; outputs and every gradient are those of one device."""
+    plain = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    x, cotangent = torch.randn(4, 3), torch.randn(4, 2)
+
+    def train(model, function, inputs, cotangent):
+        inputs = inputs.clone().requires_grad_()
+        output = function(model(inputs))
+        output.backward(cotangent)
+        return [output.detach(), inputs.grad, *(parameter.grad for parameter in model.parameters())]
+
+    def on_rank():
+        mesh = peer_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        model = copy.deepcopy(plain)
+        plan = {
+            "0": ColwiseParallel(input_layouts=peer.Replicate()),
+            "2": RowwiseParallel(output_layouts=peer.Replicate(), use_local_output=False),
+        }
+        parallelize_module(model, mesh, plan)
+        function = local_map(
+            lambda y: y * 3.0, out_placements=[peer.Replicate()], in_placements=([peer.Replicate()],), device_mesh=mesh
+        )
+        results = train(model, function, x, distribute_tensor(cotangent, mesh, [peer.Replicate()]))
+        return [value.full_tensor() if isinstance(value, DTensor) else value for value in results]
+
+    expected = train(copy.deepcopy(plain), lambda y: y * 3.0, x, cotangent)
+    for results in simulate(on_rank, world, "torch"):
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value)
+
+
+def test_placements_in_nested_declarations_are_converted():
+    """Lists, tuples and dicts keep their form; what is no placement of PyTorch stays as it is."""
+    declared = {"a": [peer.Shard(1)], "b": (None, "tp", peer.Partial("product")), "c": Replicate()}
+    assert own_placements(declared) == {"a": [Shard(1)], "b": (None, "tp", Partial("prod")), "c": Replicate()}
+    assert own_placements(7) == 7

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, unflatten
-from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_gathered_shapes
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.dtensor.placements import Placement, Shard, own_placements
 from hyper_parallel.core.shard.refusals import lost_write_error
 from hyper_parallel.errors import (
     ArgumentTypeError,
@@ -131,8 +131,9 @@ class _LocalMap:
         device_mesh: DeviceMesh | None,
         redistribute_inputs: bool,
     ) -> None:
-        self.func, self.out, self.mesh, self.moves = func, out_placements, device_mesh, redistribute_inputs
-        self.entries, self.grads = in_placements, in_grad_placements
+        self.func, self.out, self.moves = func, own_placements(out_placements), redistribute_inputs
+        self.mesh = None if device_mesh is None else resolve_mesh(device_mesh)
+        self.entries, self.grads = own_placements(in_placements), own_placements(in_grad_placements)
         self.name = getattr(func, "__name__", type(func).__name__)
         self._known: dict[DeviceMesh, dict[tuple[Layout, ...], _Known]] = {}  # meshes differ per rank
 

@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard, own_placements
 from hyper_parallel.core.tensor_parallel.paths import module_label
 from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.select import platform_of
@@ -60,6 +60,7 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
     Raises:
         TypeError: ``spec`` is neither a placement nor a sequence of placements or aliases.
     """
+    spec = own_placements(spec)
     if isinstance(spec, Placement):
         return spec
     if (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.placements import Placement
+from hyper_parallel.core.dtensor.placements import Placement, own_placements
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_spec, parallel_axis
 from hyper_parallel.platform.select import platform_of
@@ -226,6 +226,7 @@ def _read_sequence(layouts: Any, option: str, style: str) -> Specs | None:
     """One spec per value; a single placement stands for one value."""
     if layouts is None:
         return None
+    layouts = own_placements(layouts)
     if isinstance(layouts, Placement):
         return (layouts,)
     if not isinstance(layouts, (list, tuple)):
