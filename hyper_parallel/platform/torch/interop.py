@@ -103,14 +103,14 @@ def own_placement(placement: Any) -> Any:
 
     if not isinstance(placement, peer.Placement):
         return placement
-    kind: Any = type(placement)
-    if kind is _StridedShard:
-        return StridedShard(placement.dim, placement.split_factor)  # type: ignore[attr-defined] # it is such a shard
-    if kind is peer.Shard:
-        return Shard(placement.dim)  # type: ignore[attr-defined] # it is a shard
-    if kind is peer.Partial and placement.reduce_op in _THEIRS:  # type: ignore[attr-defined] # it is partial
-        return Partial(_OURS.get(placement.reduce_op, placement.reduce_op))  # type: ignore[attr-defined]
-    if kind is peer.Replicate:
+    if type(placement) is _StridedShard:
+        return StridedShard(placement.dim, placement.split_factor)
+    if type(placement) is peer.Shard:
+        return Shard(placement.dim)
+    if type(placement) is peer.Partial and placement.reduce_op in _THEIRS:
+        reduction: Any = _OURS.get(placement.reduce_op, placement.reduce_op)
+        return Partial(reduction)
+    if type(placement) is peer.Replicate:
         return Replicate()
     msg = f"PyTorch's {placement!r} has no counterpart here; redistribute the tensor to Shard or Replicate first"
     raise UnsupportedOperatorError(msg)
