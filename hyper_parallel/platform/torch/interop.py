@@ -104,7 +104,7 @@ def own_placement(placement: Any) -> Any:
     if not isinstance(placement, peer.Placement):
         return placement
     if type(placement) is _StridedShard:
-        return StridedShard(placement.dim, placement.split_factor)
+        return StridedShard(placement.dim, int(placement.split_factor))
     if type(placement) is peer.Shard:
         return Shard(placement.dim)
     if type(placement) is peer.Partial and placement.reduce_op in _THEIRS:
