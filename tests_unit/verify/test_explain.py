@@ -76,7 +76,7 @@ def test_thousands_of_ranks(spec, capsys):
     assert main(command) == 0
     assert capsys.readouterr().out == TEXT.format(spec=spec)
     assert main([*command, "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)["rows"]
     assert document["parameters"][0] == {"path": "up.weight", "layout": "f32[10@tp, 6]", "bytes": 48, "of": 240}
     assert [(row["module"], row["phase"], row["bytes"]) for row in document["collectives"]] == [
         ("down", "forward", 124), ("down", "backward", 136), ("up", "backward", 104)
