@@ -26,7 +26,8 @@ class CollectivesFacet(AgreementFacet):
     global ranks, or None for the world; results are in the order of its members.
 
     A message goes to the receive of the same tag, group and kind of member; messages for which all three are equal
-    arrive in the order in which they were sent.
+    arrive in the order in which they were sent. NCCL and HCCL have no tags: there, messages between two ranks must be
+    received in the order in which they were sent, whatever their tags.
     """
 
     def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:

@@ -4,8 +4,8 @@ Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes a
 sizes. A program that uses this runs on CPU and fails on its first card. With the variable
 ``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, what the engine would refuse raises here, too.
 
-Sources: the checks and dtype tables of PyTorch's ``ProcessGroupNCCL`` and of torch_npu's ``ProcessGroupHCCL``, and the
-dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides.
+Sources: what is documented and known of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and the
+dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. No card has confirmed them.
 """
 
 from __future__ import annotations
