@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.verify.run_header import report_json
+
 __all__ = ["SHELLS", "Commands", "add_parser", "commands_of", "script"]
 
 _PROGRAM = "hyper-parallel"
@@ -51,12 +53,14 @@ def add_parser(subcommands: Any, top: Callable[[], argparse.ArgumentParser]) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=tuple(SHELLS), help="for which shell")
+    parser.add_argument("--json", action="store_true", help="the script as JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, top()))
 
 
 def run(arguments: argparse.Namespace, top: argparse.ArgumentParser) -> int:
     """Print the script; return 0."""
-    print(script(arguments.shell, top), end="")
+    text = script(arguments.shell, top)
+    print(report_json({"ok": True, "script": text}) + "\n" if arguments.json else text, end="")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Completion in shells: the scripts offer what the parsers take."""
 
 import argparse
+import json
 import shutil
 import subprocess
 
@@ -63,6 +64,8 @@ def test_scripts_of_the_other_shells(capsys):
     text = capsys.readouterr().out
     assert text.startswith("autoload")
     assert text.endswith(script("bash", parser()))
+    assert main(["completion", "zsh", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["script"] == text
     assert main(["completion", "fish"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "complete -c hyper-parallel -n __hyper_parallel_at -f -a verify" in lines
