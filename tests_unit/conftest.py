@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 hypothesis.settings.register_profile("everyday", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("night", deadline=None, derandomize=False, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile("everyday")
+
+# Whether a line of progress appears depends on the machine's load; tests compare what commands write.
+os.environ["HP_PROGRESS_LINES"] = "0"
 
 _UNSEEN = pytest.StashKey[bool]()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ FIRST_SECONDS = 2.0
 NEXT_SECONDS = 10.0
 """Time between two such lines."""
 
+_LINES = "HP_PROGRESS_LINES"  # 0 writes none
 _MINUTE = 60
 
 
@@ -27,7 +30,8 @@ class Progress:
     """Counts finished parts and shows them, the running part and the time left.
 
     Where stderr is no terminal, a line is written when a part starts, the first after two seconds, further ones ten
-    seconds apart. The bar is redrawn by the calls below and by no thread: commands fork rank processes.
+    seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below and by no
+    thread: commands fork rank processes.
 
     Args:
         total: number of parts.
@@ -40,7 +44,7 @@ class Progress:
         self._shown: tuple[rich_progress.Progress, rich_progress.TaskID] | None = None
         self._is_terminal = sys.stderr.isatty()
         self._started = clock()
-        self._due = self._started + FIRST_SECONDS
+        self._due = math.inf if os.environ.get(_LINES) == "0" else self._started + FIRST_SECONDS
 
     def start(self, part: str) -> None:
         """Show that ``part`` is running."""

@@ -9,6 +9,12 @@ import pytest
 from hyper_parallel.cli.progress import Progress
 
 
+@pytest.fixture(autouse=True)
+def lines(monkeypatch):
+    """Lines of progress, which other tests switch off."""
+    monkeypatch.setenv("HP_PROGRESS_LINES", "1")
+
+
 class Terminal(io.StringIO):
     """A terminal that records what is written to it."""
 
@@ -90,6 +96,17 @@ def test_a_pipe_gets_a_line_now_and_then(monkeypatch):
         "4 of 200 done, about 10 min left: d",
         "198 of 200 done, about 2 s left: e",
     ]
+
+
+def test_lines_can_be_switched_off(monkeypatch):
+    """HP_PROGRESS_LINES=0 writes none, however long a command takes."""
+    monkeypatch.setenv("HP_PROGRESS_LINES", "0")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = [0.0]
+    progress = Progress(2, clock=lambda: now[0])
+    now[0] = 1e9
+    progress.next("a")
+    assert sys.stderr.getvalue() == ""
 
 
 def test_a_line_without_a_total_tells_the_count(monkeypatch):
