@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mindspore import context, nn
+from mindspore import amp, context, nn
 from mindspore.experimental import optim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
 from hyper_parallel.platform.contract.recording import RecordLog, use_log
+from hyper_parallel.platform.mindspore.captured import reaches_dtensor
+from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.recorder import Recorder
 
 __all__ = ["recording"]
@@ -45,6 +47,8 @@ def recording(log: RecordLog) -> Iterator[None]:
     for module in (base, grad_func):
         replace(module, _FORWARD, lambda plain: _function(recorder.forward, plain))
         replace(module, _BACKWARD, lambda plain: _function(recorder.backward, plain))
+    for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
+        replace(amp, function.__name__, functools.partial(_served, served))
     try:
         with use_log(log):
             yield
@@ -58,6 +62,13 @@ def recording(log: RecordLog) -> Iterator[None]:
 def _method(seen: Callable[..., Any], plain: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return seen(plain, self, args, kwargs)
+
+    return call
+
+
+def _served(served: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (served if reaches_dtensor([args, kwargs]) else plain)(*args, **kwargs)
 
     return call
 

@@ -240,3 +240,36 @@ def test_regions_and_groups():
     first, second = simulate(on_a_rank, 2, "mindspore")
     assert first == ([Group("tp", (0, 1)), Group("group 0", (0,))], Region((5,), (0,)), [0.0, 1.0, 2.0])
     assert second == ([Group("tp", (0, 1)), Group("group 1", (1,))], Region((5,), (3,)), [3.0, 4.0])
+
+
+def _scaled_while_recorded():
+    """A loss scaled and unscaled, and whether all is finite, with and without DTensors, while nothing is compiled."""
+    import os
+
+    from mindspore import Tensor, amp
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.platform.select import platform_named
+
+    plain = Tensor(np.array([1.0, np.inf, 3.0], np.float32))
+    tensor = distribute_tensor(plain, init_device_mesh("cpu", (2,)), [Shard(0)])
+    scaler = amp.DynamicLossScaler(8.0, 2, 1)
+    os.environ["MS_JIT"] = "0"
+    try:
+        with platform_named("mindspore").recording(RecordLog(RecordLimits())):
+            scaled = scaler.scale(tensor)
+            return (
+                scaled.full_tensor().asnumpy(), scaler.unscale((scaled,))[0].full_tensor().asnumpy(),
+                bool(amp.all_finite([tensor])), scaler.scale(plain).asnumpy(),
+            )  # fmt: skip
+    finally:
+        del os.environ["MS_JIT"]
+
+
+def test_loss_scalers_are_served_while_a_program_is_recorded():
+    """What MindSpore compiles for loss scaling runs uncompiled there; DTensors are served as in compiled programs."""
+    for scaled, unscaled, finite, plain in simulate(_scaled_while_recorded, 2, "mindspore", timeout=200):
+        np.testing.assert_array_equal(scaled, [8.0, np.inf, 24.0])
+        np.testing.assert_array_equal(unscaled, [1.0, np.inf, 3.0])
+        assert finite is False
+        np.testing.assert_array_equal(plain, scaled)
