@@ -56,7 +56,7 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
     total = sum(counts)
     mean = platform.all_reduce(platform.detach(loss_sum), ranks) / total
     share = loss_sum * (len(ranks) / total)
-    return share + (mean - platform.detach(share))
+    return mean + (share - platform.detach(share))  # of which the second part is exactly zero
 
 
 def _number(count: Any) -> float:

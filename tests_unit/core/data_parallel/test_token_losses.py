@@ -61,8 +61,8 @@ def test_gradients_are_those_of_one_device(world, apply):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_both_frameworks_have_it(platform_name, world):
-    """The value is the mean of all; the gradient of a rank's sum is the number of ranks over the count."""
-    sums, counts = RNG.standard_normal(world), [3 * rank for rank in range(world)]
+    """The value is the mean of all, to the bit on all ranks; the gradient of a rank's sum is their number over the count."""
+    sums, counts = RNG.standard_normal(world) * 10.0 ** np.arange(world), [3 * rank for rank in range(world)]
 
     def rank():
         platform = platform_named(platform_name)
@@ -76,8 +76,9 @@ def test_both_frameworks_have_it(platform_name, world):
             value, gradient = platform.value_and_grad(lambda x: global_mean(x, counts[mesh.rank], mesh))(own)
         np.testing.assert_allclose(platform.tensor_to_numpy(platform.detach(value)), sums.sum() / sum(counts))
         np.testing.assert_allclose(platform.tensor_to_numpy(gradient), world / sum(counts))
+        return platform.tensor_to_numpy(platform.detach(value)).tobytes()
 
-    simulate(rank, world, platform=platform_name)
+    assert len(set(simulate(rank, world, platform=platform_name))) == 1
 
 
 @pytest.mark.platforms("torch")
