@@ -61,7 +61,7 @@ def test_gradients_are_those_of_one_device(world, apply):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_both_frameworks_have_it(platform_name, world):
-    """The value is the mean of all, to the bit on all ranks; the gradient of a rank's sum is their number over the count."""
+    """The value is the mean of all, the same on every rank; a sum's gradient is the ranks' number over the count."""
     sums, counts = RNG.standard_normal(world) * 10.0 ** np.arange(world), [3 * rank for rank in range(world)]
 
     def rank():
