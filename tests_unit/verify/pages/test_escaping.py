@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -10,11 +11,19 @@ from hypothesis import example, given, settings, strategies as st
 from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.verify.contract.results import ContractOutcome
+from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
 from hyper_parallel.verify.pages import layout_svg, page, table
+from hyper_parallel.verify.pages.bench_page import bench_page
 from hyper_parallel.verify.pages.bugs_page import bugs_page
+from hyper_parallel.verify.pages.comparison_page import comparison_page
+from hyper_parallel.verify.pages.contract_page import contract_page
+from hyper_parallel.verify.pages.fuzz_page import fuzz_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
+from hyper_parallel.verify.pages.timeline_page import timeline_page
+from hyper_parallel.verify.run_header import command_line
 
 PLAIN = "plain"
 TEXTS = st.text(st.sampled_from("<>\"'&/=;- \nax{}%$\\\u2028\0"), min_size=1, max_size=12)
@@ -82,6 +91,56 @@ def corpus(samples, text):
     return bugs_page(replace(report, results=[result], note=text))
 
 
+def programs(samples, text):
+    """The page of random programs with a finding, a refusal and a call of these names."""
+    del samples
+    finding = Finding("torch", "wrong", text, 5, 7, (2,), text, text, calls=text, shown=True)
+    outcomes = {"torch": Counter(equal=8, wrong=1)}
+    return fuzz_page(
+        FuzzReport(5, ("torch",), outcomes, steps=Counter({text: 9}), refusals=Counter({text: 2}), findings=[finding])
+    )
+
+
+def costs(samples, text):
+    """The page of costs with an operation of this name, too slow."""
+    del samples
+    row = {"name": text, "plain": 1.0, "peer": 2.0, "ours": 9.0, "ratio": 4.0, "budget": 1.0, "ok": False}
+    return bench_page([row], [{"name": text, "seconds": 9.0, "budget": 1.0, "problem": text, "ok": False}])
+
+
+def contract(samples, text):
+    """The page of the contract with a gap and a failure of these words."""
+    del samples
+    members = {"get_rank": f"gap: {text}", "swap_wrapper": f"failed: {text}"}
+    gap = {"member": text, "reason": text, "substitute": text, "devices": [text]}
+    return contract_page([ContractOutcome("torch", text, text, 2, members, [gap], text)], [])
+
+
+def timeline(samples, text):
+    """The timeline of a world with calls of these names, in which a rank raised this."""
+    flight = samples.flight(error=text)
+    for record in flight.records.values():
+        record["doing"] = text
+        for call in record["calls"]:
+            call |= {"site": text, "operation": text, "text": text, "group": text, "facts": {text: text}}
+    return timeline_page(flight)
+
+
+def comparison(samples, text):
+    """The comparison of two reports with values of these names."""
+    before = samples.comparison()
+    header = {**before.headers[0], "date": text, "command": text, "versions": {text: text}}
+    changes = tuple(replace(change, what=text, before=text, after=text) for change in before.changes)
+    return comparison_page(replace(before, headers=(header, {}), changes=changes))
+
+
+def headed(samples, text):
+    """A page in whose footer stands the header of a run with this command."""
+    del samples
+    with command_line([text]):
+        return page("title", "body")
+
+
 def pictures(samples, text):
     """A page with a table and with the picture of a layout whose axes have this name."""
     mesh = samples.mesh(2, 3, names=(text, "tp"))
@@ -90,7 +149,9 @@ def pictures(samples, text):
     return page(text, body, footer=text)
 
 
-@pytest.mark.parametrize("build", [model, operators, mutation, corpus, pictures])
+@pytest.mark.parametrize("build", [
+    model, operators, mutation, corpus, programs, costs, contract, timeline, comparison, headed, pictures,
+])  # fmt: skip
 def test_no_text_becomes_markup(samples, build):
     """A page has the same elements, attributes and scripts whatever its names and messages are."""
     expected = elements(build(samples, PLAIN))
