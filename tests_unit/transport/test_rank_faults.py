@@ -105,6 +105,8 @@ def _train(fault, place, pids, folder):
     Sum.apply(weight * 2).sum().backward()
     if place == "checkpoint":
         _save(folder, lambda: here(place))
+    if place == "sharded checkpoint":
+        _save_shards(folder, lambda: here(place))
     dist.barrier()
 
 
@@ -123,10 +125,29 @@ def _save(folder, while_writing):
     dcp.save({"weight": torch.zeros(5)}, storage_writer=Writer(f"{folder}/2"))
 
 
-PLACES = ["before", "in", "after", "forward", "backward", "hook", "checkpoint"]
+def _save_shards(folder, while_writing):
+    """Save two checkpoints of shards into one folder, the second with a fault once this rank has written."""
+    import torch
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.core.checkpoint import folder as folders, save
+
+    mesh, plain = init_device_mesh("cpu", (3,)), folders.DataFile.write
+
+    def write(self, parts):
+        written = plain(self, parts)
+        while_writing()
+        return written
+
+    save({"weight": distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])}, f"{folder}/shards")
+    folders.DataFile.write = write
+    save({"weight": distribute_tensor(torch.zeros(5), mesh, [Shard(0)])}, f"{folder}/shards")
+
+
+PLACES = ["before", "in", "after", "forward", "backward", "hook", "checkpoint", "sharded checkpoint"]
 FAULTS = ["SIGKILL", "SIGSTOP", "raise"]
-EVERYDAY = [("SIGKILL", "checkpoint"), ("SIGSTOP", "in"), ("raise", "backward")]
-"""One place of each fault; the others are among the sweeps."""
+EVERYDAY = [("SIGKILL", "checkpoint"), ("SIGKILL", "sharded checkpoint"), ("SIGSTOP", "in"), ("raise", "backward")]
+"""A place of each fault, and both kinds of checkpoint; the others are among the sweeps."""
 
 
 CASES = [
@@ -153,12 +174,15 @@ def test_a_fault_of_a_rank_ends_the_world(nothing_left, tmp_path, fault, place):
         expected = "rank 1 died of SIGKILL; it was running" if fault == "SIGKILL" else "ValueError: boom"
         assert expected in text
     if fault == "SIGKILL" and place != "before":
-        assert "; last in dist." in text
-        assert f" at {__file__}:" in text.split("; last in dist.")[1].splitlines()[0]
+        last = "; last in " if place == "sharded checkpoint" else "; last in dist."
+        assert last in text
+        assert f" at {__file__}:" in text.split(last)[1].splitlines()[0]
     assert shared or ("--- rank 0: " in text and "--- rank 2: " in text)
     if place == "checkpoint":
         assert not (tmp_path / "2" / ".metadata").exists()
         assert _loaded(tmp_path / "1") == [0.0, 1.0, 2.0, 3.0, 4.0]
+    if place == "sharded checkpoint":
+        assert _loaded_shards(tmp_path / "shards") == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def _failed(fault, place, pids, folder):
@@ -173,6 +197,18 @@ def _failed(fault, place, pids, folder):
         assert limit < 300, text
         shutil.rmtree(folder / "1", ignore_errors=True)
         shutil.rmtree(folder / "2", ignore_errors=True)
+        shutil.rmtree(folder / "shards", ignore_errors=True)
+
+
+def _loaded_shards(folder):
+    """The tensor of the checkpoint of shards, read by one process."""
+    import torch
+
+    from hyper_parallel.core.checkpoint import load
+
+    state = {"weight": torch.full((5,), -1.0)}
+    load(state, folder)
+    return state["weight"].tolist()
 
 
 def _loaded(folder):
