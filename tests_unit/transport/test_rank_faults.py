@@ -1,5 +1,6 @@
 """The table of faults, over real processes: a rank that is killed, stopped or raises; its parent, ports, the disk."""
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.util
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -222,37 +224,69 @@ def _loaded(folder):
 
 
 _PARENT = """
+import sys
+from pathlib import Path
+
 from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 
-def body(pids):
-    import os, pathlib, time
+def body(moment, folder):
+    import time
+    import torch
     import torch.distributed as dist
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.core.checkpoint import folder as folders, save
+
+    if moment == "checkpoint":
+        mesh = init_device_mesh("cpu", (2,))
+        save({"weight": distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])}, f"{folder}/shards")
+        folders.DataFile.write = lambda self, parts: (Path(folder, str(dist.get_rank())).touch(), time.sleep(600))
+        save({"weight": distribute_tensor(torch.zeros(5), mesh, [Shard(0)])}, f"{folder}/shards")
     dist.barrier()
-    pathlib.Path(pids, str(os.getpid())).touch()
+    Path(folder, str(dist.get_rank())).touch()
     if dist.get_rank():
         dist.barrier()
     time.sleep(600)
 
-run_launched(pack((body, (PIDS,)), body), 2, "torch", 600.0)
+run_launched(pack((body, tuple(sys.argv[1:])), body), 2, "torch", 600.0)
 """
 
 
-def test_ranks_end_with_their_parent(tmp_path, monkeypatch):
-    """A parent that is killed leaves no rank behind: neither one that computes nor one that waits in a collective."""
+def marked(mark):
+    """Numbers of the running processes that have a text in their environment, as those that a process starts have."""
+    numbers = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes() and not gone(int(path.parent.name)):
+                numbers.append(int(path.parent.name))
+    return numbers
+
+
+@pytest.mark.parametrize("moment", ["start", "collective", "checkpoint"])
+def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
+    """A parent that is killed leaves no process behind, and the earlier checkpoint loads.
+
+    It is killed while ranks start, while one computes and one waits in a collective, or while they write a checkpoint.
+    """
     monkeypatch.delenv(LEDGER_VARIABLE, raising=False)
-    script, pids = tmp_path / "parent.py", tmp_path / "pids"
-    pids.mkdir()
-    script.write_text(_PARENT.replace("PIDS", repr(str(pids))))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
-    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    script, folder, mark = tmp_path / "parent.py", tmp_path / "ranks", uuid.uuid4().hex
+    folder.mkdir()
+    script.write_text(_PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), "HP_TEST_MARK": mark}
+    parent = subprocess.Popen([sys.executable, str(script), moment, str(folder)], env=environment)
+
+    def reached():
+        return len(marked(mark)) > 1 if moment == "start" else {"0", "1"} <= {path.name for path in folder.iterdir()}
+
     try:
-        wait_until(lambda: len(list(pids.iterdir())) == 2 or parent.poll() is not None)
+        wait_until(lambda: reached() or parent.poll() is not None)
         assert parent.poll() is None
     finally:
         parent.kill()
         parent.wait()
-    wait_until(lambda: all(gone(int(path.name)) for path in pids.iterdir()))
+    wait_until(lambda: not marked(mark))
+    if moment == "checkpoint":
+        assert _loaded_shards(folder / "shards") == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_taken_port_stops_nobody(nothing_left):
