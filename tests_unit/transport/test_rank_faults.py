@@ -364,7 +364,8 @@ os._exit(0)  # PyTorch's threads may abort a process that leaves by itself
 
 
 @pytest.mark.sweep
-def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path, ranks):
     """A killed rank is restarted with the others from the last checkpoint, and every loss is equal bit for bit."""
     script, losses = tmp_path / "train.py", {}
     script.write_text(_SCRIPT)
@@ -372,8 +373,8 @@ def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path):
         folder = tmp_path / how
         folder.mkdir()
         command = python_command(
-            "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1",
-            str(script), str(folder), how,
+            "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1",
+            "--monitor-interval=0.1", str(script), str(folder), how,
         )  # fmt: skip
         ran = subprocess.run(
             command,
@@ -385,7 +386,7 @@ def test_a_restart_by_torchrun_continues_with_equal_losses(tmp_path):
         )
         assert ran.returncode == 0, ran.stderr[-3000:]
         losses[how] = {path.name: json.loads(path.read_text()) for path in folder.glob("*.loss")}
-    assert sorted(losses["lives"]) == sorted(f"{step}.{rank}.loss" for step in range(5) for rank in range(2))
+    assert sorted(losses["lives"]) == sorted(f"{step}.{rank}.loss" for step in range(5) for rank in range(ranks))
     assert {name: loss for name, (loss, _) in losses["dies"].items()} == {
         name: loss for name, (loss, _) in losses["lives"].items()
     }
