@@ -72,12 +72,17 @@ def test_own_model_and_plan(platform_name, name, mesh, capsys):
     ).items()
 
 
-def test_the_framework_is_that_of_the_users_file(platform_name, tmp_path, monkeypatch, capsys):
+def test_the_framework_is_that_of_the_users_file(platform_name, monkeypatch, capsys):
     """Without --platform the framework is the one that the file imports, also if it was imported before."""
     monkeypatch.setattr("hyper_parallel.cli.verify_model.installed_frameworks", lambda: ("torch", "mindspore"))
     words = ["explain", spec(platform_name, "case"), "--plan", spec(platform_name, "plan"), "--mesh", "4", "--json"]
     assert main(words) == 0
     assert f'"{platform_name}"' in capsys.readouterr().out
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+def test_a_file_that_imports_no_framework_is_told_so(tmp_path, capsys):
+    """With both frameworks installed, a file from which neither can be told is refused."""
     (tmp_path / "hidden.py").write_text("def case():\n    pass\n\n\nplan = case\n")
     file = tmp_path / "hidden.py"
     assert main(["explain", f"{file}:case", "--plan", f"{file}:plan", "--mesh", "4"]) == 2

@@ -99,7 +99,9 @@ def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
     error = failure(body, tmp_path)
     assert list(error.failures) == [0]
     assert "rank 0 died of SIGKILL without a report" in str(error)
-    assert "--- rank 1: waited in barrier() (collective 1 of ranks (0, 1)) for ranks [0] at " in str(error)
+    # On a busy machine it is ended before it has come to the barrier.
+    waited = "--- rank 1: waited in barrier() (collective 1 of ranks (0, 1)) for ranks [0] at "
+    assert waited in str(error) or "--- rank 1: was ended in" in str(error)
 
 
 def test_a_timeout_shows_stacks_and_every_rank_ends(tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ from hyper_parallel.platform.contract.inventory import ATTRIBUTES, MEMBERS, PROP
 NAMES = [(facet, member) for facet, members in MEMBERS.items() for member in members]
 
 
-def test_the_contract_has_96_members_and_3_selectors():
-    """The table has all 96 members and 3 selectors of the contract."""
-    assert sum(map(len, MEMBERS.values())) == 96
+def test_the_contract_has_97_members_and_3_selectors():
+    """The table has all 97 members and 3 selectors of the contract."""
+    assert sum(map(len, MEMBERS.values())) == 97
     assert len(SELECTION) == 3
     assert all(callable(getattr(select, name)) for name in SELECTION)
 

@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from hyper_parallel import DTensor, Partial, Replicate, Shard
+from hyper_parallel._text import first_line
 from hyper_parallel.core.shard.rule import Row
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch import programs as language
 from hyper_parallel.platform.torch.ops.registry import functions
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.verify.fuzz import world
+from hyper_parallel.verify.fuzz import campaign, world
 from hyper_parallel.verify.fuzz.program import Program
 from hyper_parallel.verify.fuzz.world import run_programs
+from hyper_parallel.verify.launch import launch
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -306,3 +309,32 @@ def test_pending_results_are_reduced_only_at_the_end(small):
     (outcome,) = run(program)
     assert (outcome.kind, outcome.compared) == ("equal", 2)
     assert world.SECONDS > 0
+
+
+def bits(runs):
+    """Return what programs left on one rank: the line of an error, and of every result its dtype and bytes."""
+    return [
+        (
+            first_line(run.error) if run.error else "",
+            {key: None if piece is None else (piece.dtype, piece.problem, np.array(piece.array).tobytes())
+             for key, piece in run.pieces.items()},
+        )
+        for run in runs
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks, count", [(3, 64), pytest.param(2, 640, marks=pytest.mark.sweep),
+                                          pytest.param(4, 640, marks=pytest.mark.sweep)])  # fmt: skip
+def test_simulated_and_real_ranks_agree_to_the_bit(ranks, count):
+    """Random programs leave the same bits and the same refusals on threads as on processes over gloo."""
+    generator = campaign._generator("torch")
+    programs = [generator.program(3, number, ranks) for number in range(count)]
+    simulated, launched = (
+        run(world._run_rank, ranks, "torch", ("torch", programs, [[] for _ in range(ranks)]))
+        for run in (simulate, launch)
+    )
+    for rank, (threads, processes) in enumerate(zip(simulated, launched, strict=True)):
+        assert len(threads) == count
+        pairs = enumerate(zip(bits(threads), bits(processes), strict=True))
+        assert [number for number, (simulated_bits, real_bits) in pairs if simulated_bits != real_bits] == [], rank
+    assert sum(not run.error for run in simulated[0]) > count / 2
