@@ -150,7 +150,9 @@ def materialized(x: torch.Tensor) -> torch.Tensor:
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
-    return materialized(x.detach()).contiguous().reshape(-1).view(torch.uint8)
+    plain = materialized(x.detach()).contiguous()
+    # By strides: a single element counts as contiguous with any stride, and keeps it in reshape().
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:

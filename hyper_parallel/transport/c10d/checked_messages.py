@@ -21,7 +21,7 @@ from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of, replace_function
-from hyper_parallel.transport.gloo import materialized
+from hyper_parallel.transport.gloo import bytes_of
 
 __all__ = ["guard_messages"]
 
@@ -117,8 +117,7 @@ def _receive(messages: _Messages, x: torch.Tensor, message: MessageFingerprint, 
 
 
 def _to_bytes(x: torch.Tensor) -> bytes:
-    plain = materialized(x.detach()).cpu()
-    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return bytes_of(x.cpu()).numpy().tobytes()
 
 
 def _from_bytes(carried: bytes, like: torch.Tensor) -> torch.Tensor:
