@@ -48,6 +48,7 @@ _UNSOUND_OF_ONE = {
     "cross_entropy": "it is a softmax",
     "CrossEntropy": "it is a softmax",
     "LayerNorm": _OF_ONE,
+    "GroupNorm": _OF_ONE,
     "layer_norm": _OF_ONE,
 }
 """Calls with a dim of one element likewise."""
@@ -58,6 +59,7 @@ _UNSOUND = {
     ".real": "the gradient of a real operand is complex",
     "topk": "of equal values it takes any, and the rule takes the first",
     "hfft": "its kernel is right in every other call",
+    "polar": "it reads past the end of the smaller of two operands",
     "selu": "its gradient is wrong for negative values",
     "mish": "its gradient is made of a tanh that is off by 1e-4 in float32",
 }

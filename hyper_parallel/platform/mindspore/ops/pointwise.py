@@ -164,12 +164,12 @@ kernel("log10")(_log_to(10))
 
 @kernel("elu")
 def _elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return mint.where(x > 0, x, alpha * mint.expm1(mint.minimum(x, ops.zeros_like(x))))
+    return mint.where(x > 0, x, alpha * mint.expm1(mint.clamp(x, max=0)))
 
 
 @kernel("celu")
 def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return mint.where(x > 0, x, alpha * mint.expm1(mint.minimum(x, ops.zeros_like(x)) / alpha))
+    return mint.where(x > 0, x, alpha * mint.expm1(mint.clamp(x, max=0) / alpha))
 
 
 @kernel("selu")

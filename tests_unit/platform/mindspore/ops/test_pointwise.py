@@ -60,3 +60,16 @@ def test_mish_is_exact_to_rounding(canonical, dtype):
     wide = x.astype(np.float64)
     expected = wide * np.tanh(np.logaddexp(0.0, wide))
     np.testing.assert_allclose(canonical("mish", x), expected.astype(dtype), rtol=8 * np.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu"])
+def test_gradients_at_the_kink_are_those_of_the_negative_side(name):
+    """At zero an exponential linear unit has the slope of its negative side, not half of it."""
+    import mindspore
+
+    platform = platform_named("mindspore")
+    kernel = platform.local_op(name)
+    arguments = {"elu": (0.5,), "celu": (0.5,), "selu": ()}[name]
+    gradient = mindspore.grad(lambda x: kernel(x, *arguments).sum())(platform.from_numpy(np.array([-1e-7, 0.0], F32)))
+    left, kink = platform.tensor_to_numpy(gradient)
+    np.testing.assert_allclose(kink, left, rtol=1e-5)
