@@ -223,7 +223,8 @@ def _cards(tmp_path, monkeypatch):
     from hyper_parallel.transport.c10d import transport as world
 
     chosen = []
-    monkeypatch.setattr(torch, "npu", types.SimpleNamespace(set_device=chosen.append), raising=False)
+    cards = types.SimpleNamespace(set_device=chosen.append, is_available=lambda: True, device_count=lambda: 2)
+    monkeypatch.setattr(torch, "npu", cards, raising=False)
     monkeypatch.setitem(world._ENGINES, "npu", "fake")
     yield world.start_world("npu", 1, 2, f"file://{tmp_path / 'store'}"), chosen
     dist.destroy_process_group()
