@@ -42,6 +42,12 @@ def test_an_error_is_never_ok():
     assert "  traceback" in ended.text().splitlines()
 
 
+def test_seed_and_device_are_shown():
+    """A report says which seed was drawn from and, where it was not the CPU, on which device ranks ran."""
+    lines = report(settings={"seed": 7, "device": "cuda"}).text().splitlines()
+    assert lines[1:3] == ["  seed: 7", "  device: cuda"]
+
+
 def test_first_divergence_is_the_earliest_of_all_ranks():
     """The first divergence is that of the earliest step, then the earliest position in it, then the lowest rank."""
     checks = [

@@ -25,3 +25,11 @@ def test_a_report_must_have_its_keys(tmp_path):
     path.write_text('[{"a": 1}, {"b": 2}]')
     with pytest.raises(ValueError, match=r"report\.json has no a: another version wrote it"):
         read_json_rows(path, ["a"], "make")
+
+
+def test_rows_stand_alone_or_in_a_report(tmp_path):
+    """The rows of a report, beside its header, are read as those of a bare list are."""
+    path = tmp_path / "report.json"
+    for text in ('[{"a": 1}]', '{"header": {"date": "today"}, "rows": [{"a": 1}]}'):
+        path.write_text(text)
+        assert read_json_rows(path, ["a"], "make") == [{"a": 1}]
