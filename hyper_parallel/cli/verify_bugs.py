@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.colour import coloured
@@ -11,7 +10,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, report_text
+from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.bugs.results import CorpusReport
@@ -78,6 +77,4 @@ def _write(arguments: argparse.Namespace, report: CorpusReport) -> None:
         write_text(arguments.html, bugs_page(report), "--html")
     if arguments.report is not None:
         lines = [*(result.text() for result in report.results), report.text()]
-        as_json = Path(arguments.report).suffix == ".json"
-        text = report_json(report.json()) if as_json else report_text("\n".join(lines))
-        write_text(arguments.report, text + "\n", "--report")
+        write_report(arguments.report, report.json, lambda: "\n".join(lines))

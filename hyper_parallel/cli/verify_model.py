@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, report_text
+from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.model_report import ModelReport
@@ -271,8 +270,8 @@ def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: 
         write_text(arguments.html, model_page(done, interrupted), "--html")
     if arguments.report is None:
         return
-    if Path(arguments.report).suffix == ".json":
-        text = report_json(_document(done, interrupted))
-    else:
-        text = report_text("\n\n".join([*(report.text() for report in done), interrupted or _summary(done)]))
-    write_text(arguments.report, text + "\n", "--report")
+    write_report(
+        arguments.report,
+        lambda: _document(done, interrupted),
+        lambda: "\n\n".join([*(report.text() for report in done), interrupted or _summary(done)]),
+    )

@@ -18,7 +18,7 @@ from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, report_text
+from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
@@ -139,9 +139,8 @@ def _audit(arguments: argparse.Namespace) -> int:
     holds = all(audit.holds for audit in audits)
     document = {"target": arguments.target, "ok": holds, "operators": [audit.json() for audit in audits]}
     if arguments.report is not None:
-        as_json = Path(arguments.report).suffix == ".json"
         text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
-        write_text(arguments.report, (report_json(document) if as_json else report_text(text)) + "\n", "--report")
+        write_report(arguments.report, lambda: document, lambda: text)
     if arguments.json:
         print(report_json(document))
     else:
@@ -291,8 +290,5 @@ def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
         from hyper_parallel.verify.pages.operators_page import operators_page
 
         write_text(arguments.html, operators_page([report.json()]), "--html")
-    if arguments.report is None:
-        return
-    as_json = Path(arguments.report).suffix == ".json"
-    text = report_json(report.json()) if as_json else report_text(report.full_text())
-    write_text(arguments.report, text + "\n", "--report")
+    if arguments.report is not None:
+        write_report(arguments.report, report.json, report.full_text)

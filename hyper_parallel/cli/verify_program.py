@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, real, seed, whole
@@ -12,8 +11,7 @@ from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
-from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, report_text
+from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.program.report import ProgramReport
@@ -156,5 +154,4 @@ def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
 
 def _write(path: str | None, report: ProgramReport) -> None:
     if path is not None:
-        text = report_json(report.to_json()) if Path(path).suffix == ".json" else report_text(report.text())
-        write_text(path, text + "\n", "--report")
+        write_report(path, report.to_json, report.text)

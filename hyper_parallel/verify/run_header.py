@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,7 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunHeader", "command_line", "library_version", "report_json", "report_text", "run_header"]
+from hyper_parallel.verify.report_files import write_text
+
+__all__ = ["RunHeader", "command_line", "library_version", "report_json", "report_text", "run_header", "write_report"]
 
 _PACKAGES = ("torch", "mindspore", "numpy")
 _GIT_SECONDS = 10.0
@@ -111,6 +113,21 @@ def report_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
 def report_text(text: str) -> str:
     """Return a report for people under its header."""
     return f"{run_header().text()}\n{text}"
+
+
+def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], text: Callable[[], str]) -> None:
+    """Write the file of ``--report`` under its header: as JSON if its name ends in .json, else as text.
+
+    Args:
+        path: of the file.
+        document: returns the content for JSON.
+        text: returns the content for people.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    content = report_json(document()) if Path(path).suffix == ".json" else report_text(text())
+    write_text(path, content + "\n", "--report")
 
 
 def library_version() -> str:

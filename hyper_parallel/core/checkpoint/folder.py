@@ -7,6 +7,7 @@ import math
 import os
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ class Index:
     pieces: dict[str, list[Piece]]
     ties: dict[str, str]
 
-    @property
+    @cached_property
     def entries(self) -> dict[str, Entry]:
         """All tensors by name."""
         return {name: entry for file in self.files for name, entry in file.entries.items()}
