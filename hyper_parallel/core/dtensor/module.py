@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import ravel
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
@@ -116,8 +117,31 @@ def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | Non
 
 
 def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any:
-    """Scatter the shards from rank ``source``, by an all-to-all in which only that rank sends."""
-    full_box, ranks = whole_box(layout.shape or ()), layout.mesh.ranks
+    """Send every rank its shard of what rank ``source`` holds.
+
+    The source scatters along the axes that split the tensor, to the ranks that share its position on the others; these
+    broadcast along the others. So each piece leaves the source once, however many ranks hold it.
+    """
+    mesh = layout.mesh
+    splitting = {axis for axes in layout.dim_axes for axis in axes}
+    scattered = tuple(axis for axis in range(mesh.ndim) if axis in splitting)
+    repeated = tuple(axis for axis in range(mesh.ndim) if axis not in splitting)
+    start, here = mesh.coordinate_of(source), mesh.own_coordinate()
+    shard = None
+    if all(start[axis] == here[axis] for axis in repeated):
+        shard = _scatter_to(platform, whole, layout, source, mesh.ranks_along(scattered))
+    holders = mesh.ranks_along(repeated)
+    if len(holders) == 1:
+        return shard
+    first = holders[ravel(tuple(start[axis] for axis in repeated), tuple(mesh.shape[axis] for axis in repeated))]
+    if shard is None:
+        shard = platform.empty_like(narrow_box(whole, whole_box(layout.shape or ()), layout.local_box(), platform))
+    return platform.transport().broadcast(platform.contiguous(shard), first, holders)
+
+
+def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ranks: tuple[int, ...]) -> Any:
+    """Scatter the shards of ``ranks`` from rank ``source``, by an all-to-all in which only that rank sends."""
+    full_box = whole_box(layout.shape or ())
 
     def flat(rank: int) -> Any:
         if layout.mesh.rank != source:

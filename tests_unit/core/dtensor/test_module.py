@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from hyper_parallel import (
     DTensor,
@@ -13,6 +14,7 @@ from hyper_parallel import (
     distribute_tensor,
     init_device_mesh,
 )
+from hyper_parallel.core.dtensor import module
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
@@ -376,3 +378,24 @@ def test_a_rank_outside_of_the_mesh(run):
             "takes no part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
         ),
     ]
+
+
+def test_each_piece_leaves_the_source_once(monkeypatch):
+    """On 3 x 2 ranks the source cuts one piece per shard, not one per rank; every rank gets its shard of the values."""
+    cuts, plain = [], module.narrow_box
+
+    def counting(whole, box, part, platform):
+        cuts.append((platform.transport().rank, part))
+        return plain(whole, box, part, platform)
+
+    monkeypatch.setattr(module, "narrow_box", counting)
+    values = torch.randn(5, 3)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
+        tensor = values if mesh.rank == 4 else torch.zeros(5, 3)
+        return distribute_tensor(tensor, mesh, [Replicate(), Shard(0)], src_data_rank=4).to_local()
+
+    for rank, shard in enumerate(simulate(on_rank, 6)):
+        assert torch.equal(shard, values[3:] if rank % 2 else values[:3])
+    assert sorted(box for rank, box in cuts if rank == 4) == [((0, 3), (0, 3)), ((3, 5), (0, 3))]
