@@ -396,6 +396,6 @@ def test_each_piece_leaves_the_source_once(monkeypatch):
         tensor = values if mesh.rank == 4 else torch.zeros(5, 3)
         return distribute_tensor(tensor, mesh, [Replicate(), Shard(0)], src_data_rank=4).to_local()
 
-    for rank, shard in enumerate(simulate(on_rank, 6)):
+    for rank, shard in enumerate(simulate(on_rank, 6, "torch")):
         assert torch.equal(shard, values[3:] if rank % 2 else values[:3])
     assert sorted(box for rank, box in cuts if rank == 4) == [((0, 3), (0, 3)), ((3, 5), (0, 3))]
