@@ -19,6 +19,7 @@ from hyper_parallel.verify.model_harden import Attempt, attempts, run_spots
 from hyper_parallel.verify.model_report import ModelReport, traffic
 from hyper_parallel.verify.simulate import MOST_RANKS, simulate
 from hyper_parallel.verify.spec import error_summary, user_function
+from hyper_parallel.verify.step_timeline import replayed
 from hyper_parallel.verify.train_compare import RankResult, run_rank
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.settings.update(ranks[0].settings)
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound
+    calls = [rank.calls for rank in ranks]
+    report.timeline = replayed(calls) if report.launch == "simulated" else calls
 
 
 def _reraise_input_error(error: RankFailedError) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
     from hyper_parallel.verify.compare import TensorCheck
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
+    from hyper_parallel.verify.step_timeline import StepCall
 
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 
@@ -91,6 +92,7 @@ class ModelReport:
         settings: optimizer, plan and the like, in words.
         hardened: what was changed about the case so that it shows errors, in words.
         blind: what the case cannot show, in words.
+        timeline: per rank, its calls into the transport in the last step; see :func:`replayed` for simulated ranks.
     """
 
     name: str
@@ -112,6 +114,7 @@ class ModelReport:
     settings: dict[str, str] = field(default_factory=dict)
     hardened: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
+    timeline: list[list[StepCall]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

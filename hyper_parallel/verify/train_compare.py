@@ -24,6 +24,7 @@ from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_l
 from hyper_parallel.verify.perturbation import describe
 from hyper_parallel.verify.random_draws import mask_errors
 from hyper_parallel.verify.spec import blame_user
+from hyper_parallel.verify.step_timeline import StepCall, recorded_calls
 from hyper_parallel.verify.training_runs import ParallelRun, ReferenceStep, SingleDeviceRun, build_model, numbered
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RankResult:
         settings: what was trained and how, in words.
         hardened: what was changed about the case, in words.
         blind: what the case cannot show, in words.
+        calls: of this rank into its transport, in the parallel run's last step.
     """
 
     checks: list[TensorCheck]
@@ -62,6 +64,7 @@ class RankResult:
     settings: dict[str, str] = field(default_factory=dict)
     hardened: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
+    calls: list[StepCall] = field(default_factory=list)
 
 
 def run_rank(
@@ -176,7 +179,8 @@ class _TrainCompare:
             expected = self.reference.step(number)
             self.parallel.draws.shapes = expected.draws
             self.parallel.draws.draws.clear()
-            with record_events() as log:  # the collectives of the comparison itself are not recorded
+            # The collectives of the comparison itself are not recorded.
+            with record_events() as log, recorded_calls(self.platform.transport()) as calls:
                 log.step = number
                 loss = self.parallel.step(number)
             events.extend(log)
@@ -186,7 +190,7 @@ class _TrainCompare:
             self.parallel.fault.must_have_hit()
         return RankResult(
             self.comparison.checks, self.comparison.skipped, losses, events, describe(self._dtype()),
-            parallel_losses, layouts, self._settings(),
+            parallel_losses, layouts, self._settings(), calls=calls,
         )  # fmt: skip
 
     def _settings(self) -> dict[str, str]:

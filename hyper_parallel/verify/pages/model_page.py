@@ -17,6 +17,7 @@ from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.pages.timeline_page import step_timeline
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 __all__ = ["model_page"]
@@ -56,6 +57,15 @@ _PICTURES = 12
 """Layouts that are drawn; the list of parameters has all of them."""
 
 _EMPTY = Cell("", key="")
+
+
+_TIMELINE = {
+    "simulated": (
+        "The last training step on every rank: grey is compute, coloured the wait for slower ranks, as if every rank "
+        "had a processor of its own and transfers took no time"
+    ),
+    "processes": "The last training step on every rank: grey is compute, coloured a call into the transport",
+}
 
 
 def model_page(reports: Sequence[ModelReport], note: str = "") -> str:
@@ -111,6 +121,8 @@ def _run(report: ModelReport) -> dict[str, Any]:
         "modules": _modules(report),
         "steps": _steps(report),
         "collectives": _collectives(report),
+        "timeline": step_timeline(report.timeline),
+        "timeline_caption": _TIMELINE[report.launch],
         "parameters": _parameters(report),
         "skipped": report.skipped,
     }

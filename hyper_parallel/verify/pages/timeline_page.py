@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from hyper_parallel.transport.flight_recorder import CALLS
+from hyper_parallel.transport.flight_trace import Flight
 from hyper_parallel.verify.pages import svg
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from markupsafe import Markup
 
-    from hyper_parallel.transport.flight_trace import Flight
+    from hyper_parallel.verify.step_timeline import StepCall
 
-__all__ = ["timeline_page"]
+__all__ = ["step_timeline", "timeline_page"]
 
 _WIDTH, _LEFT, _ROW, _BOTTOM = 480.0, 60.0, 26.0, 40.0
 _LEAST = 0.8
@@ -51,6 +54,34 @@ def timeline_page(flight: Flight) -> str:
         shares=_shares(flight),
         calls=_calls(flight),
     )
+
+
+def step_timeline(ranks: Sequence[Sequence[StepCall]]) -> tuple[Markup, Markup] | None:
+    """Return a picture of one training step, and a table of the time of every rank; None without a call.
+
+    Args:
+        ranks: the calls of every rank; the first :data:`CALLS` of each are shown.
+    """
+    if not any(ranks):
+        return None
+    flight = Flight(len(ranks), {rank: _record(rank, calls[:CALLS]) for rank, calls in enumerate(ranks)})
+    return _picture(flight), _shares(flight)
+
+
+def _record(rank: int, calls: Sequence[StepCall]) -> dict[str, Any]:
+    """Return the calls of a rank in one step as a flight record."""
+    rows = [
+        {
+            "operation": call.operation,
+            "text": f"{call.operation} of ranks {', '.join(map(str, call.ranks))}",
+            "state": "completed",
+            "started": call.started,
+            "ended": call.waits if call.ended is None else call.ended,
+            "site": call.module or "(no module)",
+        }
+        for call in calls
+    ]
+    return {"rank": rank, "written": max((row["ended"] for row in rows), default=0.0), "calls": rows, "error": None}
 
 
 def _span(flight: Flight) -> tuple[float, float]:

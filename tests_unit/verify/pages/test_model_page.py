@@ -3,6 +3,7 @@
 import re
 
 from hyper_parallel.verify.pages.model_page import model_page
+from hyper_parallel.verify.step_timeline import StepCall
 
 
 def rows(page, caption):
@@ -91,3 +92,18 @@ def test_the_plan_is_a_table(samples):
         ["up.bias", "7", "Replicate()", "Replicate()", "7"],
         ["scale", "1", "plain tensor", "plain tensor", "1"],
     ]
+
+
+def test_the_last_step_is_a_timeline(samples):
+    """Calls of the last step are bars per rank, with module and members; the time of every rank is a table."""
+    report = samples.run()
+    assert "<h3>One step" not in model_page([report])
+    whole = StepCall("all_reduce", (0, 1), "layers.<0>", 1.0, 1.0, 1.5)
+    unwaited = StepCall("all_gather", (0, 1), "", 2.0, 2.0, None)
+    report.timeline = [[whole, unwaited], []]
+    page = model_page([report])
+    assert page.index("<h3>Collectives") < page.index("<h3>One step") < page.index("<h3>Parameters on ranks")
+    assert "all_reduce of ranks 0, 1 (completed), 500.00 ms, at layers.&lt;0&gt;" in page
+    assert "all_gather of ranks 0, 1 (completed), 0.00 ms, at (no module)" in page
+    assert "coloured the wait for slower ranks, as if every rank had a processor of its own" in page
+    assert rows(page, "Time of every rank") == [["0", "500.00", "500.00", "all_reduce"], ["1", "0.00", "0.00", "no calls"]]
