@@ -106,4 +106,5 @@ def test_the_last_step_is_a_timeline(samples):
     assert "all_reduce of ranks 0, 1 (completed), 500.00 ms, at layers.&lt;0&gt;" in page
     assert "all_gather of ranks 0, 1 (completed), 0.00 ms, at (no module)" in page
     assert "coloured the wait for slower ranks, as if every rank had a processor of its own" in page
-    assert rows(page, "Time of every rank") == [["0", "500.00", "500.00", "all_reduce"], ["1", "0.00", "0.00", "no calls"]]
+    times = rows(page, "Time of every rank")
+    assert times == [["0", "500.00", "500.00", "all_reduce"], ["1", "0.00", "0.00", "no calls"]]
