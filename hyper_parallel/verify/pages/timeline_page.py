@@ -81,7 +81,7 @@ def _record(rank: int, calls: Sequence[StepCall]) -> dict[str, Any]:
         }
         for call in calls
     ]
-    return {"rank": rank, "written": max((row["ended"] for row in rows), default=0.0), "calls": rows, "error": None}
+    return {"rank": rank, "written": calls[-1].waits if calls else 0.0, "calls": rows, "error": None}
 
 
 def _span(flight: Flight) -> tuple[float, float]:
