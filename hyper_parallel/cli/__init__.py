@@ -19,6 +19,7 @@ from hyper_parallel.cli import (
     fuzz,
     self_test,
     trace,
+    trend,
     verify_bugs,
     verify_contract,
     verify_model,
@@ -118,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     fuzz.add_parser(commands)
     self_test.add_parser(commands)
     trace.add_parser(commands)
+    trend.add_parser(commands)
     return top
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hyper_parallel.verify.pages import svg
 
-__all__ = ["Dot", "bar", "curves", "dots"]
+__all__ = ["Dot", "bar", "curves", "dots", "sparkline"]
 
 _WIDTH, _HEIGHT = 480.0, 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 12.0, 30.0, 40.0
@@ -176,6 +176,31 @@ def bar(share: float, hint: str) -> Markup:
     ground = svg.rect(0, 2, 90, 8, style=f"fill:{svg.colour('line')};fill-opacity:.5", radius=2)
     full = svg.rect(0, 2, 90 * part, 8, style=f"fill:{svg.colour('one')}", radius=2)
     return svg.picture(90, 12, hint, "", [ground, full])
+
+
+def sparkline(name: str, values: Sequence[float | None]) -> Markup:
+    """Return a small curve for a cell of a table, without axes; a gap where a value is None or not finite.
+
+    Args:
+        name: of the value, for screen readers.
+        values: the oldest first.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    parts: list[Markup] = []
+    run: list[tuple[float, float]] = []
+    for step, value in enumerate([*values, None]):
+        if value is not None and math.isfinite(value):
+            share = (value - low) / (high - low) if high > low else 0.5
+            run.append((4 + 112 * step / max(len(values) - 1, 1), 20 - 16 * share))
+            continue
+        if len(run) > 1:
+            parts.append(_polyline(run, f"stroke:{svg.colour('one')};stroke-width:2"))
+        elif run:
+            parts.append(svg.circle(*run[0], 2, "one"))
+        run = []
+    text = f"from {low:.4g} to {high:.4g} in {len(finite)} of {len(values)} nights" if finite else "no value"
+    return svg.picture(120, 24, f"{name}: {text}", "", parts)
 
 
 def _error_label(error: float) -> str:

@@ -8,7 +8,9 @@ from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResu
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
+from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, Comparison
+from hyper_parallel.verify.run_history import History, Night
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 
@@ -147,3 +149,22 @@ def comparison():
     header = {"date": "2026-01-02", "command": "hyper-parallel " + "x" * 90, "versions": {"torch": "2.13"}}
     verdicts = ("worse", "better", "other")
     return Comparison((header, {}), 4, tuple(Change(f"{'a' * 50}: checks", "3", "2", name) for name in verdicts))
+
+
+def history(text="torch", nights=3):
+    """Nights in which one value falls, one rises, one is absent at first; a test was skipped."""
+    header = {"date": "2026-01-02", "revision": text, "command": text + "x" * 90, "versions": {"torch": "2.13"}}
+    return History(
+        tuple(
+            Night(
+                header,
+                {
+                    f"{text} checks": Measured(7 - night, "more"),
+                    f"{text} time": Measured(1.5 + night, "time"),
+                    **({f"{text} new": Measured(1, "less")} if night else {}),
+                },
+                {text: {f"{text} reason": 2}},
+            )
+            for night in range(nights)
+        )
+    )

@@ -15,6 +15,7 @@ from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
+from hyper_parallel.verify.pages.trend_page import trend_page
 
 pytestmark = [pytest.mark.slow]
 
@@ -28,6 +29,7 @@ NAMES = (
     "corpus",
     "timeline",
     "comparison",
+    "nights",
     "pictures",
 )
 
@@ -102,6 +104,7 @@ def pages(samples):
         "corpus": bugs_page(samples.corpus()),
         "timeline": timeline_page(samples.flight()),
         "comparison": comparison_page(samples.comparison()),
+        "nights": trend_page(samples.history("a" * 50, 40)),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 

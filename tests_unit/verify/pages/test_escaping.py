@@ -23,6 +23,7 @@ from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
+from hyper_parallel.verify.pages.trend_page import trend_page
 from hyper_parallel.verify.run_header import command_line
 
 PLAIN = "plain"
@@ -134,6 +135,11 @@ def comparison(samples, text):
     return comparison_page(replace(before, headers=(header, {}), changes=changes))
 
 
+def nights(samples, text):
+    """The history of values, suites and reasons of these names."""
+    return trend_page(samples.history(text))
+
+
 def headed(samples, text):
     """A page in whose footer stands the header of a run with this command."""
     del samples
@@ -150,7 +156,7 @@ def pictures(samples, text):
 
 
 @pytest.mark.parametrize("build", [
-    model, operators, mutation, corpus, programs, costs, contract, timeline, comparison, headed, pictures,
+    model, operators, mutation, corpus, programs, costs, contract, timeline, comparison, nights, headed, pictures,
 ])  # fmt: skip
 def test_no_text_becomes_markup(samples, build):
     """A page has the same elements, attributes and scripts whatever its names and messages are."""
