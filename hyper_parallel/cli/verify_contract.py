@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.arguments import seed, whole
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -55,6 +55,9 @@ def add_parser(kinds: Any) -> None:
         action="store_true",
         help="also measure checkpointing, swapping and building",
     )
+    subparser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of the data of all ranks: the same seed, the same data (0)"
+    )
     subparser.add_argument("--json", action="store_true", help="the results as JSON on stdout")
     subparser.add_argument(
         "--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html"
@@ -71,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report, folder=True)
     frameworks = platforms(arguments.platform)
     jobs: list[tuple[str, Any, tuple[Any, ...]]] = [
-        (f"{platform} ({launch})", examine, (platform, arguments.world_size, launch, facets))
+        (f"{platform} ({launch})", examine, (platform, arguments.world_size, launch, facets, arguments.seed))
         for platform in frameworks
         for launch in launches
     ]

@@ -6,8 +6,10 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.contract import results, suite
-from hyper_parallel.verify.contract.world import ContractCheck
+from hyper_parallel.verify.contract.world import ContractCheck, World
+from hyper_parallel.verify.simulate import simulate
 
 
 def ran(capsys, *arguments):
@@ -86,3 +88,19 @@ def test_a_report_that_cannot_be_written(capsys, tmp_path):
     status, _, err = ran(capsys, *asked)
     assert status == 2
     assert err == f"hyper-parallel: error: --report {tmp_path / 'file'} cannot be written: File exists\n"
+
+
+def test_the_seed_is_that_of_the_data(platform_name, capsys):
+    """Two seeds give the checks other data, one seed the same; the report says which it was."""
+    asked = ["--platform", platform_name, "--facet", "pipeline", "--json"]
+    for seed in (0, 7):
+        status, out, _ = ran(capsys, *asked, "--seed", seed)
+        assert (status, json.loads(out)["header"]["seed"]) == (0, seed)
+    samples = simulate(sampled, 2, platform_name, (0,)) + simulate(sampled, 2, platform_name, (7,))
+    assert len({tuple(sample) for sample in samples}) == 4
+    assert simulate(sampled, 2, platform_name, (7,)) == samples[2:]
+
+
+def sampled(seed):
+    """Return what a rank's world draws."""
+    return World(current_platform(), seed).sample((5,)).tolist()

@@ -33,11 +33,11 @@ PERSISTENCE: Contract = []
 _CONFIG = LanguageModelConfig(vocab=23, dim=12, layers=2, heads=2, kv_heads=1, head_dim=4, ffn=14, length=5)
 
 
-def _model(w: World, seed: int = 0) -> Any:
+def _model(w: World) -> Any:
     """Return the transformer with the same values on every rank."""
     p = w.platform
     model = p.reference_model(_CONFIG)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(w.seed)
     parameters_ = sorted(p.parameters_dict(model).items())
     p.load_arrays(model, {path: random.standard_normal(tuple(value.shape)) / 3 for path, value in parameters_})
     return model
@@ -45,7 +45,7 @@ def _model(w: World, seed: int = 0) -> Any:
 
 def _step(w: World, model: Any) -> Any:
     """Return loss and gradients of a step on this rank's tokens."""
-    p, random = w.platform, np.random.default_rng(w.rank)
+    p, random = w.platform, np.random.default_rng([w.seed, w.rank])
     tokens = [w.tensor(random.integers(0, _CONFIG.vocab, (2, _CONFIG.length))) for _ in range(2)]
     return p.training_step(model, lambda: p.reference_loss(model(tokens[0]), tokens[1]))
 

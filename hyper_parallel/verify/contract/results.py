@@ -142,7 +142,11 @@ class Footprint:
 
 
 def examine(
-    platform_name: str, world_size: int = 3, launch: str = "simulated", facets: Sequence[str] = _ALL
+    platform_name: str,
+    world_size: int = 3,
+    launch: str = "simulated",
+    facets: Sequence[str] = _ALL,
+    seed: int = 0,
 ) -> ContractOutcome:
     """Run the checks of ``facets``; a check that fails is part of the result, and the others still run.
 
@@ -151,6 +155,7 @@ def examine(
         world_size: number of ranks, at least two.
         launch: ``simulated`` or ``processes``.
         facets: names of facets; all by default.
+        seed: of the data of all ranks.
     """
     from hyper_parallel.platform.select import platform_named
 
@@ -160,7 +165,7 @@ def examine(
         platform.device_type(),
         launch,
         world_size,
-        _states(platform_name, world_size, launch, facets),
+        _states(platform_name, world_size, launch, facets, seed),
         [{**asdict(gap), "devices": list(gap.devices)} for gap in platform.gaps],
         _now(),
     )
@@ -183,18 +188,18 @@ def load(folder: Path) -> tuple[list[ContractOutcome], list[Footprint]]:
     return outcomes, [_read(path, Footprint) for path in sorted(folder.glob("footprint-*.json"))]
 
 
-def _states(platform_name: str, world_size: int, launch: str, facets: Sequence[str]) -> dict[str, str]:
+def _states(platform_name: str, world_size: int, launch: str, facets: Sequence[str], seed: int) -> dict[str, str]:
     """Return the state of each member; if the facets fail together each is run alone, because an error ends a world."""
     from hyper_parallel.verify.contract.suite import run_contract
 
     try:
-        return run_contract(platform_name, world_size, launch, facets)
+        return run_contract(platform_name, world_size, launch, facets, seed)
     except RankFailedError as error:
         if len(facets) == 1:
             return dict.fromkeys(MEMBERS[facets[0]], f"failed: {_reason(error)}")
     states: dict[str, str] = {}
     for facet in facets:
-        states.update(_states(platform_name, world_size, launch, [facet]))
+        states.update(_states(platform_name, world_size, launch, [facet], seed))
     return states
 
 

@@ -37,12 +37,13 @@ _PROBES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS)) -> dict[str, str]:
+def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS), seed: int = 0) -> dict[str, str]:
     """Check every member of ``facets`` on this rank; all ranks of a world call this together.
 
     Args:
         platform_name: ``torch`` or ``mindspore``.
         facets: names of facets; all by default.
+        seed: of the data of all ranks.
 
     Returns:
         per member ``served``, or ``gap: `` and the ledger's reason.
@@ -52,7 +53,7 @@ def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS)) ->
             although it is.
     """
     platform = platform_named(platform_name)
-    world, states = World(platform), {}
+    world, states = World(platform, seed), {}
     for facet in facets:
         for check in CHECKS[facet]:
             gaps = [gap for gap in map(platform.gap, check.members) if gap is not None]
@@ -82,7 +83,11 @@ def _must_refuse(platform: Any, member: str) -> None:
 
 
 def run_contract(
-    platform_name: str, world_size: int = 2, launch: str = "simulated", facets: Sequence[str] = tuple(CHECKS)
+    platform_name: str,
+    world_size: int = 2,
+    launch: str = "simulated",
+    facets: Sequence[str] = tuple(CHECKS),
+    seed: int = 0,
 ) -> dict[str, str]:
     """Run :func:`check_contract` on every rank of a world, and return rank 0's result.
 
@@ -91,6 +96,7 @@ def run_contract(
         world_size: number of ranks, at least two.
         launch: ``simulated``, or ``processes`` for real ones.
         facets: names of facets; all by default.
+        seed: of the data of all ranks.
 
     Raises:
         RankFailedError: a check failed on a rank.
@@ -99,6 +105,6 @@ def run_contract(
     from hyper_parallel.verify.simulate import simulate
 
     runner = simulate if launch == "simulated" else launched
-    results = runner(check_contract, world_size, platform_name, (platform_name, tuple(facets)), timeout=280.0)
+    results = runner(check_contract, world_size, platform_name, (platform_name, tuple(facets), seed), timeout=280.0)
     first: dict[str, str] = results[0]
     return first

@@ -62,17 +62,25 @@ def logged(log: list[Any], entry: Any, result: Any = None) -> Any:
 
 
 class World:
-    """The world as one rank sees it: its platform and rank, the data of all ranks, and assertions on tensors."""
+    """The world as one rank sees it: its platform and rank, the data of all ranks, and assertions on tensors.
+
+    Attributes:
+        platform: the framework.
+        rank: this rank.
+        size: number of ranks.
+        ranks: all of them.
+        seed: of the data.
+    """
 
     def __init__(self, platform: Platform, seed: int = 0) -> None:
         self.platform = platform
         self.rank, self.size = platform.get_rank(), platform.get_world_size()
         self.ranks = tuple(range(self.size))
-        self._seed = seed
+        self.seed = seed
 
     def sample(self, shape: tuple[int, ...], rank: int | None = None, turn: int = 0, dtype: str = "float64") -> Array:
         """Return the data of ``rank`` (by default this one), equal on every rank; quarters, so that sums are exact."""
-        random = np.random.default_rng([self._seed, self.rank if rank is None else rank, turn, *shape])
+        random = np.random.default_rng([self.seed, self.rank if rank is None else rank, turn, *shape])
         return np.asarray(random.integers(-9, 10, shape) / 4 + 0.125).astype(dtype)
 
     def everyone(self, shape: tuple[int, ...], turn: int = 0, dtype: str = "float64") -> list[Array]:
