@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.verify.spec import from_user_frames
+
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
     from hyper_parallel.verify.compare import TensorCheck
@@ -210,7 +212,11 @@ class ModelReport:
         if wrong:
             modules = list(dict.fromkeys(check.module for check in wrong))
             lines.append(f"  {len(wrong)} of {len(self.checks)} tensors differ, in {len(modules)} modules")
-        lines.extend(table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
+        lines.extend(
+            table(self.traffic)
+            if not self.error
+            else ["  " + line for line in from_user_frames(self.error).splitlines()]
+        )
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:

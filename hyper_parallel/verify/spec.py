@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -19,10 +20,13 @@ import hyper_parallel
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.model_case import InputError
 
-__all__ = ["blame_user", "call_user_function", "error_summary", "find_function", "user_function"]
+__all__ = ["blame_user", "call_user_function", "error_summary", "find_function", "from_user_frames", "user_function"]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "(.+)", line \d+')
 
 # -- finding -----------------------------------------------------------------------------------------------------------
 
@@ -157,6 +161,32 @@ def error_summary(error: BaseException) -> str:
     """Return an exception as one line: its type and the first line of its message."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def from_user_frames(text: str) -> str:
+    """Return a text with tracebacks from the first call in the user's files on, with the number of calls left out.
+
+    A traceback without such a call stays whole.
+    """
+    lines = text.splitlines()
+    kept: list[str] = []
+    start = 0
+    while start < len(lines):
+        kept.append(lines[start])
+        start += 1
+        if not lines[start - 1].startswith(_TRACEBACK):
+            continue
+        end = next((place for place in range(start, len(lines)) if not lines[place].startswith(" ")), len(lines))
+        frames = [place for place in range(start, end) if _FRAME.match(lines[place])]
+        own = [place for place in frames if _is_users(_FRAME.match(lines[place]))]
+        if own and own[0] > start:
+            kept.append(f"  ({frames.index(own[0])} calls before it are not in your files)")
+            start = own[0]
+    return "\n".join(kept)
+
+
+def _is_users(frame: re.Match[str] | None) -> bool:
+    return frame is not None and not any(_in(frame[1], root) for root in (_LIBRARY, *_INSTALLED))
 
 
 def _user_line(error: BaseException) -> str:

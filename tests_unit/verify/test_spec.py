@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.verify import spec
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import InputError, ModelCase
 from hyper_parallel.verify.spec import call_user_function, find_function
@@ -212,3 +214,42 @@ def test_a_name_that_no_file_can_have_is_no_file():
     with pytest.raises(InputError) as raised:
         find_function(f"{name}:case", "SPEC")
     assert str(raised.value) == f"SPEC: there is no file {Path(name).resolve()}"
+
+
+def test_tracebacks_begin_in_the_users_files():
+    """Calls before the first one in the user's files are counted instead of shown; other lines stay as they are."""
+    library = spec.__file__
+    text = (
+        "rank 0 of 2 failed\n--- rank 0:\nTraceback (most recent call last):\n"
+        f'  File "{library}", line 1, in run\n    run()\n    ^^^^^\n'
+        f'  File "{torch_like()}", line 2, in call\n    call()\n'
+        '  File "/home/me/model.py", line 3, in forward\n    fail()\n    ^^^^^^\n'
+        f'  File "{library}", line 4, in fail\n    raise\nValueError: no\n--- rank 1: was running'
+    )
+    assert spec.from_user_frames(text).splitlines() == [
+        "rank 0 of 2 failed",
+        "--- rank 0:",
+        "Traceback (most recent call last):",
+        "  (2 calls before it are not in your files)",
+        '  File "/home/me/model.py", line 3, in forward',
+        "    fail()",
+        "    ^^^^^^",
+        f'  File "{library}", line 4, in fail',
+        "    raise",
+        "ValueError: no",
+        "--- rank 1: was running",
+    ]
+
+
+def test_a_traceback_without_the_users_files_stays_whole():
+    """An error of the library itself keeps its whole traceback, and one that begins in the user's file, too."""
+    own = f'Traceback (most recent call last):\n  File "{spec.__file__}", line 1, in run\n    run()\nValueError: no'
+    assert spec.from_user_frames(own) == own
+    users = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 1, in run\n    run()'
+    assert spec.from_user_frames(users) == users
+    assert spec.from_user_frames("no traceback") == "no traceback"
+
+
+def torch_like():
+    """Return the path of a file of an installed package."""
+    return Path(sysconfig.get_path("purelib")) / "torch" / "module.py"
