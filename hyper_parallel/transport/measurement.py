@@ -14,10 +14,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,9 +36,10 @@ _NO_DATA = "no-data-collected"
 _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not-python", "already-imported"]
 
 _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _STACK_FILES: list[IO[str]] = []  # where faulthandler writes at SIGTERM, at most one; setting a handler removes its own
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
+_LOST: set[str] = set()  # data files, without the suffix of this process, to which its data could not be written
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ def _measuring(measurement: Measurement) -> Any:
     key = dataclasses.replace(measurement, context=None)
     with _LOCK:
         if _STARTED and _STARTED[0][0] != key:
-            _, other = _STARTED.pop()
+            earlier, other = _STARTED.pop()
             other.stop()
-            other.save()
+            _write(other, earlier, other.save)
         current = coverage.Coverage.current()
         if current is None:
             current = _start(key)
@@ -143,18 +145,44 @@ def _start(measurement: Measurement) -> Any:
 
 @contextmanager
 def measured(measurement: Measurement | None) -> Iterator[None]:
-    """Measure the code that runs in this context, and write the coverage data at its end."""
-    if measurement is None:
+    """Measure the code that runs in this context, and write the coverage data at its end.
+
+    Data that cannot be written, on a full disk say, does not change what becomes of the code: standard error gets the
+    file and the reason, the half file is deleted, and this process measures no more, so the gate counts it as lost.
+    """
+    if measurement is None or measurement.settings.get("data_file") in _LOST:
         yield
         return
     current = _measuring(measurement)
     if measurement.context is not None:
-        current.switch_context(measurement.context)
+        _write(current, measurement, partial(current.switch_context, measurement.context))
     try:
         yield
     finally:
         with _sigterm_deferred():
-            current.save()
+            _write(current, measurement, current.save)
+
+
+def _write(current: Any, measurement: Measurement, write: Callable[[], object]) -> None:
+    """Call a function of coverage that writes data: to save it, or to begin another context."""
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - coverage's, sqlite's or the system's
+        _lose_data(current, Path(measurement.settings["data_file"]), error)
+
+
+def _lose_data(current: Any, data_file: Path, error: Exception) -> None:
+    """Delete the data of this process, write no more of it, and say so: half of it would count as all of it."""
+    current.stop()
+    current.save = lambda: None  # coverage saves again when the process leaves
+    with _LOCK:
+        _LOST.add(str(data_file))
+    for path in data_file.parent.glob(f"{data_file.name}.*.pid{os.getpid()}.*"):
+        path.unlink(missing_ok=True)
+    sys.stderr.write(
+        f"coverage data of process {os.getpid()} is lost: {error}; the file is deleted and the process no longer "
+        "measured, and `hyper-parallel coverage` reports it as one without data\n"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,11 +98,21 @@ def own_checkpoint(folder):
     return error, before == files(folder)
 
 
+def coverage_data(folder):
+    """Two ranks that a process of their own measures; nothing of what measures the test may reach it."""
+    script = str(Path(__file__).with_name("covered_ranks.py"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    ran = subprocess.run(
+        [sys.executable, script, str(folder)], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    return json.loads(ran.stdout) if ran.returncode == 0 else ran.stderr
+
+
 if __name__ == "__main__":
     disk = Path(sys.argv[1])
     (disk / "pids").mkdir()
     outcome = {}
-    for case in (report, record, ledger, checkpoint, own_checkpoint):
+    for case in (report, record, ledger, checkpoint, own_checkpoint, coverage_data):
         place = disk / case.__name__
         place.mkdir()
         outcome[case.__name__] = case(place)

@@ -86,6 +86,30 @@ def test_a_checkpoint_of_ours_is_an_error_and_the_earlier_one_is_whole(outcome):
     assert whole is True
 
 
+def test_coverage_data_of_ranks_changes_no_verdict(outcome):
+    """Every task has its results; ranks name the file and the reason, leave no half of it, and fail the gate."""
+    told = outcome[0]["coverage_data"]
+    assert isinstance(told, dict), told[-3000:]
+    data = outcome[1] / "coverage_data" / "coverage_reports" / "data" / "torch" / ".coverage."
+    assert [(results, failure) for results, failure, _ in told["results"]] == [([7, 8], "None")] * 3
+    assert (told["before"], told["files"]) == (2, [])
+    printed = {}
+    for text in told["results"][1][2]:
+        start, _, rest = text.partition(" is lost: Couldn't ")
+        pid = int(start.removeprefix("coverage data of process "))
+        assert f" data file '{data}" in rest
+        assert f".pid{pid}." in rest
+        assert "database or disk is full" in rest
+        assert rest.endswith(
+            "; the file is deleted and the process no longer measured, and `hyper-parallel coverage` reports it as one "
+            "without data\n"
+        )
+        printed[pid] = text
+    assert sorted(printed) == told["launched"]
+    (failure,) = told["gate"]
+    assert failure.startswith("2 of 2 started ranks left no coverage data: ")
+
+
 def test_no_process_is_left(outcome):
     """The warm ranks that wrote to the full disk have ended with the process that started them."""
     *_, pids = outcome[0]["checkpoint"]

@@ -171,6 +171,7 @@ def handler_inside():
 def forget(monkeypatch):
     """Let every test begin in a process that has started no measurement."""
     monkeypatch.setattr(measurement, "_STARTED", [])
+    monkeypatch.setattr(measurement, "_LOST", set())
 
 
 class FakeCoverage:
@@ -209,20 +210,47 @@ def test_a_measured_process_is_measured_once(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "coverage", SimpleNamespace(Coverage=FakeCoverage))
     monkeypatch.setattr(FakeCoverage, "running", [])
     with in_test_context("test_x.py::test_y|run"):
-        first = Measurement({"branch": True}, str(tmp_path), "test_x.py::test_y|run")
+        first = Measurement({"branch": True, "data_file": "d"}, str(tmp_path), "test_x.py::test_y|run")
     with pytest.raises(ValueError, match="task"), measured(first):
         raise ValueError("task")
     (started,) = FakeCoverage.running
     assert started.calls == ["test_x.py::test_y|run", "save"]
     assert (started.config.branch, started.config.sigterm) == (True, True)
-    with measured(Measurement({"branch": True}, str(tmp_path))):
+    with measured(Measurement({"branch": True, "data_file": "d"}, str(tmp_path))):
         assert FakeCoverage.running == [started]
-    with measured(Measurement({"branch": False}, str(tmp_path), None, until_sigterm=False)):
+    with measured(Measurement({"branch": False, "data_file": "d"}, str(tmp_path), None, until_sigterm=False)):
         (other,) = FakeCoverage.running
     assert started.calls[2:] == ["save", "save"]
     assert other is not started
     assert other.calls == ["save"]
     assert not other.config.sigterm
+
+
+@pytest.mark.parametrize("writes", ["save", "switch_context"])
+def test_data_that_cannot_be_written_changes_no_outcome(monkeypatch, tmp_path, capsys, writes):
+    """The task's own error or result stays, the half file goes, other processes' files stay, and no more is written."""
+
+    def no_room(self, *_arguments):
+        half.write_text("half")
+        raise OSError(28, "No space left on device", str(half))
+
+    class FullDisk(FakeCoverage):
+        running: list = []  # noqa: RUF012
+
+    own, half = tmp_path / ".coverage", tmp_path / f".coverage.host.pid{os.getpid()}.Xa"
+    other = tmp_path / ".coverage.host.pid1.Xb"
+    other.write_text("data")
+    monkeypatch.setitem(sys.modules, "coverage", SimpleNamespace(Coverage=FullDisk))
+    monkeypatch.setattr(FullDisk, writes, no_room)
+    with pytest.raises(ValueError, match="task"), measured(Measurement({"data_file": str(own)}, str(tmp_path), "test")):
+        raise ValueError("task")
+    assert capsys.readouterr().err == (
+        f"coverage data of process {os.getpid()} is lost: [Errno 28] No space left on device: '{half}'; the file is "
+        "deleted and the process no longer measured, and `hyper-parallel coverage` reports it as one without data\n"
+    )
+    assert (list(tmp_path.iterdir()), FullDisk.running) == ([other], [])
+    with measured(Measurement({"data_file": str(own)}, str(tmp_path), "later")):
+        assert FullDisk.running == []
 
 
 def test_the_time_of_the_last_write_is_that_of_the_ranks_own_files(monkeypatch, nested, tmp_path):
