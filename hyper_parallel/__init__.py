@@ -44,6 +44,11 @@ if TYPE_CHECKING:
         use_deterministic as use_deterministic,
         zeros as zeros,
     )
+    from hyper_parallel.core.expert_parallel import (
+        load_balancing_loss as load_balancing_loss,
+        routed_experts as routed_experts,
+        router_z_loss as router_z_loss,
+    )
     from hyper_parallel.core.shard import (
         DFunction as DFunction,
         DistributedOp as DistributedOp,
@@ -108,6 +113,7 @@ __getattr__, __dir__ = lazy_exports(
             "use_deterministic",
             "zeros",
         ),
+        "hyper_parallel.core.expert_parallel": ("load_balancing_loss", "routed_experts", "router_z_loss"),
         "hyper_parallel.core.shard": (
             "DFunction",
             "DistributedOp",

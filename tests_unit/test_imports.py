@@ -34,7 +34,14 @@ FRAMEWORK_HOMES = {
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
 BASE = {"_lazy", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
-CORE = {"core.dtensor", "core.shard", "core.tensor_parallel", "core.data_parallel", "core.checkpoint"}
+CORE = {
+    "core.dtensor",
+    "core.shard",
+    "core.tensor_parallel",
+    "core.data_parallel",
+    "core.expert_parallel",
+    "core.checkpoint",
+}
 ARROWS = {
     "_lazy": set(),
     "_text": set(),
@@ -70,6 +77,7 @@ ARROWS = {
     "core.shard": BASE | {"core.dtensor"},
     "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
     "core.data_parallel": BASE | {"core.dtensor"},
+    "core.expert_parallel": BASE | {"core.dtensor"},
     "core.checkpoint": BASE | {"core.dtensor"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library

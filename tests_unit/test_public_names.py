@@ -13,6 +13,7 @@ PACKAGES = [
     "hyper_parallel.core.checkpoint",
     "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
+    "hyper_parallel.core.expert_parallel",
     "hyper_parallel.core.shard",
     "hyper_parallel.core.tensor_parallel",
     "hyper_parallel.core.tensor_parallel.styles",

@@ -41,6 +41,7 @@ PUBLIC = (
     "hyper_parallel.core.checkpoint",
     "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
+    "hyper_parallel.core.expert_parallel",
     "hyper_parallel.core.shard",
     "hyper_parallel.core.tensor_parallel",
     "hyper_parallel.errors",

@@ -1,0 +1,147 @@
+"""Layouts of an expert-parallel region: which axes shard tokens, which one shards experts, what enters and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout, chunk_bounds
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError
+
+__all__ = ["RegionLayouts", "region_layouts"]
+
+
+@dataclass(frozen=True)
+class RegionLayouts:
+    """Where tokens and experts are.
+
+    Attributes:
+        tokens: layout of ``x``, None if all tensors are plain.
+        expert_axis: mesh axis that shards the experts, None if none does.
+    """
+
+    tokens: Layout | None
+    expert_axis: int | None
+
+    @property
+    def rank(self) -> int:
+        """Return this rank, 0 on plain tensors."""
+        return 0 if self.tokens is None else self.tokens.mesh.rank
+
+    @property
+    def token_axes(self) -> tuple[int, ...]:
+        """Return the axes that shard tokens."""
+        return () if self.tokens is None else self.tokens.dim_axes[0]
+
+    @property
+    def expert_ranks(self) -> tuple[int, ...]:
+        """Return the ranks of this rank's expert axis, in the order of their tokens and experts."""
+        if self.tokens is None or self.expert_axis is None:
+            return (self.rank,)
+        return tuple(self.tokens.mesh.ranks_along((self.expert_axis,)))
+
+    def counted_ranks(self, everywhere: bool) -> tuple[int, ...]:
+        """Return the ranks whose counts matter, in the order of their tokens: of the expert axis, or all with tokens."""
+        if self.tokens is None or not everywhere:
+            return self.expert_ranks
+        layout = self.tokens
+        ranks = layout.mesh.ranks_along(tuple(sorted(self.token_axes)))
+        return tuple(
+            sorted(ranks, key=lambda rank: [layout.mesh.coordinate_of(rank)[axis] for axis in self.token_axes])
+        )
+
+    def expert_bounds(self, count: int) -> list[tuple[int, int]]:
+        """Return the range of experts of each of ``expert_ranks``."""
+        parts = len(self.expert_ranks)
+        return [chunk_bounds(count, parts, index) for index in range(parts)]
+
+    def enter(self, x: Any, weights: Any, parameters: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
+        """Return the local tensors; a parameter's gradient is a partial sum where tokens are sharded and it is not."""
+        if self.tokens is None:
+            return x, weights, list(parameters)
+        return x.to_local(), weights.to_local(), [self._entered(stacked) for stacked in parameters]
+
+    def _entered(self, stacked: Any) -> Any:
+        partial = [
+            Partial() if axis in self.token_axes and placement == Replicate() else placement
+            for axis, placement in enumerate(stacked.placements)
+        ]
+        return stacked.to_local(partial)
+
+    def leave(self, local: Any, x: Any) -> Any:
+        """Return the result in the layout of ``x``."""
+        if self.tokens is None:
+            return local
+        return DTensor.from_local(
+            local, self.tokens.mesh, self.tokens.placements, shape=(int(x.shape[0]), int(local.shape[1]))
+        )
+
+
+def region_layouts(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]) -> RegionLayouts:
+    """Check the layouts of a call.
+
+    Raises:
+        LayoutError: plain tensors among DTensors, tensors on several meshes, tokens or experts that are laid out in
+            another way than the region takes.
+    """
+    names = ["x", "experts", "weights", *(f"parameters[{index}]" for index in range(len(parameters)))]
+    tensors = [x, experts, weights, *parameters]
+    plain = [name for name, tensor in zip(names, tensors, strict=True) if not isinstance(tensor, DTensor)]
+    if len(plain) == len(tensors):
+        return RegionLayouts(None, None)
+    if plain:
+        msg = (
+            f"routed_experts: {', '.join(plain)} plain among DTensors; use distribute_tensor(tensor, mesh, placements) "
+            "or DTensor.from_local"
+        )
+        raise LayoutError(msg)
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.device_mesh is not x.device_mesh:
+            msg = f"routed_experts: {name} is on {tensor.device_mesh!r}, x on {x.device_mesh!r}; use one mesh"
+            raise LayoutError(msg)
+    _check_tokens(x, experts, weights)
+    axis = _expert_axis(names[3:], parameters)
+    if axis is not None and axis not in x.layout.dim_axes[0]:
+        name = x.device_mesh.names[axis]
+        expected = [Shard(0) if index == axis else each for index, each in enumerate(x.placements)]
+        msg = (
+            f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens must "
+            f"be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
+        )
+        raise LayoutError(msg)
+    return RegionLayouts(x.layout, axis)
+
+
+def _check_tokens(x: Any, experts: Any, weights: Any) -> None:
+    layout = x.layout
+    if layout.is_partial() or layout.dim_axes[1]:
+        msg = (
+            f"routed_experts: x is {layout.notation(x.dtype)}; only its tokens, dim 0, may be sharded: "
+            "x.redistribute(placements=...) with Shard(0) or Replicate() on each axis"
+        )
+        raise LayoutError(msg)
+    for name, tensor in (("experts", experts), ("weights", weights)):
+        if tensor.placements != x.placements:
+            msg = (
+                f"routed_experts: {name} is {tensor.layout.notation(tensor.dtype)}, x is {layout.notation(x.dtype)}; "
+                f"{name}.redistribute(placements={list(x.placements)})"
+            )
+            raise LayoutError(msg)
+
+
+def _expert_axis(names: Sequence[str], parameters: Sequence[Any]) -> int | None:
+    """Return the axis that shards dim 0 of every parameter, or None if all are replicated."""
+    axes = parameters[0].layout.dim_axes[0]
+    for name, stacked in zip(names, parameters, strict=True):
+        layout = stacked.layout
+        if layout.is_partial() or any(layout.dim_axes[1:]) or layout.dim_axes[0] != axes or len(axes) > 1:
+            msg = (
+                f"routed_experts: {name} is {layout.notation(stacked.dtype)}; all parameters must be sharded by experts, "
+                "dim 0, over one axis, the same for all, and be replicated on the others: "
+                f"{name}.redistribute(placements=...) with one Shard(0)"
+            )
+            raise LayoutError(msg)
+    return axes[0] if axes else None

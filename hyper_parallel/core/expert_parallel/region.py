@@ -1,0 +1,185 @@
+"""``routed_experts``: the region in which tokens are at their experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.expert_parallel.layouts import RegionLayouts, region_layouts
+from hyper_parallel.core.expert_parallel.plan import DispatchPlan, expert_capacity, local_routing, plan_dispatch
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of_argument
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["routed_experts"]
+
+
+def routed_experts(
+    x: Any,
+    experts: Any,
+    weights: Any,
+    parameters: Sequence[Any],
+    compute: Callable[..., Any],
+    *,
+    capacity_factor: float | None = None,
+) -> Any:
+    """Send each token to its chosen experts and return the weighted sum of what they compute.
+
+    ::
+
+        x        [T@tokens, D]    experts, weights   [T@tokens, k]    parameters   [E@ep, ...]
+        rows     sorted by expert, exchanged over ep by an uneven all-to-all
+        y        [T@tokens, F]    y[t] = sum over j of weights[t, j] * compute(x[t], *parameters[experts[t, j]])
+
+    The same call works on plain tensors, on one device. As DTensors, ``x``, ``experts`` and ``weights`` are sharded by
+    tokens (dim 0) over one axis or more, and all parameters by experts (dim 0) over one of these. The number of experts
+    and of tokens need not divide by the axes. Gradients are those of one device; an expert without tokens has gradient
+    zero. Rows of one expert are in the order of global tokens, so its sums have one device's order along the expert
+    axis.
+
+    Args:
+        x: tokens [T, D], floating.
+        experts: chosen experts, integers [T, k] in ``range(E)``.
+        weights: of the choices, [T, k], floating.
+        parameters: stacked weights of the experts, [E, ...] each, at least one.
+        compute: ``compute(rows, *own)`` is one expert, with rows [R, D] and its own slice of each parameter; returns
+            [R, F]. R may be 0. Rows must not depend on each other.
+        capacity_factor: an expert takes at most ``ceil(T * k * capacity_factor / E)`` assignments of the global batch,
+            the first in the order of global tokens; the others contribute zero. None takes all (dropless).
+
+    Returns:
+        [T, F], with the layout of ``x``.
+
+    Raises:
+        PlanError: (a ValueError) shapes, experts or a capacity factor that do not fit; if experts are out of range on
+            one rank, all ranks of the axis raise it.
+        LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
+    """
+    platform = platform_of_argument(x, "routed_experts: x")
+    count = _check_shapes(x, experts, weights, parameters)
+    if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+        msg = f"routed_experts: capacity_factor is {capacity_factor!r}; it must be a finite number above 0, or None"
+        raise PlanError(msg)
+    layouts = region_layouts(x, experts, weights, parameters)
+    local_x, local_weights, local_parameters = layouts.enter(x, weights, parameters)
+    choices = platform.tensor_to_numpy(platform.detach(_local(experts)))
+    capacity = None
+    if capacity_factor is not None:
+        capacity = expert_capacity(int(x.shape[0]) * int(experts.shape[1]), count, capacity_factor)
+    plan = _agreed_plan(platform, layouts, choices, count, capacity)
+    rows = _take(platform, _repeated(platform, local_x, choices.shape[1]), plan.sent)
+    returned = _at_experts(platform, layouts, plan, rows, local_parameters, compute)
+    return layouts.leave(_weighted_sum(platform, plan, returned, local_weights), x)
+
+
+def _agreed_plan(
+    platform: Platform, layouts: RegionLayouts, choices: Any, count: int, capacity: int | None
+) -> DispatchPlan:
+    """Exchange the counts per expert, and plan; with a capacity between all ranks that hold other tokens."""
+    wrong = int(((choices < 0) | (choices >= count)).sum())
+    own = local_routing(np.clip(choices, 0, count - 1), count)
+    ranks = layouts.counted_ranks(capacity is not None)
+    shared = [(own.counts, wrong)]
+    if len(ranks) > 1:
+        shared = platform.transport().all_gather_object(shared[0], ranks)
+    outside = [f"rank {rank}: {bad}" for rank, (_, bad) in zip(ranks, shared, strict=True) if bad]
+    if outside:
+        msg = f"routed_experts: experts has values outside of range({count}) ({'; '.join(outside)})"
+        raise PlanError(msg)
+    members = [ranks.index(rank) for rank in layouts.expert_ranks]
+    return plan_dispatch(
+        own,
+        [counts for counts, _ in shared],
+        ranks.index(layouts.rank),
+        members,
+        layouts.expert_bounds(count),
+        capacity,
+    )
+
+
+def _at_experts(
+    platform: Platform, layouts: RegionLayouts, plan: DispatchPlan, rows: Any, parameters: Sequence[Any], compute: Any
+) -> Any:
+    """Send the rows to their experts, compute, and return the results in the order of ``rows``."""
+    ranks = layouts.expert_ranks
+    if len(ranks) == 1:
+        return _computed(platform, rows, plan.counts, parameters, compute)
+    exchange = platform.differentiable_all_to_all_single
+    arrived = exchange(rows, plan.input_splits, plan.output_splits, ranks)
+    results = _computed(platform, _take(platform, arrived, plan.by_expert), plan.counts, parameters, compute)
+    return exchange(_take(platform, results, plan.by_source), plan.output_splits, plan.input_splits, ranks)
+
+
+def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: Sequence[Any], compute: Any) -> Any:
+    """Return each expert's results, one below the other; ``rows`` are sorted by expert."""
+    if not counts:
+        return compute(rows, *[_no_expert(platform, stacked) for stacked in parameters])
+    unbind = platform.local_op("unbind")
+    stacks = [unbind(x=stacked, dim=0) for stacked in parameters]
+    results, start = [], 0
+    for expert, size in enumerate(counts):
+        own_rows = platform.narrow(rows, 0, start, size)
+        results.append(compute(own_rows, *[stack[expert] for stack in stacks]))
+        start += size
+    return platform.cat(results, 0)
+
+
+def _no_expert(platform: Platform, stacked: Any) -> Any:
+    """Return zeros in the shape of one expert's parameter, for a rank without experts.
+
+    They are on the graph of the empty parameter, so that this rank takes part in the exchanges of backward.
+    """
+    zeros = platform.zeros(tuple(stacked.shape)[1:], dtype=stacked.dtype, device=platform.device_of(stacked))
+    return zeros + stacked.sum()
+
+
+def _weighted_sum(platform: Platform, plan: DispatchPlan, returned: Any, weights: Any) -> Any:
+    """Return the sum over each token's choices; a dropped one counts as zero."""
+    width = int(returned.shape[1])
+    if plan.drops:
+        zero = platform.zeros((1, width), dtype=returned.dtype, device=platform.device_of(returned))
+        returned = platform.cat([returned, zero], 0)
+    tokens, choices = weights.shape
+    by_choice = platform.reshape(_take(platform, returned, plan.slots), (tokens, choices, width))
+    return (by_choice * platform.reshape(weights, (tokens, choices, 1))).sum(1)
+
+
+def _repeated(platform: Platform, x: Any, times: int) -> Any:
+    """Return each row ``times`` times, so that every assignment has its own; gradients add up in a fixed order."""
+    tokens, width = x.shape
+    return platform.reshape(platform.cat([x] * times, 1), (tokens * times, width))
+
+
+def _take(platform: Platform, rows: Any, positions: Any) -> Any:
+    index = platform.from_numpy(positions, device=platform.device_of(rows))
+    return platform.local_op("index_select")(x=rows, dim=0, index=index)
+
+
+def _check_shapes(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]) -> int:
+    """Return the number of experts."""
+    shapes = [tuple(tensor.shape) for tensor in (x, experts, weights)]
+    fits = all(len(shape) == 2 for shape in shapes)
+    if not fits or shapes[1] != shapes[2] or shapes[0][0] != shapes[1][0] or not shapes[1][1]:
+        msg = (
+            f"routed_experts: x is {list(shapes[0])}, experts {list(shapes[1])}, weights {list(shapes[2])}; they must "
+            "be [T, D], [T, k] and [T, k] with k of at least 1; flatten batch and sequence first"
+        )
+        raise PlanError(msg)
+    counts = {int(stacked.shape[0]) if len(stacked.shape) else 0 for stacked in parameters}
+    if len(counts) != 1 or 0 in counts:
+        msg = (
+            f"routed_experts: parameters are {[list(stacked.shape) for stacked in parameters]}; each must be "
+            "[E, ...], with the same number of experts E"
+        )
+        raise PlanError(msg)
+    return counts.pop()
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
