@@ -44,7 +44,7 @@ class RegionLayouts:
         return tuple(self.tokens.mesh.ranks_along((self.expert_axis,)))
 
     def counted_ranks(self, everywhere: bool) -> tuple[int, ...]:
-        """Return the ranks whose counts matter, in the order of their tokens: of the expert axis, or all with tokens."""
+        """Return the ranks whose counts are needed, in the order of tokens: of the expert axis, or ``everywhere``."""
         if self.tokens is None or not everywhere:
             return self.expert_ranks
         layout = self.tokens
@@ -108,8 +108,8 @@ def region_layouts(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]
         name = x.device_mesh.names[axis]
         expected = [Shard(0) if index == axis else each for index, each in enumerate(x.placements)]
         msg = (
-            f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens must "
-            f"be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
+            f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens "
+            f"must be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
         )
         raise LayoutError(msg)
     return RegionLayouts(x.layout, axis)
@@ -139,8 +139,8 @@ def _expert_axis(names: Sequence[str], parameters: Sequence[Any]) -> int | None:
         layout = stacked.layout
         if layout.is_partial() or any(layout.dim_axes[1:]) or layout.dim_axes[0] != axes or len(axes) > 1:
             msg = (
-                f"routed_experts: {name} is {layout.notation(stacked.dtype)}; all parameters must be sharded by experts, "
-                "dim 0, over one axis, the same for all, and be replicated on the others: "
+                f"routed_experts: {name} is {layout.notation(stacked.dtype)}; all parameters must be sharded by "
+                "experts, dim 0, over one axis, the same for all, and be replicated on the others: "
                 f"{name}.redistribute(placements=...) with one Shard(0)"
             )
             raise LayoutError(msg)

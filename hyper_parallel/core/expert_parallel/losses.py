@@ -15,7 +15,7 @@ def load_balancing_loss(probabilities: Any, experts: Any) -> Any:
     """Return ``E * sum over e of f[e] * p[e]``, which is 1 if tokens are spread evenly, up to E if not.
 
     ``f[e]`` is the fraction of all assignments that chose expert ``e``, without gradient, and ``p[e]`` the mean of its
-    probability over all tokens (Switch Transformer; Fedus et al., 2022, equations 4 to 6). Both are of the global batch.
+    probability over all tokens, both of the global batch (Switch Transformer; Fedus et al., 2022, equations 4 to 6).
 
     Args:
         probabilities: of the router, [T, E], floating; plain or a DTensor of any layout.

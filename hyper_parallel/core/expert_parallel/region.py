@@ -79,28 +79,22 @@ def routed_experts(
 
 
 def _agreed_plan(
-    platform: Platform, layouts: RegionLayouts, choices: Any, count: int, capacity: int | None
+    platform: Platform, layouts: RegionLayouts, choices: Any, num_experts: int, capacity: int | None
 ) -> DispatchPlan:
     """Exchange the counts per expert, and plan; with a capacity between all ranks that hold other tokens."""
-    wrong = int(((choices < 0) | (choices >= count)).sum())
-    own = local_routing(np.clip(choices, 0, count - 1), count)
+    wrong = int(((choices < 0) | (choices >= num_experts)).sum())
+    own = local_routing(np.clip(choices, 0, num_experts - 1), num_experts)
     ranks = layouts.counted_ranks(capacity is not None)
     shared = [(own.counts, wrong)]
     if len(ranks) > 1:
         shared = platform.transport().all_gather_object(shared[0], ranks)
     outside = [f"rank {rank}: {bad}" for rank, (_, bad) in zip(ranks, shared, strict=True) if bad]
     if outside:
-        msg = f"routed_experts: experts has values outside of range({count}) ({'; '.join(outside)})"
+        msg = f"routed_experts: experts has values outside of range({num_experts}) ({'; '.join(outside)})"
         raise PlanError(msg)
     members = [ranks.index(rank) for rank in layouts.expert_ranks]
-    return plan_dispatch(
-        own,
-        [counts for counts, _ in shared],
-        ranks.index(layouts.rank),
-        members,
-        layouts.expert_bounds(count),
-        capacity,
-    )
+    counts, bounds = [counts for counts, _ in shared], layouts.expert_bounds(num_experts)
+    return plan_dispatch(own, counts, ranks.index(layouts.rank), members, bounds, capacity)
 
 
 def _at_experts(

@@ -11,7 +11,9 @@ from hyper_parallel.core.expert_parallel.plan import expert_capacity, local_rout
 
 def carried(plans, held):
     """Return what each rank receives when the plans' rows of ``held`` are exchanged."""
-    parts = [np.split(rows[plan.sent], np.cumsum(plan.input_splits)[:-1]) for plan, rows in zip(plans, held)]
+    parts = [
+        np.split(rows[plan.sent], np.cumsum(plan.input_splits)[:-1]) for plan, rows in zip(plans, held, strict=True)
+    ]
     arrived = [np.concatenate([part[rank] for part in parts]) for rank in range(len(plans))]
     for rank, plan in enumerate(plans):
         assert plan.output_splits == tuple(len(part[rank]) for part in parts)

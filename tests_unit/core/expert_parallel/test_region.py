@@ -31,6 +31,7 @@ MESHES = {
 
 
 def expert(rows, up, bias, down):
+    """Two layers."""
     return (rows @ up + bias).tanh() @ down
 
 
@@ -69,6 +70,7 @@ def place(mesh, tensors):
 
 
 def on_one_device(tensors, choices, capacity_factor):
+    """Return output, loss and gradients on plain tensors."""
     x, router, stacked, mask, cotangent = tensors
     leaves = [tensor.clone().requires_grad_() for tensor in (x, router, *stacked)]
     y, loss = layer(leaves[0], leaves[1], leaves[2:], mask, cotangent, choices, capacity_factor)
@@ -88,7 +90,7 @@ def on_one_device(tensors, choices, capacity_factor):
     ],
 )
 def test_values_and_gradients_are_those_of_one_device(mesh_name, tokens, count, choices, unused, capacity_factor):
-    """Tokens and experts that do not divide, ranks without tokens or experts, experts without tokens, dropped tokens."""
+    """Tokens and experts need not divide; ranks may have none of them, experts no tokens, and tokens may be dropped."""
     import torch
 
     shape, names = MESHES[mesh_name]
@@ -168,9 +170,10 @@ def refused(mesh_shape, names, error, change):
         x, _, stacked, _, _ = place(mesh, values(6, 4, 2))
         experts = distribute_tensor(torch.zeros(6, 2, dtype=torch.int64), mesh, x.placements)
         weights = distribute_tensor(torch.ones(6, 2, dtype=torch.float64), mesh, x.placements)
+        arguments = {"x": x, "experts": experts, "weights": weights, "parameters": stacked, "compute": expert}
+        arguments.update(change(mesh, arguments))
         with pytest.raises(error) as caught:
-            arguments = {"x": x, "experts": experts, "weights": weights, "parameters": stacked, "compute": expert}
-            routed_experts(**{**arguments, **change(mesh, arguments)})
+            routed_experts(**arguments)
         return str(caught.value)
 
     messages = simulate(rank, len(torch.empty(mesh_shape).flatten()), platform="torch")
@@ -183,18 +186,24 @@ def refused(mesh_shape, names, error, change):
     [
         (
             lambda _, old: {"x": old["x"].full_tensor()},
-            "routed_experts: x plain among DTensors; use distribute_tensor(tensor, mesh, placements) or "
-            "DTensor.from_local",
+            (
+                "routed_experts: x plain among DTensors; use distribute_tensor(tensor, mesh, placements) or "
+                "DTensor.from_local"
+            ),
         ),
         (
             lambda mesh, old: {"x": old["x"].redistribute(mesh, [Shard(1)])},
-            "routed_experts: x is f64[6, 5@ep]; only its tokens, dim 0, may be sharded: x.redistribute(placements=...) "
-            "with Shard(0) or Replicate() on each axis",
+            (
+                "routed_experts: x is f64[6, 5@ep]; only its tokens, dim 0, may be sharded: "
+                "x.redistribute(placements=...) with Shard(0) or Replicate() on each axis"
+            ),
         ),
         (
             lambda mesh, old: {"x": DTensor.from_local(old["x"].full_tensor(), mesh, [Partial()])},
-            "routed_experts: x is f64[6, 5] + Partial(sum)@ep; only its tokens, dim 0, may be sharded: "
-            "x.redistribute(placements=...) with Shard(0) or Replicate() on each axis",
+            (
+                "routed_experts: x is f64[6, 5] + Partial(sum)@ep; only its tokens, dim 0, may be sharded: "
+                "x.redistribute(placements=...) with Shard(0) or Replicate() on each axis"
+            ),
         ),
         (
             lambda _, old: {"weights": old["weights"].redistribute()},
@@ -202,16 +211,20 @@ def refused(mesh_shape, names, error, change):
         ),
         (
             lambda _, old: {name: old[name].redistribute() for name in ("x", "experts", "weights")},
-            "routed_experts: experts are sharded over 'ep', and x is f64[6, 5]; its tokens must be sharded over that "
-            "axis too: x.redistribute(placements=[Shard(0)]), experts and weights alike",
+            (
+                "routed_experts: experts are sharded over 'ep', and x is f64[6, 5]; its tokens must be sharded over "
+                "that axis too: x.redistribute(placements=[Shard(0)]), experts and weights alike"
+            ),
         ),
         (
             lambda mesh, old: {
                 "parameters": [old["parameters"][0], old["parameters"][1].redistribute(mesh, [Shard(1)])]
             },
-            "routed_experts: parameters[1] is f64[4, 7@ep]; all parameters must be sharded by experts, dim 0, over one "
-            "axis, the same for all, and be replicated on the others: parameters[1].redistribute(placements=...) with "
-            "one Shard(0)",
+            (
+                "routed_experts: parameters[1] is f64[4, 7@ep]; all parameters must be sharded by experts, dim 0, over "
+                "one axis, the same for all, and be replicated on the others: "
+                "parameters[1].redistribute(placements=...) with one Shard(0)"
+            ),
         ),
     ],
 )
@@ -249,13 +262,17 @@ def test_experts_out_of_range_are_refused_on_all_ranks():
     [
         (
             lambda old: {"x": old["x"].reshape(2, 3, 5)},
-            "routed_experts: x is [2, 3, 5], experts [6, 2], weights [6, 2]; they must be [T, D], [T, k] and [T, k] "
-            "with k of at least 1; flatten batch and sequence first",
+            (
+                "routed_experts: x is [2, 3, 5], experts [6, 2], weights [6, 2]; they must be [T, D], [T, k] and [T, "
+                "k] with k of at least 1; flatten batch and sequence first"
+            ),
         ),
         (
             lambda old: {"parameters": [old["parameters"][0], old["parameters"][1][:3]]},
-            "routed_experts: parameters are [[4, 5, 7], [3, 7]]; each must be [E, ...], with the same number of "
-            "experts E",
+            (
+                "routed_experts: parameters are [[4, 5, 7], [3, 7]]; each must be [E, ...], with the same number of "
+                "experts E"
+            ),
         ),
         (
             lambda _: {"capacity_factor": float("inf")},
