@@ -40,6 +40,10 @@ def lose(platform):
         return platform.isend(torch.ones(2), 2).wait() if rank == 0 else platform.irecv(torch.ones(2), 0).wait()
     if case == "started":
         return platform.all_reduce(torch.ones(3), async_op=True)[1].wait()
+    if case == "in a group" and rank != 1:
+        return platform.all_reduce(torch.ones(3), platform.create_group([0, 2]))
+    if case == "group":
+        return platform.create_group([0, 2]) if rank != 1 else platform.all_reduce(torch.ones(3))
     if case == "barrier":
         return platform.barrier()
     return platform.all_reduce(torch.ones(3))
@@ -50,6 +54,8 @@ def run():
     platform = hyper_parallel.get_platform()
     meet("imported")
     platform.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    if case == "in a group" and rank != 1:
+        platform.create_group([0, 2])
     right = [talk(platform, number) for number in range(2 if case == "slow" else 1)]
     if case != "slow":
         meet("joined")

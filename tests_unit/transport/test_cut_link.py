@@ -94,6 +94,12 @@ def errors_of(hosts, case, folder):
 
 
 CALLS = {
+    "group": [
+        "building the group of ranks (0, 2) at ",
+        "all_gather of ranks",
+        "building the group of ranks (0, 2) at ",
+    ],
+    "in a group": ["all_gather of ranks (0, 2) at ", "all_gather of ranks", "all_gather of ranks (0, 2) at "],
     "collective": ["all_gather of ranks (0, 1, 2) at "] * 3,
     "message": ["send: f32[2] to rank 2 (tag 0) at ", "all_gather of ranks", "recv: f32[2] from rank 0 (tag 0) at "],
     "started": ["all_gather of ranks", "all_gather of ranks", "start of a collective of ranks (0, 1, 2) at "],
@@ -101,10 +107,14 @@ CALLS = {
 }
 
 
+REASONS = ("gloo:", "the world's store:", "the world's store gave no answer within", "the group was not built within")
+
+
 @pytest.mark.parametrize(
     "case",
-    ["message", pytest.param("collective", marks=pytest.mark.sweep), pytest.param("started", marks=pytest.mark.sweep),
-     pytest.param("barrier", marks=pytest.mark.sweep)],
+    ["message", "group",
+     pytest.param("collective", marks=pytest.mark.sweep), pytest.param("started", marks=pytest.mark.sweep),
+     pytest.param("in a group", marks=pytest.mark.sweep), pytest.param("barrier", marks=pytest.mark.sweep)],
 )  # fmt: skip
 def test_a_link_that_is_cut_is_named_on_both_sides(hosts, tmp_path, case):
     """Ranks that are cut off end at the limit; each names the host that it cannot reach, its call and its line."""
@@ -115,7 +125,7 @@ def test_a_link_that_is_cut_is_named_on_both_sides(hosts, tmp_path, case):
         assert error.startswith(f"RankFailedError: {call}"), error
         assert line in error.splitlines()[0], error
         assert f" failed on rank {rank}\n" in error
-        assert "\n  gloo: " in error or "\n  the world's store gave no answer within " in error
+        assert any(f"\n  {reason} " in error for reason in REASONS), error
     for rank in (0, 1) if case != "message" else (0,):
         assert "\n  rank 2 does not answer; its host " in errors[rank]
         assert " cannot be reached, or the rank has ended, is stopped, or does something else" in errors[rank]

@@ -88,7 +88,11 @@ class C10dGroups(EngineTransport):
             return retired
         self._builds[key] = self._builds.get(key, 0) + 1
         with _named(_name_of(key, self._builds[key])):
-            return dist.new_group(list(key), use_local_synchronization=True, **options)
+            return dist.new_group(list(key), use_local_synchronization=True, **{**self._limits(), **options})
+
+    def _limits(self) -> dict[str, Any]:
+        """Options of every group beside those that the caller chooses: none, unless a transport has some."""
+        return {}
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
         """See :meth:`Transport.build_of`: PyTorch's name of the group, and the number of groups destroyed before."""

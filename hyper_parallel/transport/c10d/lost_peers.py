@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import distributed_c10d
+from torch.distributed import DistNetworkError, DistStoreError, distributed_c10d
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
@@ -95,6 +95,41 @@ class LostPeers:
             raise answers[0]
         return answers[0]
 
+    def limits(self) -> dict[str, timedelta]:
+        """The time limit of the world, as an option of a group; none if no store over the network has it."""
+        return {} if self._store is None else {"timeout": self._store.timeout}
+
+    def built(self, ranks: Ranks, build: Callable[[], Any]) -> Any:
+        """Return the group that ``build`` makes: its members find each other through the world's store.
+
+        On a cut link a request to the store waits for ever. So the group is built in a thread of its own, which is
+        given up after the world's limit once the store cannot be reached: a store that can be keeps its own limits.
+
+        Args:
+            ranks: the members.
+            build: called in a thread of its own.
+
+        Raises:
+            RankFailedError: members did not come, or the store cannot be reached; it says which ranks answer.
+        """
+        what, outcomes = f"building the group of ranks {ranks}", list[Any]()
+        if self._store is None:
+            return build()
+        building = threading.Thread(target=_put_outcome, args=(build, outcomes), daemon=True)
+        building.start()
+        building.join(limit := self._store.timeout.total_seconds())
+        while building.is_alive():
+            if _problem(self._store.host, self._store.port):
+                raise self._error(what, ranks, _ANSWER_SECONDS, f"the group was not built within {limit:g} s")
+            building.join(_ANSWER_SECONDS)
+        if isinstance(outcomes[0], (DistStoreError, DistNetworkError)):
+            reason = f"the world's store: {first_line(outcomes[0])}"
+            raise self._error(what, ranks, _ANSWER_SECONDS, reason) from outcomes[0]
+        with self.named(what, ranks):
+            if isinstance(outcomes[0], BaseException):
+                raise outcomes[0]
+        return outcomes[0]
+
     def _error(self, what: str, ranks: Ranks, seconds: float, reason: str) -> RankFailedError:
         call = f"{what} at {call_site(contextlib.__file__)}"
         lines = [f"{call} failed on rank {self._rank}", *self._facts(call, ranks, seconds), reason]
@@ -157,7 +192,7 @@ class LostPeers:
         return f"its host {name} cannot be reached, or the rank has ended, is stopped, or does something else"
 
 
-def _put_outcome(ask: Callable[[], list[str]], outcomes: list[list[str] | BaseException]) -> None:
+def _put_outcome(ask: Callable[[], Any], outcomes: list[Any]) -> None:
     """Put the result or the error of ``ask`` into a list."""
     try:
         outcomes.append(ask())

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,14 @@ class C10dTransport(C10dRows):
                 wait(alive)
 
         return named
+
+    def _built(self, key: Ranks, options: dict[str, Any]) -> Any:
+        build = partial(super()._built, key, options)
+        return build() if self._lost is None else self._lost.built(key, build)
+
+    def _limits(self) -> dict[str, Any]:
+        """The world's time limit: PyTorch gives a group half an hour, whatever the world has."""
+        return {} if self._lost is None else self._lost.limits()
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:
         """See :meth:`Transport.claim`; a store that does not answer is an error at the world's time limit."""

@@ -135,6 +135,45 @@ def test_a_store_that_gives_no_answer_is_an_error_at_the_limit(lost_peers, monke
     assert peers.answered("claim", (0, 1), lambda: ["b"]) == ["b"]
 
 
+def test_a_group_that_cannot_be_built_is_an_error_at_the_limit(lost_peers, monkeypatch):
+    """A store that fails or is out of reach names the ranks; a slow one within reach is waited for."""
+    from datetime import timedelta
+
+    from torch.distributed import DistStoreError
+
+    from hyper_parallel.errors import RankFailedError
+
+    def fail():
+        raise DistStoreError("wait timeout after 200ms, keys: /a\nstack")
+
+    module, store = lost_peers
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.2)
+    peers, never = module.LostPeers(0), threading.Event()
+    assert peers.limits() == {"timeout": store.timeout}
+    with pytest.raises(
+        RankFailedError, match=r"^building the group of ranks \(0, 1\) at .* failed on rank 0\n"
+    ) as caught:
+        peers.built((0, 1), fail)
+    assert str(caught.value).endswith("\n  the world's store: wait timeout after 200ms, keys: /a")
+    assert "\n  rank 1 does not answer; " in str(caught.value)
+    with pytest.raises(KeyError, match="no"):
+        peers.built((0, 1), lambda: {}["no"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = free.getsockname()[1]
+    peers._store = SimpleNamespace(host=store.host, port=closed, timeout=timedelta(seconds=0.2))
+    with pytest.raises(RankFailedError) as caught:
+        peers.built((0, 1), never.wait)
+    never.set()
+    assert str(caught.value).endswith("\n  nothing is known of rank 1\n  the group was not built within 0.2 s")
+    slow = threading.Event()
+    peers._store = SimpleNamespace(host=store.host, port=store.port, timeout=timedelta(seconds=0.0))
+    monkeypatch.setattr(module, "_problem", lambda *_place: slow.set())
+    assert peers.built((0, 1), lambda: slow.wait() and "group") == "group"
+    peers._store = None
+    assert (peers.limits(), peers.built((0, 1), lambda: "group")) == ({}, "group")
+
+
 def test_other_errors_stay_as_they_are(lost_peers):
     """What is no lost peer, and what was named before, is raised unchanged."""
     from hyper_parallel.errors import RankFailedError
