@@ -15,7 +15,7 @@ import pytest
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 
-pytestmark = pytest.mark.platforms("torch")
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 
 SCRIPT = Path(__file__).with_name("linked_ranks.py")
 HOST_OF = (0, 0, 1)

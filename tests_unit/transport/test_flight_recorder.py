@@ -109,6 +109,7 @@ def _fails(how):
     transport.barrier((0, 1, 2))
 
 
+@pytest.mark.fault
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize(
     "how", ["raised", "SIGKILL", "timeout", *(pytest.param(name, marks=pytest.mark.sweep) for name in CRASHES)]

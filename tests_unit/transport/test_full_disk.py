@@ -14,7 +14,7 @@ import pytest
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 
-pytestmark = pytest.mark.platforms("torch")
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 
 FULL = "No space left on device"
 

@@ -93,6 +93,7 @@ def python(folder, *arguments, ranks=True):
     )  # fmt: skip
 
 
+@pytest.mark.fault
 def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_path):
     """If ranks run out of memory, their test fails with the figures, the other tests run, and the status is 1."""
     real = importlib.util.find_spec("torch") is not None  # carries real worlds of both
@@ -106,6 +107,7 @@ def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_pa
     assert "launched_processes.py" not in done.stdout  # the failure is reported, not the plugin's own frames
 
 
+@pytest.mark.fault
 def test_threads_without_memory_end():
     """If one thread of a world cannot be started, none runs, all end, and the process can start smaller worlds."""
     done = python(None, "-c", THREADS, ranks=False)
@@ -113,6 +115,7 @@ def test_threads_without_memory_end():
     assert re.match(r"rank-\d+ of 20 could not be started: RuntimeError: can't start new thread\n" + TOLD, done.stdout)
 
 
+@pytest.mark.fault
 def test_the_command_without_memory(platform_name):
     """If the command runs out of memory, it reports that, and exits with status 1 because nothing was checked."""
     done = python(None, "-c", COMMAND, "verify", "model", "--platform", platform_name, "--launch", "simulated",

@@ -24,7 +24,7 @@ from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.transport.whole_files import write_whole
 
-pytestmark = pytest.mark.platforms("torch")
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 
 
 def gone(pid):

@@ -69,6 +69,7 @@ def begin(folder):
         return active_transport()
 
 
+@pytest.mark.fault
 def test_an_exception_is_reported_and_every_rank_ends(tmp_path):
     """The rank that raised is reported with its traceback; the rank that lost its peer is not."""
 
@@ -85,6 +86,7 @@ def test_an_exception_is_reported_and_every_rank_ends(tmp_path):
     assert 'raise LookupError("own")' in str(error)
 
 
+@pytest.mark.fault
 def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
     """A rank that dies without a report is named."""
     monkeypatch.delenv(LEDGER_VARIABLE, raising=False)  # it leaves no coverage, on purpose
@@ -104,6 +106,7 @@ def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
     assert waited in str(error) or "--- rank 1: was ended in" in str(error)
 
 
+@pytest.mark.fault
 def test_a_timeout_shows_stacks_and_every_rank_ends(tmp_path, monkeypatch):
     """A world beyond its time names the rank that hangs, with its stack, and is ended."""
     servers = []
@@ -165,6 +168,7 @@ def test_torch_distributeds_own_collectives_are_compared(tmp_path, mistake, mess
     assert f"{__file__}:" in str(error.__cause__)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "waits, message",
     [

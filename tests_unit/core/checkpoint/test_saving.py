@@ -197,6 +197,7 @@ def test_what_does_not_fit_is_refused_as_a_whole(tmp_path):
     simulate(rank, 2, platform="torch")
 
 
+@pytest.mark.fault
 def test_damage_is_found_before_anything_is_loaded(tmp_path):
     """A changed byte, a cut or missing file, another header, a foreign index and a newer version are errors."""
     import torch
@@ -237,6 +238,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path):
     assert counter.count == 5
 
 
+@pytest.mark.fault
 def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """If one rank cannot write, all raise, and the earlier checkpoint is whole."""
     import torch
@@ -286,6 +288,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, ranks):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.fault
 def test_an_asynchronous_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
     """A full disk is an error of ``wait`` on all ranks, and so is a save that another one has overtaken."""
     import torch

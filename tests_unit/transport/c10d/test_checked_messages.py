@@ -41,6 +41,7 @@ def mismatches():
         del sys.modules[spec.name]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("size, first", [(2, 0), (3, 70), (4, 140)])
 def test_random_mistakes_are_told_with_both_calls(mismatches, size, first):
     """Of 200 mistakes in collectives and messages, each is an error with the ranks, the difference and both lines."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.platforms("torch")
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -16,3 +16,16 @@ def test_random_correct_programs_raise_no_alarm(load_file, size):
     wrong, compared = programs.run(size, 67 * size, 67, 240.0)
     assert wrong == []
     assert compared > 50
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("size, steps", [(2, 3334), (3, 3333), (4, 3333)])
+def test_ten_thousand_correct_steps_raise_no_alarm(load_file, size, steps):
+    """In 10,000 steps of the same kinds, other ones than the everyday check takes, nobody is told of anything."""
+    programs = load_file(Path(__file__).with_name("correct_programs.py"))
+    compared = 0
+    for first in range(0, steps, 100):
+        wrong, tensors = programs.run(size, 10_000 * size + first, min(100, steps - first), 240.0)
+        assert wrong == []
+        compared += tensors
+    assert compared > 2 * steps
