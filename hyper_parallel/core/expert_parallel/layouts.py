@@ -8,7 +8,7 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout, chunk_bounds
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
 from hyper_parallel.errors import LayoutError
 
 __all__ = ["RegionLayouts", "region_layouts"]
@@ -21,10 +21,12 @@ class RegionLayouts:
     Attributes:
         tokens: layout of ``x``, None if all tensors are plain.
         expert_axis: mesh axis that shards the experts, None if none does.
+        tensor_axes: mesh axes that split each expert; the result is a partial sum along them.
     """
 
     tokens: Layout | None
     expert_axis: int | None
+    tensor_axes: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -62,7 +64,12 @@ class RegionLayouts:
         """Return the local tensors; a parameter's gradient is a partial sum where tokens are sharded and it is not."""
         if self.tokens is None:
             return x, weights, list(parameters)
-        return x.to_local(), weights.to_local(), [self._entered(stacked) for stacked in parameters]
+        summed = self._with_sums(x.placements)
+        return x.to_local(summed), weights.to_local(summed), [self._entered(stacked) for stacked in parameters]
+
+    def _with_sums(self, placements: Sequence[Placement]) -> list[Placement]:
+        """Return the placements with a partial sum along the axes that split each expert."""
+        return [Partial() if axis in self.tensor_axes else each for axis, each in enumerate(placements)]
 
     def _entered(self, stacked: Any) -> Any:
         partial = [
@@ -72,15 +79,16 @@ class RegionLayouts:
         return stacked.to_local(partial)
 
     def leave(self, local: Any, x: Any) -> Any:
-        """Return the result in the layout of ``x``."""
+        """Return the result in the layout of ``x``, a partial sum along the axes that split each expert."""
         if self.tokens is None:
             return local
-        return DTensor.from_local(
-            local, self.tokens.mesh, self.tokens.placements, shape=(int(x.shape[0]), int(local.shape[1]))
-        )
+        shape = (int(x.shape[0]), int(local.shape[1]))
+        return DTensor.from_local(local, self.tokens.mesh, self._with_sums(x.placements), shape=shape)
 
 
-def region_layouts(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]) -> RegionLayouts:
+def region_layouts(
+    x: Any, experts: Any, weights: Any, parameters: Sequence[Any], *, partial_sums: bool = False
+) -> RegionLayouts:
     """Check the layouts of a call.
 
     Raises:
@@ -103,16 +111,14 @@ def region_layouts(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]
             msg = f"routed_experts: {name} is on {tensor.device_mesh!r}, x on {x.device_mesh!r}; use one mesh"
             raise LayoutError(msg)
     _check_tokens(x, experts, weights)
-    axis = _expert_axis(names[3:], parameters)
-    if axis is not None and axis not in x.layout.dim_axes[0]:
-        name = x.device_mesh.names[axis]
-        expected = [Shard(0) if index == axis else each for index, each in enumerate(x.placements)]
-        msg = (
-            f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens "
-            f"must be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
-        )
+    kinds = [_kind(x, parameters, axis, partial_sums=partial_sums) for axis in range(x.device_mesh.ndim)]
+    sharding = [axis for axis, kind in enumerate(kinds) if kind == "experts"]
+    if len(sharding) > 1:
+        axes = " and ".join(repr(x.device_mesh.names[axis]) for axis in sharding)
+        msg = f"routed_experts: experts are sharded over {axes}; shard them over one axis, Shard(0) on it alone"
         raise LayoutError(msg)
-    return RegionLayouts(x.layout, axis)
+    split = tuple(axis for axis, kind in enumerate(kinds) if kind == "features")
+    return RegionLayouts(x.layout, sharding[0] if sharding else None, split)
 
 
 def _check_tokens(x: Any, experts: Any, weights: Any) -> None:
@@ -132,16 +138,28 @@ def _check_tokens(x: Any, experts: Any, weights: Any) -> None:
             raise LayoutError(msg)
 
 
-def _expert_axis(names: Sequence[str], parameters: Sequence[Any]) -> int | None:
-    """Return the axis that shards dim 0 of every parameter, or None if all are replicated."""
-    axes = parameters[0].layout.dim_axes[0]
-    for name, stacked in zip(names, parameters, strict=True):
-        layout = stacked.layout
-        if layout.is_partial() or any(layout.dim_axes[1:]) or layout.dim_axes[0] != axes or len(axes) > 1:
-            msg = (
-                f"routed_experts: {name} is {layout.notation(stacked.dtype)}; all parameters must be sharded by "
-                "experts, dim 0, over one axis, the same for all, and be replicated on the others: "
-                f"{name}.redistribute(placements=...) with one Shard(0)"
-            )
-            raise LayoutError(msg)
-    return axes[0] if axes else None
+def _kind(x: Any, parameters: Sequence[Any], axis: int, *, partial_sums: bool) -> str:
+    """Return what the parameters are split by along ``axis``: ``experts``, ``features`` or ``nothing``."""
+    own = x.placements[axis]
+    placements = [stacked.placements[axis] for stacked in parameters]
+    if all(placement == Replicate() for placement in placements):
+        return "nothing"
+    name = x.device_mesh.names[axis]
+    if all(isinstance(placement, Shard) and placement.dim == 0 for placement in placements):
+        if isinstance(own, Shard):
+            return "experts"
+        expected = [Shard(0) if index == axis else each for index, each in enumerate(x.placements)]
+        msg = (
+            f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens "
+            f"must be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
+        )
+        raise LayoutError(msg)
+    features = all(isinstance(placement, Shard) and placement.dim > 0 for placement in placements)
+    if features and partial_sums and own == Replicate():
+        return "features"
+    msg = (
+        f"routed_experts: on axis {name!r} parameters are {placements} and x is {own}; there, parameters must be all "
+        "Replicate(), or all Shard(0) with x Shard(0), or all sharded along other dims with x Replicate() and "
+        "partial_sums=True, if compute then returns this rank's summand of the result"
+    )
+    raise LayoutError(msg)

@@ -28,6 +28,7 @@ def routed_experts(
     compute: Callable[..., Any],
     *,
     capacity_factor: float | None = None,
+    partial_sums: bool = False,
 ) -> Any:
     """Send each token to its chosen experts and return the weighted sum of what they compute.
 
@@ -52,9 +53,13 @@ def routed_experts(
             [R, F]. R may be 0. Rows must not depend on each other.
         capacity_factor: an expert takes at most ``ceil(T * k * capacity_factor / E)`` assignments of the global batch,
             the first in the order of global tokens; the others contribute zero. None takes all (dropless).
+        partial_sums: accept axes along which every parameter is sharded by another dim than experts, and tokens are
+            replicated (tensor parallelism inside an expert, columns of the first matrix and rows of the second). It
+            states that ``compute`` then returns a rank's summand of the result: a bias of the result, which each rank
+            would add, must stay outside.
 
     Returns:
-        [T, F], with the layout of ``x``.
+        [T, F], with the layout of ``x``, and ``Partial()`` on the axes of ``partial_sums``.
 
     Raises:
         PlanError: (a ValueError) shapes, experts or a capacity factor that do not fit; if experts are out of range on
@@ -66,7 +71,7 @@ def routed_experts(
     if capacity_factor is not None and not 0 < capacity_factor < math.inf:
         msg = f"routed_experts: capacity_factor is {capacity_factor!r}; it must be a finite number above 0, or None"
         raise PlanError(msg)
-    layouts = region_layouts(x, experts, weights, parameters)
+    layouts = region_layouts(x, experts, weights, parameters, partial_sums=partial_sums)
     local_x, local_weights, local_parameters = layouts.enter(x, weights, parameters)
     choices = platform.tensor_to_numpy(platform.detach(_local(experts)))
     capacity = None

@@ -9,6 +9,7 @@ from hyper_parallel import (
     Partial,
     Replicate,
     Shard,
+    clip_grad_norm_,
     distribute_tensor,
     init_device_mesh,
     load_balancing_loss,
@@ -47,14 +48,14 @@ def values(tokens, count, choices, unused=()):
     return x, router, stacked, mask, torch.randn(tokens, WIDTH + 1, generator=random, dtype=torch.float64)
 
 
-def layer(x, router, stacked, mask, cotangent, choices, capacity_factor):
+def layer(x, router, stacked, mask, cotangent, choices, capacity_factor, *, partial_sums=False):
     """Return the layer's output and a loss with both auxiliary losses."""
     import torch
 
     logits = x @ router + mask
     probabilities = torch.softmax(logits, -1)
     weights, experts = torch.topk(probabilities, choices)
-    y = routed_experts(x, experts, weights, stacked, expert, capacity_factor=capacity_factor)
+    y = routed_experts(x, experts, weights, stacked, expert, capacity_factor=capacity_factor, partial_sums=partial_sums)
     auxiliary = 0.3 * load_balancing_loss(probabilities, experts) + 0.07 * router_z_loss(logits)
     return y, (y * cotangent).sum() + auxiliary
 
@@ -142,6 +143,30 @@ def test_only_what_needs_a_gradient_has_one(needs):
     simulate(rank, 3, platform="torch")
 
 
+@pytest.mark.parametrize("mesh_name", ["3", "2x3"])
+def test_the_norm_of_all_gradients_is_that_of_one_device(mesh_name):
+    """Clipping counts each expert once, wherever it is, and the replicated router once."""
+    import torch
+
+    shape, names = MESHES[mesh_name]
+    tensors = values(13, 5, 2)
+    _, _, expected = on_one_device(tensors, 2, None)
+    norm = torch.cat([gradient.reshape(-1) for gradient in expected[1:]]).norm()
+
+    def rank():
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        placed = place(mesh, tensors)
+        layer(*placed, 2, None)[1].backward()
+        leaves = [placed[1], *placed[2]]
+        total = clip_grad_norm_(leaves, float(norm) / 3)
+        total = total.full_tensor() if isinstance(total, DTensor) else total
+        torch.testing.assert_close(total.double(), norm)
+        for leaf, gradient in zip(leaves, expected[1:], strict=True):
+            torch.testing.assert_close(leaf.grad.full_tensor(), gradient / 3, rtol=1e-5, atol=1e-8)
+
+    simulate(rank, len(torch.empty(shape).flatten()), platform="torch")
+
+
 def test_parameters_may_be_replicated():
     """Over a data axis alone nothing is exchanged, and gradients of the experts are summed over it."""
     import torch
@@ -221,9 +246,9 @@ def refused(mesh_shape, names, error, change):
                 "parameters": [old["parameters"][0], old["parameters"][1].redistribute(mesh, [Shard(1)])]
             },
             (
-                "routed_experts: parameters[1] is f64[4, 7@ep]; all parameters must be sharded by experts, dim 0, over "
-                "one axis, the same for all, and be replicated on the others: "
-                "parameters[1].redistribute(placements=...) with one Shard(0)"
+                "routed_experts: on axis 'ep' parameters are [Shard(0), Shard(1)] and x is Shard(0); there, "
+                "parameters must be all Replicate(), or all Shard(0) with x Shard(0), or all sharded along other dims "
+                "with x Replicate() and partial_sums=True, if compute then returns this rank's summand of the result"
             ),
         ),
     ],
@@ -231,6 +256,62 @@ def refused(mesh_shape, names, error, change):
 def test_other_layouts_are_refused(change, message):
     """The message has the layouts and the line that fixes it, on all ranks."""
     assert refused((2,), ("ep",), LayoutError, change) == message
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (1, 2)])
+@pytest.mark.parametrize("count, capacity_factor", [(5, None), (2, 0.7)])
+def test_each_expert_may_be_split(shape, count, capacity_factor):
+    """Experts x tensor: columns of the first matrix and its bias, rows of the second; the result is a partial sum."""
+    import torch
+
+    tensors = values(13, count, 2)
+    expected_y, _, expected = on_one_device(tensors, 2, capacity_factor)
+
+    def rank():
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("ep", "tp"))
+        x, router, stacked, mask, cotangent = tensors
+        tokens, whole = [Shard(0), Replicate()], [Replicate(), Replicate()]
+        layouts = [tokens, whole, *([Shard(0), Shard(dim)] for dim in (2, 1, 1))]
+        leaves = [
+            distribute_tensor(tensor.clone(), mesh, layout).requires_grad_()
+            for tensor, layout in zip([x, router, *stacked], layouts, strict=True)
+        ]
+        constants = distribute_tensor(mask, mesh), distribute_tensor(cotangent, mesh, tokens)
+        y, loss = layer(*leaves[:2], leaves[2:], *constants, 2, capacity_factor, partial_sums=True)
+        assert y.placements == (Shard(0), Partial())
+        loss.backward()
+        torch.testing.assert_close(y.full_tensor().detach(), expected_y, rtol=1e-12, atol=1e-12)
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad.full_tensor(), gradient, rtol=1e-11, atol=1e-12)
+
+    simulate(rank, shape[0] * shape[1], platform="torch")
+
+
+def test_split_experts_must_be_declared():
+    """Without partial_sums, nothing says that what a rank computes is a summand of the result."""
+
+    def split(mesh, old):
+        dims = zip(old["parameters"], (2, 1, 1), strict=True)
+        return {
+            "parameters": [stacked.redistribute(mesh, [Replicate(), Shard(dim)]) for stacked, dim in dims],
+            **{name: old[name].redistribute(mesh, [Shard(0), Replicate()]) for name in ("x", "experts", "weights")},
+        }
+
+    message = refused((1, 2), ("ep", "tp"), LayoutError, split)
+    assert message.startswith(
+        "routed_experts: on axis 'tp' parameters are [Shard(2), Shard(1), Shard(1)] and x is Replicate(); there, "
+    )
+
+
+def test_experts_are_sharded_over_one_axis():
+    """Two axes that shard the experts are refused."""
+
+    def twice(mesh, old):
+        return {"parameters": [stacked.redistribute(mesh, [Shard(0), Shard(0)]) for stacked in old["parameters"]]}
+
+    assert refused((2, 2), ("ep", "dp"), LayoutError, twice) == (
+        "routed_experts: experts are sharded over 'ep' and 'dp'; shard them over one axis, Shard(0) on it alone"
+    )
 
 
 def test_one_mesh_is_needed():
