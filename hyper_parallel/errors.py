@@ -30,6 +30,7 @@ __all__ = [
     "UnsupportedModuleError",
     "UnsupportedOnBackend",
     "UnsupportedOperatorError",
+    "WorldNotJoinedError",
     "notation",
     "short_dtype",
 ]
@@ -41,6 +42,22 @@ class HyperParallelError(Exception):
 
 class MeshError(HyperParallelError, ValueError, RuntimeError):
     """A device mesh that cannot exist (wrong world size, duplicate names or ranks), or a missing mesh."""
+
+
+class WorldNotJoinedError(MeshError):
+    """A launcher started this process as one of several ranks, and it uses a world without having joined that one.
+
+    Attributes:
+        rank: that the launcher gave this process.
+        world_size: number of ranks that it started.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(
+            f"a launcher started this process as rank {rank} of {world_size} (RANK, WORLD_SIZE), and it has not joined "
+            "their world: make the mesh with init_device_mesh, or call get_platform().init_process_group(), first"
+        )
+        self.rank, self.world_size = rank, world_size
 
 
 class MeshLookupError(MeshError, KeyError, IndexError):

@@ -28,7 +28,7 @@ nitpick_ignore_regex = [
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:class", "AbstractContextManager|Cause|Dispatcher|Names|OpCall|ParameterLayout|Part|Path|RecordLog"),
-    ("py:class", r"Ranks|TensorCheck|Training|Transport|_\w+"),
+    ("py:class", r"Ranks|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"
 html_title = "hyper-parallel"

@@ -94,7 +94,8 @@ class ModelReport:
         settings: optimizer, plan and the like, in words.
         hardened: what was changed about the case so that it shows errors, in words.
         blind: what the case cannot show, in words.
-        timeline: per rank, its calls into the transport in the last step; see :func:`replayed` for simulated ranks.
+        timeline: per rank, its calls into the transport in the last step; of simulated ranks as if every rank had a
+            processor of its own and transfers took no time.
     """
 
     name: str

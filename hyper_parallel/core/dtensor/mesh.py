@@ -75,7 +75,9 @@ class DeviceMesh:
         names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         _check(device_type, shape, ranks, names)
         if _rank is None:
-            transport = current_platform().transport()
+            platform = current_platform()
+            platform.join_launched_world(device_type)
+            transport = platform.transport()
             _check_world(ranks, transport.world_size)
             _rank = transport.rank
         return cls._interned(device_type, shape, ranks, names, _rank)
@@ -396,7 +398,7 @@ def init_device_mesh(
         raise MeshError(msg)
     if rank_list is None:
         platform = current_platform()
-        if math.prod(shape) > 1 and device_type in DEVICE_TYPES:
+        if device_type in DEVICE_TYPES:
             platform.join_launched_world(device_type)
         world = platform.transport().world_size
         rank_list, source = range(world), f"the world has {world}"

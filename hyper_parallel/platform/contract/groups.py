@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import abc
-import os
+import atexit
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hyper_parallel.errors import MeshError
+from hyper_parallel.errors import MeshError, WorldNotJoinedError
 from hyper_parallel.platform.contract.agreement import AgreementFacet
-from hyper_parallel.platform.contract.identity import distinct_ranks
+from hyper_parallel.platform.contract.identity import distinct_ranks, launched_world
 from hyper_parallel.transport.base import Transport, active_transport
 from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work
 
 __all__ = ["BACKENDS", "GroupsFacet"]
-
-# What launchers such as torchrun set for each rank.
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # The engines of each device; the first is the default.
 BACKENDS = {"cpu": ("gloo", "mccl"), "cuda": ("nccl",), "npu": ("hccl",)}
@@ -81,22 +78,34 @@ class GroupsFacet(AgreementFacet):
             device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no card yet takes the
                 one that ``LOCAL_RANK`` numbers.
 
+        On CPU the rank leaves the world when the process ends.
+
         Raises:
             RendezvousError: the ranks did not meet.
         """
-        if self.has_world() or any(name not in os.environ for name in _LAUNCHED):
+        if self.has_world() or launched_world() is None:
             return
-        if int(os.environ["WORLD_SIZE"]) > 1:
-            if device_type != "cpu":
-                self._choose_card(device_type)
-            self.init_process_group(BACKENDS[device_type][0])
+        if device_type != "cpu":
+            self._choose_card(device_type)
+        self.init_process_group(BACKENDS[device_type][0])
+        if device_type == "cpu":
+            # Threads of gloo that are left at the end of a process can abort it.
+            atexit.register(self._leave_joined)
+
+    def _leave_joined(self) -> None:
+        """Leave the world that :meth:`join_launched_world` has joined, unless the program has left it already."""
+        if self.has_world():
+            self.destroy_process_group()
 
     def _choose_card(self, device_type: str) -> None:
         """Use the card that the launcher gave this rank; nothing where the framework's own start does so."""
 
     def has_world(self) -> bool:
         """Return True if this rank is in a world of more than itself, simulated or real."""
-        return active_transport() is not None or self.transport().backend != "single"
+        try:
+            return active_transport() is not None or self.transport().backend != "single"
+        except WorldNotJoinedError:
+            return False
 
     @abc.abstractmethod
     def device_type(self) -> str:

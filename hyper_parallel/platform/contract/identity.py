@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.errors import MeshError
+from hyper_parallel.errors import MeshError, WorldNotJoinedError
 from hyper_parallel.transport.base import Channel
 
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks, Transport
 
-__all__ = ["IdentityFacet", "distinct_ranks", "is_integer"]
+__all__ = ["IdentityFacet", "distinct_ranks", "is_integer", "launched_world", "unlaunched"]
+
+# What launchers such as torchrun set for each rank.
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_integer(value: Any) -> bool:
@@ -38,12 +42,46 @@ def distinct_ranks(rank_list: Any, world_size: int) -> Ranks | None:
     return ranks
 
 
+def launched_world() -> tuple[int, int] | None:
+    """Return rank and world size that a launcher such as torchrun gave this process; None if it is the only one.
+
+    Raises:
+        MeshError: ``RANK`` or ``WORLD_SIZE`` is not a number.
+    """
+    values = [os.environ.get(name) for name in _LAUNCHED]
+    if None in values:
+        return None
+    try:
+        rank, size = int(str(values[0])), int(str(values[1]))
+    except ValueError:
+        msg = f"RANK is {values[0]!r} and WORLD_SIZE {values[1]!r}: a launcher sets both to whole numbers"
+        raise MeshError(msg) from None
+    return (rank, size) if size > 1 else None
+
+
+def unlaunched(alone: Transport) -> Transport:
+    """Return ``alone``, the transport of a world of one, for a process that is in no other world.
+
+    Raises:
+        WorldNotJoinedError: (a MeshError) a launcher started this process as one of several ranks.
+    """
+    world = launched_world()
+    if world is not None:
+        raise WorldNotJoinedError(*world)
+    return alone
+
+
 class IdentityFacet(abc.ABC):
     """Facet *identity*: the same on every framework, because the transport implements it."""
 
     @abc.abstractmethod
     def transport(self) -> Transport:
-        """Return the transport of this rank."""
+        """Return the transport of this rank.
+
+        Raises:
+            WorldNotJoinedError: (a MeshError) a launcher started this process as one of several ranks, and it has not
+                joined their world.
+        """
 
     def ranks_of(self, group: Any = None) -> Ranks:
         """Return the global ranks of a group handle, of a tuple or list of ranks, or of the world.
@@ -69,12 +107,18 @@ class IdentityFacet(abc.ABC):
         return Channel(purpose) if whole else Channel(purpose, ranks, build)
 
     def get_rank(self) -> int:
-        """Return the global rank of the caller."""
-        return self.transport().rank
+        """Return the global rank of the caller; before it has joined its world, the one that the launcher gave it."""
+        try:
+            return self.transport().rank
+        except WorldNotJoinedError as error:
+            return error.rank
 
     def get_world_size(self) -> int:
-        """Return the number of ranks in the world."""
-        return self.transport().world_size
+        """Return the number of ranks in the world; before it is joined, the number that the launcher started."""
+        try:
+            return self.transport().world_size
+        except WorldNotJoinedError as error:
+            return error.world_size
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
         """Return the global ranks of ``group``, in its order."""

@@ -16,6 +16,7 @@ from mindspore.common._grad_function import _Function
 from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.contract.identity import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
@@ -73,7 +74,7 @@ class MindSporePlatform(
             return active
         if self._rehearsal is not None:
             return self._rehearsal
-        return self._engine if mindspore.mint.distributed.is_initialized() else _ALONE
+        return self._engine if mindspore.mint.distributed.is_initialized() else unlaunched(_ALONE)
 
     _rehearsal: Transport | None = None  # joined by init_process_group on CPU
 

@@ -12,6 +12,7 @@ import torch
 from torch import distributed
 from torch.autograd.grad_mode import _force_original_view_tracking
 
+from hyper_parallel.platform.contract.identity import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
@@ -69,7 +70,7 @@ class TorchPlatform(
         if active is not None:
             return active
         if not _joined():
-            return _ALONE
+            return unlaunched(_ALONE)
         world, engine = self._joined_world
         return engine if world is distributed.group.WORLD else self._connected()  # type: ignore[return-value] # with a world
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hyper_parallel import get_torch_platform
+from hyper_parallel.errors import MeshError
 from hyper_parallel.transport.processes import python_command
 
 pytestmark = pytest.mark.platforms("torch")
@@ -71,6 +72,64 @@ def test_init_device_mesh_joins_torchruns_world(tmp_path, ranks, rows):
     assert ended.returncode == 0, ended.stderr
     for rank in range(ranks):
         assert (tmp_path / f"rank{rank}").read_text() == f"of {ranks}: shard of up is ({rows[rank]}, 5)"
+
+
+_UNJOINED = """
+import os
+import sys
+from pathlib import Path
+import torch
+from hyper_parallel import DeviceMesh, get_platform, init_device_mesh
+
+platform = get_platform()
+lines = [f"rank {platform.get_rank()} of {platform.get_world_size()}, joined: {platform.has_world()}"]
+for call in (
+    lambda: platform.all_reduce(torch.ones(2)),
+    platform.barrier,
+    lambda: init_device_mesh("cpu", (1,)),
+):
+    try:
+        call()
+    except ValueError as error:
+        lines.append(f"{type(error).__name__}: {error}")
+mesh = DeviceMesh("cpu", [1, 0])
+lines.append(f"joined: {platform.has_world()}, {platform.all_reduce(torch.tensor(mesh.get_local_rank())).item()}")
+Path(sys.argv[1], os.environ["RANK"]).write_text(chr(10).join(lines))
+"""
+
+
+def test_a_launched_rank_that_has_not_joined_is_no_world_of_one(tmp_path):
+    """Rank and world size are the launcher's; communication is refused until a mesh has joined the world."""
+    script = tmp_path / "unjoined.py"
+    script.write_text(_UNJOINED)
+    command = python_command("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = subprocess.run(
+        [*command, script, tmp_path],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        refused = (
+            f"WorldNotJoinedError: a launcher started this process as rank {rank} of 2 (RANK, WORLD_SIZE), and it has "
+            "not joined their world: make the mesh with init_device_mesh, or call get_platform().init_process_group(), "
+            "first"
+        )
+        assert (tmp_path / str(rank)).read_text().splitlines() == [
+            f"rank {rank} of 2, joined: False",
+            refused,
+            refused,
+            "MeshError: init_device_mesh: mesh_shape (1,) needs 1 ranks, the world has 2",
+            "joined: True, 1",
+        ]
+
+
+def test_a_launcher_whose_numbers_are_none(monkeypatch):
+    """RANK or WORLD_SIZE that is no number is said, instead of being taken for a world of one."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MeshError) as raised:
+        get_torch_platform().get_world_size()
+    assert str(raised.value) == "RANK is '0' and WORLD_SIZE 'two': a launcher sets both to whole numbers"
 
 
 def test_nothing_is_joined_without_a_launcher(monkeypatch):
