@@ -37,7 +37,8 @@ class GroupsFacet(AgreementFacet):
     ) -> None:
         """Join the world; if the rank is in one already, check that the arguments do not contradict it.
 
-        In a simulated world the simulation stands in for every backend.
+        In a simulated world the simulation stands in for every backend. A world over gloo is left at the end of the
+        process, if not before.
 
         Args:
             backend: ``gloo``, ``nccl`` or ``hccl``; by default the engine of this process's device.
@@ -66,8 +67,13 @@ class GroupsFacet(AgreementFacet):
         if self.has_world():
             _check_consistent(arguments, self._known())
             return
-        self._join({**arguments, "backend": backend or BACKENDS[self.device_type()][0]})
+        engine = backend or BACKENDS[self.device_type()][0]
+        self._join({**arguments, "backend": engine})
         self._joined_as = arguments
+        if engine == "gloo":
+            # Threads of gloo that are left at the end of a process can abort it.
+            atexit.unregister(self._leave_joined)
+            atexit.register(self._leave_joined)
 
     def join_launched_world(self, device_type: str) -> None:
         """Join the world that a launcher such as torchrun describes in the environment, unless this rank is in one.
@@ -78,8 +84,6 @@ class GroupsFacet(AgreementFacet):
             device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no card yet takes the
                 one that ``LOCAL_RANK`` numbers.
 
-        On CPU the rank leaves the world when the process ends.
-
         Raises:
             RendezvousError: the ranks did not meet.
         """
@@ -88,12 +92,9 @@ class GroupsFacet(AgreementFacet):
         if device_type != "cpu":
             self._choose_card(device_type)
         self.init_process_group(BACKENDS[device_type][0])
-        if device_type == "cpu":
-            # Threads of gloo that are left at the end of a process can abort it.
-            atexit.register(self._leave_joined)
 
     def _leave_joined(self) -> None:
-        """Leave the world that :meth:`join_launched_world` has joined, unless the program has left it already."""
+        """Leave the world at the end of the process, unless the program has left it already."""
         if self.has_world():
             self.destroy_process_group()
 

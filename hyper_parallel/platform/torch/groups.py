@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -18,6 +19,9 @@ class TorchGroups(GroupsFacet):
 
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""
+        # Imported later, as every optimizer of PyTorch does, it keeps the world's group alive for good: threads of gloo
+        # then outlive the world, and may abort the process when it ends.
+        importlib.import_module("torch._dynamo")
         join_world(**{name: value for name, value in asked.items() if value is not None})
 
     def _choose_card(self, device_type: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,3 +161,30 @@ def test_the_launchers_card_is_chosen_once(monkeypatch, initialized, chosen):
     monkeypatch.setenv("LOCAL_RANK", "3")
     platform._choose_card("cuda")
     assert calls == chosen
+
+
+_LEFT = """
+import os
+from pathlib import Path
+import torch
+from hyper_parallel import get_platform
+
+get_platform().init_process_group("gloo")
+get_platform().all_reduce(torch.ones(2))
+torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+get_platform().destroy_process_group()
+threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
+assert not [name for name in threads if "gloo" in name], threads
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="[no-tool] threads are listed by Linux only")
+def test_a_world_that_was_left_has_no_threads(tmp_path):
+    """Threads of gloo end with the world, also if an optimizer was made in it; later they could abort the process."""
+    script = tmp_path / "left.py"
+    script.write_text(_LEFT)
+    ended = subprocess.run(
+        [*python_command("torch.distributed.run", "--standalone", "--nproc-per-node", "2"), script],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
