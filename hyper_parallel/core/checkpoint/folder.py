@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +37,8 @@ _CODES = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_OWN_FILE = re.compile(r"data-[0-9a-f]{32}\.safetensors")
+_KEYS = {"version", "file", "tree", "ties", "tensors", "checksum"}
 _DTYPES = {code: name for name, code in _CODES.items()}
 
 Piece = tuple["Box", int]
@@ -228,6 +232,7 @@ def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[
         "ties": ties,
         "tensors": {name: [entry.code, entry.shape, pieces[name]] for name, entry in data.entries.items()},
     }
+    ours["checksum"] = _text_checksum(ours)
     total = sum(entry.size for entry in data.entries.values())
     weight_map = dict.fromkeys(data.entries, data.path.name)
     index = {"metadata": {"total_size": total, "hyper_parallel": ours}, "weight_map": weight_map}
@@ -239,28 +244,111 @@ def read_index(folder: Path) -> Index:
 
     Raises:
         FileNotFoundError: there is no checkpoint in ``folder``.
-        CheckpointError: (a ValueError) the index is damaged, or of a newer version.
+        CheckpointError: (a ValueError) the index is damaged, of a newer version, or names a file outside the folder.
     """
     path = folder / INDEX
     if not path.exists() and (folder / _SINGLE).exists():
         return Index((DataFile.existing(folder / _SINGLE),), None, {}, {})
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        names = sorted({Path(name).name for name in index["weight_map"].values()})
+        names = sorted(set(index["weight_map"].values()))
         ours = index.get("metadata", {}).get("hyper_parallel")
         version = None if ours is None else ours["version"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         msg = f"load: {path} is not the index of a checkpoint"
         raise CheckpointError(msg) from error
     if ours is None:
-        return Index(tuple(DataFile.existing(folder / name) for name in names), None, {}, {})
+        _check_names(path, names)
+        if any(_OWN_FILE.fullmatch(name) for name in names):
+            msg = f"load: {path} is damaged: it names a data file of save, and says nothing about its tensors"
+            raise CheckpointError(msg)
+        files = tuple(DataFile.existing(folder / name) for name in names)
+        counts = Counter(name for file in files for name in file.entries)
+        if several := sorted(name for name, count in counts.items() if count > 1):
+            msg = f"load: {', '.join(several)} is in several of the files that {path} names"
+            raise CheckpointError(msg)
+        return Index(files, None, {}, {})
     if version != VERSION:
         msg = f"load: {path} has version {version}; this release reads version {VERSION}"
         raise CheckpointError(msg)
-    entries = {name: Entry(code, tuple(shape)) for name, (code, shape, _) in ours["tensors"].items()}
-    pieces = {
-        name: [(tuple((low, high) for low, high in box), crc) for box, crc in written]
-        for name, (_, _, written) in ours["tensors"].items()
-    }
-    data = DataFile(folder / Path(ours["file"]).name, entries)
-    return Index((data,), ours["tree"], pieces, ours.get("ties", {}))
+    try:
+        data, tree, pieces, ties = _contents(folder, ours)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"load: {path} is damaged: {error}"
+        raise CheckpointError(msg) from error
+    _check_names(path, [ours["file"]])
+    return Index((data,), tree, pieces, ties)
+
+
+def _contents(folder: Path, ours: dict[str, Any]) -> tuple[DataFile, Any, dict[str, list[Piece]], dict[str, str]]:
+    """Return data file, tree, pieces and ties of an index of ``save``; raises any error where it is malformed."""
+    if unknown := sorted(set(ours) - _KEYS):
+        msg = f"it has unknown entries {unknown}"
+        raise ValueError(msg)
+    without = {key: value for key, value in ours.items() if key != "checksum"}
+    if "checksum" in ours and ours["checksum"] != _text_checksum(without):
+        msg = "its checksum differs"
+        raise ValueError(msg)
+    entries, pieces = {}, {}
+    for name, (code, shape, written) in ours["tensors"].items():
+        if code not in _DTYPES or not all(type(size) is int and size >= 0 for size in shape):
+            msg = f"{name} is {code}{shape}"
+            raise ValueError(msg)
+        entries[name] = Entry(code, tuple(shape))
+        pieces[name] = [(_box_in(name, box, shape), crc) for box, crc in written]
+    ties = ours.get("ties", {})
+    if not all(isinstance(name, str) for name in ties.values()):
+        msg = f"its ties are {ties}"
+        raise ValueError(msg)
+    if not _is_tree(ours["tree"]):
+        msg = "its values are not those of a state"
+        raise ValueError(msg)
+    return DataFile(folder / ours["file"], entries), ours["tree"], pieces, ties
+
+
+def _box_in(name: str, box: Any, shape: Sequence[int]) -> Box:
+    """Return the box of a piece.
+
+    Raises:
+        ValueError: it is not within a tensor of ``shape``.
+    """
+    edges = tuple((low, high) for low, high in box)
+    for (low, high), size in zip(edges, shape, strict=True):
+        if type(low) is not int or type(high) is not int or not 0 <= low <= high <= size:
+            msg = f"a piece of {name} is {box}, of a tensor of shape {list(shape)}"
+            raise ValueError(msg)
+    return edges
+
+
+def _is_tree(tree: Any) -> bool:
+    """Return whether ``tree`` is one of a nested state: nodes of one kind with their content."""
+    if tree is None:
+        return True
+    if not isinstance(tree, dict) or len(tree) != 1:
+        return False
+    ((kind, content),) = tree.items()
+    if kind in {"tensor", "value"}:
+        return kind == "value" or isinstance(content, str)
+    if kind not in {"items", "list", "tuple"} or not isinstance(content, list):
+        return False
+    if kind != "items":
+        return all(_is_tree(inner) for inner in content)
+    pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in content)
+    return pairs and all(not isinstance(key, (list, dict)) and _is_tree(inner) for key, inner in content)
+
+
+def _check_names(path: Path, names: Sequence[Any]) -> None:
+    """Check that an index names files in its own folder.
+
+    Raises:
+        CheckpointError: a name is a path, or none.
+    """
+    for name in names:
+        if not isinstance(name, str) or name in {"", ".", ".."} or set(name) & set("/\\\0") or not name.isprintable():
+            msg = f"load: {path} names the file {name!r}; only files in its own folder are read"
+            raise CheckpointError(msg)
+
+
+def _text_checksum(ours: dict[str, Any]) -> int:
+    """Return the CRC-32 of all that an index says about tensors and values."""
+    return zlib.crc32(json.dumps(ours).encode())
