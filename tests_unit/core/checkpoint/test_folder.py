@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from hyper_parallel.core.checkpoint import load, save
@@ -26,6 +25,8 @@ HOSTILE = st.sampled_from(["../x", "..", ".", "", "/etc/passwd", "a/b", "a\\b", 
 
 def state(fill):
     """Tensors of odd, empty and no shape, two that are one, and plain values."""
+    import torch
+
     tied = torch.full((3, 5), fill)
     tensors = {"w": tied, "tied": tied, "empty": torch.full((0, 7), fill), "one": torch.tensor(fill)}
     return {**tensors, "values": VALUES}
