@@ -242,6 +242,21 @@ def body(moment, folder):
         save({"weight": distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])}, f"{folder}/shards")
         folders.DataFile.write = lambda self, parts: (Path(folder, str(dist.get_rank())).touch(), time.sleep(600))
         save({"weight": distribute_tensor(torch.zeros(5), mesh, [Shard(0)])}, f"{folder}/shards")
+    if moment in ("forward", "backward"):
+        class Stays(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return stay(x) if moment == "forward" else x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return stay(gradient)
+
+        def stay(_):
+            Path(folder, str(dist.get_rank())).touch()
+            time.sleep(600)
+
+        Stays.apply(torch.ones(3, requires_grad=True)).sum().backward()
     dist.barrier()
     Path(folder, str(dist.get_rank())).touch()
     if dist.get_rank():
@@ -250,6 +265,9 @@ def body(moment, folder):
 
 run_launched(pack((body, tuple(sys.argv[1:])), body), 2, "torch", 600.0)
 """
+
+
+COMPUTING = ["forward", "backward"]
 
 
 def marked(mark):
@@ -262,11 +280,15 @@ def marked(mark):
     return numbers
 
 
-@pytest.mark.parametrize("moment", ["start", "collective", "checkpoint"])
+@pytest.mark.parametrize(
+    "moment",
+    ["start", "collective", "checkpoint", *(pytest.param(name, marks=pytest.mark.sweep) for name in COMPUTING)],
+)
 def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
     """A parent that is killed leaves no process behind, and the earlier checkpoint loads.
 
-    It is killed while ranks start, while one computes and one waits in a collective, or while they write a checkpoint.
+    It is killed while ranks start, while one computes and one waits in a collective, while they write a checkpoint, or
+    while they are in forward or in backward.
     """
     monkeypatch.delenv(LEDGER_VARIABLE, raising=False)
     script, folder, mark = tmp_path / "parent.py", tmp_path / "ranks", uuid.uuid4().hex
