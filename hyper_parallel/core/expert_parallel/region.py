@@ -11,7 +11,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.expert_parallel.layouts import RegionLayouts, region_layouts
 from hyper_parallel.core.expert_parallel.plan import DispatchPlan, expert_capacity, local_routing, plan_dispatch
-from hyper_parallel.errors import PlanError
+from hyper_parallel.errors import PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
@@ -65,8 +65,15 @@ def routed_experts(
         PlanError: (a ValueError) shapes, experts or a capacity factor that do not fit; if experts are out of range on
             one rank, all ranks of the axis raise it.
         LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
+        UnsupportedOnBackend: the framework is not PyTorch.
     """
     platform = platform_of_argument(x, "routed_experts: x")
+    if platform.platform_type != "torch":
+        msg = (
+            "routed_experts: not supported by MindSpore, where gradients of experts over a data axis were wrong; "
+            "train on PyTorch"
+        )
+        raise UnsupportedOnBackend(msg)
     count = _check_shapes(x, experts, weights, parameters)
     if capacity_factor is not None and not 0 < capacity_factor < math.inf:
         msg = f"routed_experts: capacity_factor is {capacity_factor!r}; it must be a finite number above 0, or None"
