@@ -70,8 +70,8 @@ def routed_experts(
     platform = platform_of_argument(x, "routed_experts: x")
     if platform.platform_type != "torch":
         msg = (
-            "routed_experts: not supported by MindSpore, where gradients of experts over a data axis were wrong; "
-            "train on PyTorch"
+            "routed_experts: not supported by MindSpore, where the gradient of a bias added to no rows, those of an "
+            "expert without tokens, is uninitialised memory; train on PyTorch"
         )
         raise UnsupportedOnBackend(msg)
     count = _check_shapes(x, experts, weights, parameters)

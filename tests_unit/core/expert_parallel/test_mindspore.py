@@ -18,6 +18,6 @@ def test_mindspore_is_refused():
     with pytest.raises(UnsupportedOnBackend) as caught:
         routed_experts(x, experts, weights, (platform.from_numpy(np.ones((2, 2, 2))),), lambda rows, up: rows @ up)
     assert str(caught.value) == (
-        "routed_experts: not supported by MindSpore, where gradients of experts over a data axis were wrong; train on "
-        "PyTorch"
+        "routed_experts: not supported by MindSpore, where the gradient of a bias added to no rows, those of an expert "
+        "without tokens, is uninitialised memory; train on PyTorch"
     )
