@@ -38,6 +38,8 @@ BY_ELEMENT = frozenset({
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
 })  # fmt: skip
 
+_INSTEAD = {"LazyAdam": ("nn.Adam",), "AdamOffload": ("nn.Adam",)}
+
 DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results are placed"
 
 
@@ -62,7 +64,9 @@ def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Call
             return served(*args[1:], **kwargs)
         # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.
         if dtensors and not (any(isinstance(arg, _RecomputeCell) for arg in args) or _steps_by_element(args)):
-            msg = f"{what}: it would see this rank's shards as if they were whole; {instead}"
+            msg = (
+                _optimizer_message(args) or f"{what}: it would see this rank's shards as if they were whole; {instead}"
+            )
             raise UnsupportedOperatorError(msg)
         return plain(*args, **kwargs)
 
@@ -92,6 +96,30 @@ def _steps_by_element(args: tuple[Any, ...]) -> bool:
         and not (isinstance(gradient, DTensor) and gradient.layout.partials)
         for parameter, gradient in pairs
     )
+
+
+def _optimizer_message(args: tuple[Any, ...]) -> str:
+    """Return why the compiled step of an optimizer is refused and what to use; empty if another reason applies.
+
+    Args:
+        args: of the compiled function.
+    """
+    optimizer: Any = getattr(args[0], "obj", None)
+    if not isinstance(optimizer, nn.Optimizer):
+        return ""
+    name = type(optimizer).__name__
+    if type(optimizer) not in BY_ELEMENT:
+        instead = " or ".join(_INSTEAD.get(type(optimizer).__name__, ("nn.Adam", "nn.AdamWeightDecay", "nn.SGD")))
+        return (
+            f"{name}: its step over DTensor parameters would see this rank's shards as if they were whole, and is not "
+            f"known to update each element by itself; use {instead}"
+        )
+    if any(getattr(optimizer, "grad_centralization_flags", ())):
+        return (
+            f"{name}: grad_centralization takes means of whole gradients, and its step would see this rank's shards as "
+            "if they were whole; leave grad_centralization out"
+        )
+    return ""
 
 
 class _Step(NamedTuple):
