@@ -11,7 +11,10 @@ from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
 
-SHARDS = "its step over DTensor parameters would see this rank's shards as if they were whole, and is not known to update each element by itself; use"
+SHARDS = (
+    "its step over DTensor parameters would see this rank's shards as if they were whole, and is not "
+    "known to update each element by itself; use"
+)
 
 
 def step_of(optimizer_name, options):
