@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hyper_parallel._text import printable
 from hyper_parallel.core.dtensor.determinism import SEEDS
 
-__all__ = ["MOST_STEPS", "Parser", "UsageError", "real", "seed", "whole"]
+__all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "real", "seed", "whole"]
 
 MOST_STEPS = 1_000_000
 """Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
 
 _MOST_DIGITS = 18
+_DEVICES = ("cpu", "cuda", "npu")
 
 
 class UsageError(ValueError):
@@ -82,3 +83,8 @@ def seed(text: str) -> int:
         argparse.ArgumentTypeError: it is none.
     """
     return whole(0, SEEDS - 1)(text)
+
+
+def add_device(subparser: Any, help_text: str) -> None:
+    """Declare ``--device`` of a command, cpu by default; ``help_text`` says what is on the device."""
+    subparser.add_argument("--device", default="cpu", choices=_DEVICES, help=f"{help_text} (default: cpu)")

@@ -9,7 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, seed, whole
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -53,10 +53,7 @@ def add_parser(kinds: Any) -> None:
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    subparser.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda", "npu"),
-        help="where both models are: simulated ranks share one card, processes have one each (default: cpu)",
-    )  # fmt: skip
+    add_device(subparser, "where both models are: simulated ranks share one card, processes have one each")
     subparser.add_argument(
         "--steps", type=whole(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
@@ -133,7 +130,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed, harden=arguments.harden, **_device(arguments),
+                    seed=arguments.seed, harden=arguments.harden, device=arguments.device,
                 ),
             )  # fmt: skip
 
@@ -161,14 +158,9 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype or "float64"),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                        seed=arguments.seed, harden=arguments.harden, **_device(arguments),
+                        seed=arguments.seed, harden=arguments.harden, device=arguments.device,
                     ),
                 )  # fmt: skip
-
-
-def _device(arguments: argparse.Namespace) -> dict[str, str]:
-    """The argument for a run on a card; none for a run on CPU."""
-    return {} if arguments.device == "cpu" else {"device": arguments.device}
 
 
 def platforms(asked: str | None) -> list[str]:

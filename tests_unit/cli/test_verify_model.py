@@ -350,7 +350,7 @@ def test_interrupt_of_a_real_run(tmp_path):
 
 @pytest.mark.platforms("torch")
 def test_a_device_is_handed_on(runs, monkeypatch):
-    """``--device`` reaches the run; without it nothing is said about devices."""
+    """``--device`` reaches the run; without it the run is on cpu."""
     asked = []
 
     def verify(scenario, **options):
@@ -360,7 +360,7 @@ def test_a_device_is_handed_on(runs, monkeypatch):
     monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
     command = ["verify", "model", "--platform", "torch", "--scenario", "3-rms-untied"]
     assert main([*command, "--device", "npu"]) == main(command) == 0
-    assert asked == ["npu", None]
+    assert asked == ["npu", "cpu"]
     assert runs == []
 
 
