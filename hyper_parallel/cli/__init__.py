@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from hyper_parallel.cli import (
     bench,
@@ -96,10 +97,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+class _ShowVersion(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"hyper-parallel {library_version()}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
-    top.add_argument("--version", action="version", version=f"hyper-parallel {library_version()}")
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
     kinds = verify.add_subparsers(required=True, metavar="WHAT")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.refused_steps import ACCUMULATED, refuse_wrong_steps, set_replaced, set_unreduced
 from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
 from hyper_parallel.platform.torch.sharded_schedule import ShardedSchedule
 from hyper_parallel.transport.checks.sequence import Step
@@ -23,34 +23,6 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 
 __all__ = ["FullyShardedGroup"]
-
-
-_UNREDUCED = "_unreduced_by_fully_shard"  # attribute of a sharded parameter: why its gradient is not reduced
-_ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
-_REPLACED = "_replaced_by_fully_shard"  # attribute of a parameter from before sharding: its module and name
-
-
-@cache
-def _refuse_replaced_parameters() -> None:
-    """Let every optimizer step refuse parameters from before sharding, which gradients no longer reach."""
-    register_optimizer_step_pre_hook(_check_step)
-
-
-def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    del args, kwargs
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            place = vars(parameter).get(_REPLACED)
-            if place is not None:
-                msg = (
-                    f"optimizer step: parameter {index} of group {number} is {place} from before fully_shard, which no "
-                    "longer trains; build the optimizer after fully_shard"
-                )
-                raise PlanError(msg)
-            reason = vars(parameter).get(_UNREDUCED)
-            if reason is not None:
-                msg = f"optimizer step: the gradient of parameter {index} of group {number} is not reduced: {reason}"
-                raise PlanError(msg)
 
 
 class _Call:
@@ -110,10 +82,10 @@ class FullyShardedGroup:
             names = sorted({str(original.dtype) for original, _, _ in parameters})
             msg = f"fully_shard: parameters of one module have dtypes {', '.join(names)}; shard them separately"
             raise PlanError(msg)
-        _refuse_replaced_parameters()
+        refuse_wrong_steps()
         for original, _, owners in parameters:
             owner, name = owners[0]
-            vars(original)[_REPLACED] = f"{type(owner).__name__}.{name}"
+            set_replaced(original, f"{type(owner).__name__}.{name}")
         shapes = [_local_shape(original) for original, _, _ in parameters]
         self.options, self.ranks, self.is_outermost = options, options.ranks, True
         self.plan = plan_flat(shapes, len(self.ranks))
@@ -247,7 +219,8 @@ class FullyShardedGroup:
         if not self.in_backward:
             self.in_backward, self.is_reduced = True, False
             for member in self.trained:
-                vars(member.sharded)[_UNREDUCED] = f"a backward through module group {self.name} has not ended"
+                reason = f"a backward through module group {self.name} has not ended"
+                set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
             self.schedule.enter_backward(self)
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
         call.remaining = call.inputs
@@ -269,7 +242,8 @@ class FullyShardedGroup:
         if not self.is_reduced or any(member.whole.grad is not None for member in self.trained):
             self._finish()
         for member in self.trained:
-            vars(member.sharded)[_UNREDUCED] = None if member.accumulated is None else _ACCUMULATED
+            reason = None if member.accumulated is None else ACCUMULATED
+            set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
         self.in_backward = False
         self.running.clear()
         self.entered.clear()
@@ -282,7 +256,8 @@ class FullyShardedGroup:
         self.entered.clear()
         for member in self.trained:
             member.whole.grad = None
-            vars(member.sharded)[_UNREDUCED] = None if member.accumulated is None else _ACCUMULATED
+            reason = None if member.accumulated is None else ACCUMULATED
+            set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
         self.free()
 
     def _check_in_backward(self, whole: torch.Tensor) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.refused_steps import ACCUMULATED, refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Step
 
@@ -18,25 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicatedGradients"]
 
-_UNREDUCED = "_unreduced_by_replicate"  # attribute of a parameter: why its gradient is not reduced
-_ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
 _UNFINISHED = "a backward has raised; run zero_grad() and backward again"
-
-
-@cache
-def _refuse_unreduced_gradients() -> None:
-    """Let every optimizer step refuse gradients that differ between the ranks."""
-    register_optimizer_step_pre_hook(_check_step)
-
-
-def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    del args, kwargs
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            reason = vars(parameter).get(_UNREDUCED)
-            if reason is not None and parameter.grad is not None:
-                msg = f"optimizer step: the gradient of parameter {index} of group {number} is not reduced: {reason}"
-                raise PlanError(msg)
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -120,7 +102,7 @@ class ReplicatedGradients:
         self._next = 0
         device = self.buckets[0].leaves[0].device if self.buckets else None
         self._sequence = AgreedSequence(RowCarrier(platform, device, "replicate"), options.ranks, "replicate")
-        _refuse_unreduced_gradients()
+        refuse_wrong_steps()
         for bucket in self.buckets:
             for parameter, leaf in zip(bucket.parameters, bucket.leaves, strict=True):
                 leaf.register_post_accumulate_grad_hook(partial(self._ready, bucket, parameter))
@@ -149,7 +131,7 @@ class ReplicatedGradients:
     def _ready(self, bucket: _Bucket, parameter: Any, leaf: torch.Tensor) -> None:
         """Note the gradient of a parameter, and begin the collectives of the buckets that are complete."""
         if not self.reduces:
-            vars(parameter)[_UNREDUCED] = _ACCUMULATED
+            set_unreduced(parameter, "replicate", ACCUMULATED)
             return
         if not self._open:
             self._begin()
@@ -189,7 +171,7 @@ class ReplicatedGradients:
         """Note on all parameters why their gradients are not reduced; None: they are."""
         for bucket in self.buckets:
             for parameter in bucket.parameters:
-                vars(parameter)[_UNREDUCED] = reason
+                set_unreduced(parameter, "replicate", reason)
 
 
 def _buckets(parameters: list[Any], options: ReplicatedOptions) -> list[_Bucket]:
