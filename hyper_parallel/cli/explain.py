@@ -17,7 +17,9 @@ Print what a parallel plan does in one training step on a mesh of up to 65536 ra
 which collectives run in which module, and how many bytes the busiest rank receives. This process acts as rank 0;
 nothing is communicated or compared.
 
-SPEC and PLAN are those of hyper-parallel verify model. This process builds the whole model.
+SPEC and PLAN are those of hyper-parallel verify model. On PyTorch tensors have
+shapes and no values, so the size of the model does not matter; a program that reads values is run with them, up to
+4 GiB of parameters. On MindSpore this process builds the whole model.
 
 Exit status: 0 on success, 2 for invalid input, 130 after Ctrl-C."""
 

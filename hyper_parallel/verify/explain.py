@@ -5,20 +5,25 @@ One process runs one training step as rank 0 of a mesh of any size; its collecti
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.platform.select import use_platform
+from hyper_parallel.errors import HyperParallelError, UnsupportedOnBackend
+from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.single_process import FakeTransport
+from hyper_parallel.verify.model_case import InputError, as_case
 from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.spec import user_function
-from hyper_parallel.verify.train_compare import run_parallel_step
+from hyper_parallel.verify.train_compare import ParallelStep, run_parallel_step
+from hyper_parallel.verify.training_runs import build_model
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
@@ -38,6 +43,7 @@ class Explanation:
         dtypes: short dtypes of the parameters, by path.
         itemsizes: bytes of an element, by path.
         traffic: collectives, per module.
+        with_values: why tensors had values; empty if they had none, and so took no memory.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Explanation:
     dtypes: dict[str, str]
     itemsizes: dict[str, int]
     traffic: list[Traffic]
+    with_values: str = ""
 
     def text(self) -> str:
         """Return a table of parameters, and one of collectives."""
@@ -58,6 +65,8 @@ class Explanation:
         local, total = (sum(map(count, self.parameters)) for count in (self._local_bytes, self._bytes))
         lines = [f"{self.name} on {self.platform}, mesh {self.mesh}", *aligned(rows, text=2)]
         lines.append(f"    {len(self.parameters)} parameters, {local} of {total} bytes on a rank")
+        if self.with_values:
+            lines.append(f"  built with values, because without them: {self.with_values}")
         return "\n".join([*lines, *table(self.traffic)])
 
     def json(self) -> dict[str, Any]:
@@ -76,6 +85,7 @@ class Explanation:
                 for parameter in self.parameters
             ],
             "collectives": [asdict(row) for row in self.traffic],
+            "with_values": self.with_values,
         }
 
     def _layout(self, parameter: ParameterLayout) -> str:
@@ -92,6 +102,12 @@ class Explanation:
         return math.prod(parameter.shape) * self.itemsizes[parameter.path]
 
 
+_FAILURES = (HyperParallelError, InputError, RuntimeError)
+
+_LARGEST = 4 << 30
+"""Bytes of parameters that are made with values."""
+
+
 def explain_model(
     spec: str | Callable[[], Any],
     plan: str | Callable[[Any], Any],
@@ -104,7 +120,9 @@ def explain_model(
     """Explain how a plan lays out a model's parameters, and which collectives one training step runs in each module.
 
     Values that come from other ranks are zeros, so a program whose communication depends on values is not explained,
-    and one that asks other ranks for objects is refused.
+    and one that asks other ranks for objects is refused. On PyTorch tensors have shapes and no values (its meta
+    device), so a model takes no memory, whatever its size. A program that reads values runs again with them, unless
+    its parameters are larger than 4 GiB.
 
     Args:
         spec: as for :func:`~hyper_parallel.verify.verify_model`; the whole model is built in this process.
@@ -122,12 +140,49 @@ def explain_model(
         UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects.
     """
     shape, names = tuple(mesh_shape), tuple(mesh_names)
+    make_case, make_plan = user_function(spec, "SPEC"), user_function(plan, "PLAN")
+    run = partial(run_parallel_step, make_case, make_plan, shape, names)
     with use_platform(platform), use_transport(_rehearsed(platform, math.prod(shape))):
-        step = run_parallel_step(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
+        step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(names, shape, strict=True))
     return Explanation(
-        name or str(spec), platform, mesh, step.parameter_layouts, step.dtypes, step.itemsizes, traffic(step.events)
+        name or str(spec),
+        platform,
+        mesh,
+        step.parameter_layouts,
+        step.dtypes,
+        step.itemsizes,
+        traffic(step.events),
+        why,
     )
+
+
+def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any]) -> tuple[ParallelStep, str]:
+    """Return what ``run`` does with tensors that have no values, or else with values, and why they were needed.
+
+    Raises:
+        InputError: it fails without values, and its parameters are too large to be made with values.
+    """
+    platform = current_platform()
+    without = partial(platform.init_on_device, platform.meta_device, include_buffers=True)
+    try:
+        with without():
+            return run(), ""
+    except UnsupportedOnBackend:
+        raise
+    except _FAILURES as error:
+        first = error
+    size = 0
+    with contextlib.suppress(*_FAILURES), without():
+        parameters = platform.parameters_dict(build_model(platform, as_case(make_case()), 0)).values()
+        size = sum(math.prod(value.shape) * platform.itemsize(value) for value in parameters)
+    if size > _LARGEST:
+        msg = (
+            f"without values of tensors: {first}; with values its parameters take {size / 2**30:.0f} GiB, and explain "
+            f"makes at most {_LARGEST / 2**30:.0f} GiB"
+        )
+        raise InputError(msg) from first
+    return run(), str(first).splitlines()[0]
 
 
 def _rehearsed(platform: str, world_size: int) -> Transport:

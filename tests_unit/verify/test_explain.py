@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.verify import explain
 from hyper_parallel.verify.explain import explain_model
 from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
@@ -122,3 +123,79 @@ def test_it_agrees_with_a_simulated_world(platform_name):
     assert explanation.traffic == report.traffic
     assert explanation.parameters == report.parameter_layouts
     assert explanation.text().startswith(f"it on {platform_name}, mesh dp=2 x tp=2\n")
+
+
+SIZES = """\
+import torch
+from hyper_parallel import ColwiseParallel, RowwiseParallel
+
+def model(width=6, reads=False):
+    module = torch.nn.Sequential(torch.nn.Linear(width, 10 * width), torch.nn.Linear(10 * width, 3))
+    def loss(out, batch):
+        return out.sum() * (2.0 if reads and batch[0].sum().item() > 0 else 1.0)
+    return module, [(torch.ones(2, width), torch.ones(2, 3))], loss
+
+def large():
+    return model(1 << 17)
+
+def reading():
+    return model(reads=True)
+
+def large_and_reading():
+    return model(1 << 17, reads=True)
+
+def plan(mesh):
+    return {"0": ColwiseParallel(), "1": RowwiseParallel()}
+"""
+
+
+@pytest.fixture
+def sizes(tmp_path, monkeypatch):
+    """Return the name of a module with models of several sizes."""
+    (tmp_path / "sizes.py").write_text(SIZES)
+    monkeypatch.chdir(tmp_path)
+    return "sizes.py"
+
+
+@pytest.mark.platforms("torch")
+def test_a_model_larger_than_any_memory(sizes, capsys):
+    """Tensors of a model of 640 GiB have no values; bytes and collectives are those of the formula."""
+    assert main(["explain", f"{sizes}:large", "--plan", f"{sizes}:plan", "--mesh", "8", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    width = 1 << 17
+    assert [(parameter["bytes"], parameter["of"]) for parameter in row["parameters"]] == [
+        (10 * width * width * 4 // 8, 10 * width * width * 4), (10 * width * 4 // 8, 10 * width * 4),
+        (3 * 10 * width * 4 // 8, 3 * 10 * width * 4), (12, 12),
+    ]  # fmt: skip
+    assert [(event["module"], event["collective"]) for event in row["collectives"]] == [("1", "all_reduce")]
+    assert row["with_values"] == ""
+
+
+@pytest.mark.platforms("torch")
+def test_a_program_that_reads_values(sizes, capsys):
+    """A small one runs with values, and the text says why; a large one is refused with its size."""
+    assert main(["explain", f"{sizes}:reading", "--plan", f"{sizes}:plan", "--mesh", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    reason = next(line for line in lines if "built with values" in line)
+    assert reason == (
+        "  built with values, because without them: SPEC: the model under PLAN raised RuntimeError: Tensor.item() cannot "
+        "be called on meta tensors"
+    )
+    assert main(["explain", f"{sizes}:large_and_reading", "--plan", f"{sizes}:plan", "--mesh", "8"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "hyper-parallel: error: without values of tensors: SPEC: the model under PLAN raised Runtime"
+    )
+    assert error.endswith("; with values its parameters take 640 GiB, and explain makes at most 4 GiB\n")
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("name", ["2x2-rms-tied", "2x2-layer-untied", "3-rms-untied", "3-layer-tied"])
+def test_values_do_not_change_the_explanation(name, monkeypatch):
+    """With and without values, layouts, collectives and bytes of every scenario are the same."""
+    scenario = scenario_named(name)
+    arguments = (scenario.case, scenario.plan, scenario.mesh_shape, scenario.mesh_names)
+    without = explain_model(*arguments, platform="torch", name="it")
+    assert without.with_values == ""
+    monkeypatch.setattr(explain, "_without_values", lambda run, _: (run(), ""))
+    assert explain_model(*arguments, platform="torch", name="it") == without

@@ -115,7 +115,7 @@ def _in_float32(op: str) -> None:
 
     @decomposition(getattr(F, op), signature=signature_of(op))
     def run(ops: Any, x: Any, **rest: Any) -> Any:
-        if not torch.is_autocast_enabled(x.device.type):
+        if x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type):
             return getattr(ops, op)(x, **rest)
         arguments = {key: _float32(value) for key, value in {"x": x, **rest}.items()}
         with torch.autocast(x.device.type, enabled=False):
