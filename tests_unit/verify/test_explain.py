@@ -178,8 +178,8 @@ def test_a_program_that_reads_values(sizes, capsys):
     lines = capsys.readouterr().out.splitlines()
     reason = next(line for line in lines if "built with values" in line)
     assert reason == (
-        "  built with values, because without them: SPEC: the model under PLAN raised RuntimeError: Tensor.item() cannot "
-        "be called on meta tensors"
+        "  built with values, because without them: SPEC: the model under PLAN raised RuntimeError: Tensor.item() "
+        "cannot be called on meta tensors"
     )
     assert main(["explain", f"{sizes}:large_and_reading", "--plan", f"{sizes}:plan", "--mesh", "8"]) == 2
     error = capsys.readouterr().err
