@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from hyper_parallel._text import printable
 from hyper_parallel.core.dtensor.determinism import SEEDS
+from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 
 __all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "real", "seed", "whole"]
 
@@ -16,7 +17,6 @@ MOST_STEPS = 1_000_000
 """Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
 
 _MOST_DIGITS = 18
-_DEVICES = ("cpu", "cuda", "npu")
 
 
 class UsageError(ValueError):
@@ -87,4 +87,4 @@ def seed(text: str) -> int:
 
 def add_device(subparser: Any, help_text: str) -> None:
     """Declare ``--device`` of a command, cpu by default; ``help_text`` says what is on the device."""
-    subparser.add_argument("--device", default="cpu", choices=_DEVICES, help=f"{help_text} (default: cpu)")
+    subparser.add_argument("--device", default="cpu", choices=DEVICE_TYPES, help=f"{help_text} (default: cpu)")

@@ -74,11 +74,11 @@ def add_parser(subcommands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the programs; 0 if some were compared and nothing was found."""
+    for option, path in (("--report", arguments.report), ("--html", arguments.html)):
+        can_be_written(option, path)
     from hyper_parallel.verify.fuzz.campaign import run_campaign
 
     settings = _settings(arguments)
-    for option, path in (("--report", arguments.report), ("--html", arguments.html)):
-        can_be_written(option, path)
     progress = Progress(settings.count or 0)
 
     def show(report: FuzzReport) -> None:

@@ -6,14 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 
-__all__ = ["DEVICES", "MOST_RANKS", "on_platform", "require_device", "require_ranks", "simulate"]
-
-DEVICES = ("cpu", "cuda", "npu")
-"""What ranks may compute on."""
+__all__ = ["MOST_RANKS", "on_platform", "require_device", "require_ranks", "simulate"]
 
 MOST_RANKS = 1024
 """Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""
@@ -95,8 +93,8 @@ def require_device(device: str, platform: str) -> None:
         UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
         ValueError: ``device`` is none that is known.
     """
-    if device not in DEVICES:
-        msg = f"device is {device!r}; it must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+    if device not in DEVICE_TYPES:
+        msg = f"device is {device!r}; it must be {', '.join(DEVICE_TYPES[:-1])} or {DEVICE_TYPES[-1]}"
         raise ValueError(msg)
     if device == "cpu":
         return

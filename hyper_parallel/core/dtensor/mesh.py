@@ -22,9 +22,10 @@ from hyper_parallel.transport.base import active_transport
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["DeviceMesh", "common_mesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
+__all__ = ["DEVICE_TYPES", "DeviceMesh", "common_mesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
+"""What a rank may compute on."""
 
 _MAX_PRINTED_RANKS = 64
 _INTERNED: dict[tuple[Any, ...], DeviceMesh] = {}
