@@ -73,17 +73,22 @@ off by more than 0.8 of what is allowed."""
 NOISE_SHARE = 1e-3
 """Values that cancel exactly in the reference are measured against this fraction of the largest value of their kind."""
 
-_HALF_BITS = (16, 13)
+_HALF_BITS = {"bfloat16": 16, "float16": 13}
 """Trailing zero bits of bfloat16 and float16 numbers that are stored as float32."""
 
+_LEAST_SPACING = {"bfloat16": 0.0, "float16": 2.0**-24}
+"""Distance of the smallest numbers of a half-precision dtype, where float32 still has nearer ones."""
 
-def perturb(array: Any, seed: int, sign: int) -> Any:
+
+def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
     """Return ``array`` moved by one unit in the last place, up or down at random.
 
     Args:
         array: NumPy array of any shape; values that are zero, not finite or not floating stay as they are.
         seed: of the directions; use another one for each array.
         sign: 1 or -1: the same directions, or the opposite ones.
+        dtype: ``bfloat16`` or ``float16`` if a float32 array holds numbers of it; empty if that is to be seen from
+            the numbers.
 
     Returns:
         a new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay such numbers.
@@ -94,7 +99,7 @@ def perturb(array: Any, seed: int, sign: int) -> Any:
     if array.dtype.kind == "c":
         real, imaginary = perturb(array.real.copy(), seed, sign), perturb(array.imag.copy(), seed + 1, sign)
         return (real + 1j * imaginary).astype(array.dtype)
-    moved = (array + directions * _spacing(array)).astype(array.dtype)
+    moved = (array + directions * _spacing(array, dtype)).astype(array.dtype)
     return np.where(np.isfinite(array) & (array != 0), moved, array)
 
 
@@ -121,6 +126,7 @@ def allowed_difference(
     displaced: Sequence[Any] = (),
     floor: float = 0.0,
     rounded: Sequence[Any] = (),
+    dtype: str = "",
 ) -> Any:
     """Return how far a correct run may be from ``reference``, per element.
 
@@ -131,6 +137,7 @@ def allowed_difference(
         floor: least magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
             kind, for values which cancel exactly in the reference.
         rounded: the same value in repeats whose half-precision outputs of modules were moved in the last place.
+        dtype: as in :func:`perturb`.
 
     Returns:
         float64 array of the shape of ``reference``. Integers and booleans may not differ, except where a repeat
@@ -148,8 +155,9 @@ def allowed_difference(
             changed |= np.asarray(_same_shape(repeat, reference)) != reference
         return np.where(changed, np.inf, 0.0)
     scale = movement(reference, repeats)
-    least = unit(reference) * np.maximum(_magnitude(reference), floor)
-    allowed = multiple_of(reference) * np.maximum(scale, least)
+    least = unit(reference, dtype) * np.maximum(_magnitude(reference), floor)
+    least = np.maximum(least, _LEAST_SPACING.get(dtype, 0.0))
+    allowed = multiple_of(reference, dtype) * np.maximum(scale, least)
     if len(rounded):
         allowed = allowed + ROUNDED_MULTIPLE * movement(reference, rounded)
     if len(displaced):
@@ -176,20 +184,21 @@ def movement(reference: Any, repeats: Sequence[Any]) -> Any:
     return np.maximum(moved, _neighbours(moved, _magnitude(reference)))
 
 
-def unit(array: Any) -> float:
+def unit(array: Any, dtype: str = "") -> float:
     """Return the unit in the last place of 1 in the dtype that ``array`` was computed in.
 
-    A single float64 number that fits in float32 is a loss or norm that was computed there and converted.
+    A single float64 number that fits in float32 is a loss or norm that was computed there and converted. ``dtype`` is
+    that of :func:`perturb`.
     """
     eps = float(np.finfo(array.dtype).eps)
     if array.dtype == np.float64 and array.size == 1 and _is_single(float(array.reshape(()))):
         return float(np.finfo(np.float32).eps)
-    return eps * float(2 ** _trailing_zero_bits(array))
+    return eps * float(2 ** _trailing_zero_bits(array, dtype))
 
 
-def multiple_of(array: Any) -> float:
-    """Return how many scales a correct run may be off in the dtype that ``array`` was computed in."""
-    half = array.dtype == np.float16 or _trailing_zero_bits(array)
+def multiple_of(array: Any, dtype: str = "") -> float:
+    """Return how many scales a correct run may be off in the dtype that ``array`` was computed in; see :func:`unit`."""
+    half = array.dtype == np.float16 or _trailing_zero_bits(array, dtype)
     return HALF_MULTIPLE if half else MULTIPLE
 
 
@@ -234,17 +243,20 @@ def _median(masked: Any, dims: tuple[int, ...]) -> Any:
     return np.nanmedian(filled, axis=dims, keepdims=True) if masked.size else filled
 
 
-def _trailing_zero_bits(array: Any) -> int:
+def _trailing_zero_bits(array: Any, dtype: str) -> int:
     """Return how many trailing bits are zero in every number of a float32 array: 16 of bfloat16, 13 of float16, or 0.
 
-    Up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then count as float32.
+    Where the dtype is not told, up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then
+    count as float32.
     """
+    if dtype in _HALF_BITS:
+        return _HALF_BITS[dtype]
     if array.dtype != np.float32 or array.size < 8:
         return 0
     used = int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
     if not used & ((1 << 19) - 1):
         return 0  # constants or small integers
-    return next((bits for bits in _HALF_BITS if not used & ((1 << bits) - 1)), 0)
+    return next((bits for bits in _HALF_BITS.values() if not used & ((1 << bits) - 1)), 0)
 
 
 def _is_single(number: float) -> bool:
@@ -253,10 +265,11 @@ def _is_single(number: float) -> bool:
     return not used & ((1 << 29) - 1) and bool(used & ((1 << 42) - 1))
 
 
-def _spacing(array: Any) -> Any:
+def _spacing(array: Any, dtype: str) -> Any:
     """Return the distance to the next number of the dtype that ``array`` was computed in."""
     with np.errstate(invalid="ignore"):
-        return np.abs(np.spacing(array)) * array.dtype.type(2 ** _trailing_zero_bits(array))
+        spacing = np.abs(np.spacing(array)) * array.dtype.type(2 ** _trailing_zero_bits(array, dtype))
+    return np.maximum(spacing, array.dtype.type(_LEAST_SPACING.get(dtype, 0.0)))
 
 
 def _directions(shape: tuple[int, ...], seed: int, sign: int) -> Any:

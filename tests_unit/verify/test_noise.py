@@ -184,6 +184,20 @@ def test_half_precision_is_recognised_in_float32():
     assert unit(values[:3]) == 2.0**-23
 
 
+@pytest.mark.parametrize("dtype, digits", [("bfloat16", 7), ("float16", 10)])
+def test_half_precision_of_few_numbers_is_told(dtype, digits):
+    """The dtype of a recorded value counts where too few numbers show it, and where numbers are the smallest of it."""
+    few = np.array([0.5, -1.0, 3.0], np.float32)
+    assert (unit(few), multiple_of(few)) == (2.0**-23, MULTIPLE)
+    assert (unit(few, dtype), multiple_of(few, dtype)) == (2.0**-digits, HALF_MULTIPLE)
+    assert np.array_equal(np.abs(perturb(few, 0, 1, dtype) - few), 2.0**-digits * np.array([0.5, 1.0, 2.0]))
+    assert (allowed_difference(few, [few], dtype=dtype) == HALF_MULTIPLE * 2.0**-digits * np.abs(few)).all()
+    smallest = np.array([2.0**-24, -(2.0**-20)], np.float32)  # below the normal numbers of float16
+    spacing = 2.0**-24 if dtype == "float16" else 2.0**-7 * np.abs(smallest)
+    assert (np.abs(perturb(smallest, 0, 1, dtype) - smallest) == spacing).all()
+    assert (allowed_difference(smallest, [smallest], dtype=dtype) == HALF_MULTIPLE * spacing).all()
+
+
 def test_a_converted_loss_has_the_unit_of_float32():
     """A float64 number that fits in float32 was computed there; short fractions, integers and arrays were not."""
     loss = np.asarray(float(np.float32(55.119232)))

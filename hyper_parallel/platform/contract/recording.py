@@ -20,7 +20,7 @@ import numpy as np
 
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.platform.contract.case_changes import CaseChanges
-from hyper_parallel.platform.contract.records import Group, RankRecords, Record, Region
+from hyper_parallel.platform.contract.records import Group, LocalValue, RankRecords, Record, Region
 
 __all__ = [
     "Perturbation",
@@ -65,10 +65,13 @@ class RecordLimits:
 class Perturbation(Protocol):
     """Small changes of a reference's values, by which its rounding is measured."""
 
-    def moved(self, name: str, array: Any) -> Any:
-        """Return the input or weight ``array`` changed, of the same shape and dtype; ``name`` tells them apart."""
+    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
+        """Return the input or weight ``array`` changed, of the same shape and dtype; ``name`` tells them apart.
 
-    def rounded(self, name: str, array: Any) -> Any:
+        ``dtype`` is that of :class:`LocalValue`.
+        """
+
+    def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return a module's output, or the gradient of one, changed: numbers of half precision as float32."""
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
@@ -96,7 +99,7 @@ class RecordLog:
     records: list[Record] = field(default_factory=list)
     groups: dict[tuple[int, ...], str] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
-    take: Callable[[Any], tuple[Any, Region | None] | None] | None = None
+    take: Callable[[Any], LocalValue | None] | None = None
     _counts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _size: int = 0
 
@@ -109,11 +112,10 @@ class RecordLog:
         self,
         kind: str,
         name: str,
-        value: Any,
+        value: LocalValue,
         *,
         module: str = "",
         step: int | None = None,
-        region: Region | None = None,
         site: str = "",
     ) -> None:
         """Append a record.
@@ -121,22 +123,21 @@ class RecordLog:
         Args:
             kind: of ``KINDS``.
             name: as in :class:`Record`.
-            value: a NumPy array that nobody else writes to.
+            value: an array that nobody else writes to, and its place.
             module: as in :class:`Record`.
             step: optimizer steps that were complete before; the log's by default.
-            region: as in :class:`Record`.
             site: as in :class:`Record`.
 
         Raises:
             RecordingError: the records take more bytes than the limits allow.
         """
         step = self.step if step is None else step
-        self._size += value.nbytes
+        self._size += value.array.nbytes
         if self._size > self.limits.size:
-            raise RecordingError(self._too_large(kind, name, value.nbytes))
+            raise RecordingError(self._too_large(kind, name, value.array.nbytes))
         call = self._counts.get((kind, name, step), 0)
         self._counts[kind, name, step] = call + 1
-        self.records.append(Record(kind, name, module, step, call, value, region, site))
+        self.records.append(Record(kind, name, module, step, call, value.array, value.region, site, value.dtype))
 
     def count(self, kind: str, name: str) -> int:
         """Return how many records of a kind and name this step has."""
@@ -207,11 +208,10 @@ def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | No
         if array.dtype.kind not in "biufc":
             msg = f"record({name!r}): expected a tensor, an array or a number, got {type(value).__name__}"
             raise RecordingError(msg)
-        taken = array, None
-    array, region = taken
+        taken = LocalValue(array)
     if placement is not None:
-        region = Region(tuple(placement["shape"]), tuple(placement["start"]))
-    log.add("value", name, array, region=region, site=_caller())
+        taken = taken._replace(region=Region(tuple(placement["shape"]), tuple(placement["start"])))
+    log.add("value", name, taken, site=_caller())
 
 
 def _caller() -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "Group", "Pending", "RankRecords", "Record", "Region", "Run"]
+__all__ = ["KINDS", "Group", "LocalValue", "Pending", "RankRecords", "Record", "Region", "Run"]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate")
 """What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
@@ -46,6 +46,20 @@ class Region:
     pending: tuple[Pending, ...] = ()
 
 
+class LocalValue(NamedTuple):
+    """A rank's part of a tensor, as a recorder reads it.
+
+    Attributes:
+        array: NumPy array: a copy of what this rank holds; bfloat16 and float16 as float32.
+        region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
+        dtype: of the tensor where the array's is wider: ``bfloat16`` or ``float16``; else empty.
+    """
+
+    array: Any
+    region: Region | None = None
+    dtype: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One value of one rank.
@@ -62,6 +76,7 @@ class Record:
         value: NumPy array: a copy of what this rank holds.
         region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
         site: ``file:line`` of the user's call where there is one (records, losses, clipping).
+        dtype: that the value was rounded to where the array's is wider: ``bfloat16`` or ``float16``; else empty.
     """
 
     kind: str
@@ -72,6 +87,7 @@ class Record:
     value: Any
     region: Region | None = None
     site: str = ""
+    dtype: str = ""
 
     @property
     def key(self) -> tuple[str, str, int, int]:

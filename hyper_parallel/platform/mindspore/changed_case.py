@@ -33,7 +33,7 @@ class ChangedCase(BaseChangedCase):
     def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
         """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
         taken = read_tensor(parameter)
-        return None if taken is None else taken[0].shape
+        return None if taken is None else taken.array.shape
 
     def write(self, parameter: Any, array: Any) -> None:
         """Write an array into what this rank holds of a parameter."""
@@ -63,7 +63,7 @@ class ChangedCase(BaseChangedCase):
         if taken is None:
             return
         notes = self._log.notes
-        notes.setdefault("inputs", []).append((self._calls, name, taken[0]))
+        notes.setdefault("inputs", []).append((self._calls, name, taken.array))
         if value.ndim > 1:
             notes["contiguous inputs"] = notes.get("contiguous inputs", True) and bool(value.is_contiguous())
 
@@ -74,7 +74,7 @@ class ChangedCase(BaseChangedCase):
         digests = self._log.notes.setdefault("own gradients", {}).setdefault("all parameters", [])
         for taken in map(read_tensor, leaves(gradients, CONTAINERS)):
             if taken is not None:
-                digests.append(hashlib.sha256(taken[0].tobytes()).hexdigest())
+                digests.append(hashlib.sha256(taken.array.tobytes()).hexdigest())
 
 
 def _strided(value: Any) -> Any:

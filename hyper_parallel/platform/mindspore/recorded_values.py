@@ -8,22 +8,22 @@ import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.contract.records import Pending, Region
+from hyper_parallel.platform.contract.records import LocalValue, Pending, Region
 from hyper_parallel.transport.mindspore import to_host
 from hyper_parallel.transport.numpy_ops import BFLOAT16, widen
 
 __all__ = ["read_tensor", "write_tensor"]
 
 
-def read_tensor(value: Any) -> tuple[Any, Region | None] | None:
-    """Return a copy of a tensor's local values and its region; None if ``value`` is no tensor.
+def read_tensor(value: Any) -> LocalValue | None:
+    """Return a copy of a rank's part of a tensor; None if ``value`` is no tensor.
 
     Args:
         value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.
     """
     if isinstance(value, DTensor):
-        return _array(value._local), _region(value)
-    return (_array(value), None) if isinstance(value, Tensor) else None
+        return _read(value._local, _region(value))
+    return _read(value) if isinstance(value, Tensor) else None
 
 
 def write_tensor(value: Any, array: Any) -> None:
@@ -32,11 +32,13 @@ def write_tensor(value: Any, array: Any) -> None:
     np.copyto(to_host(local), array)
 
 
-def _array(tensor: Tensor) -> Any:
+def _read(tensor: Tensor, region: Region | None = None) -> LocalValue:
     array = to_host(tensor)
     if array.dtype == BFLOAT16:
-        return widen(array)
-    return np.array(array, dtype=np.float32 if array.dtype == np.float16 else array.dtype)
+        return LocalValue(widen(array), region, "bfloat16")
+    if array.dtype == np.float16:
+        return LocalValue(np.array(array, dtype=np.float32), region, "float16")
+    return LocalValue(np.array(array), region)
 
 
 def _region(value: Any) -> Region:

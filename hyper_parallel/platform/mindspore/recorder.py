@@ -15,6 +15,7 @@ from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.platform.contract.records import LocalValue
 from hyper_parallel.platform.mindspore.changed_case import ChangedCase
 from hyper_parallel.platform.mindspore.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.platform.mindspore.recorded_values import read_tensor, write_tensor
@@ -105,13 +106,13 @@ class Recorder:
         for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
-                self.log.add("output", leaf_name, taken[0], module=path, region=taken[1])
+                self.log.add("output", leaf_name, taken, module=path)
 
     def record_mask(self, path: str, output: Any) -> None:
         """Record which elements a dropout kept."""
         taken = read_tensor(output)
         if taken is not None:
-            self.log.add("mask", path or "(model)", taken[0] != 0, module=path, region=taken[1])
+            self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
 
     # -- differentiation and clipping ----------------------------------------------------------------------------------
 
@@ -125,8 +126,8 @@ class Recorder:
             self._differentiating -= 1
         loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
         taken = read_tensor(loss) if outermost else None
-        if taken is not None and taken[0].size == 1:
-            self.log.add("loss", "loss", taken[0], region=taken[1], site=user_site(_FRAMEWORK))
+        if taken is not None and taken.array.size == 1:
+            self.log.add("loss", "loss", taken, site=user_site(_FRAMEWORK))
         return outputs
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -141,11 +142,12 @@ class Recorder:
 
     def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
         """Record the norm that this rank clips by, and the factor that clips."""
-        squares = [np.sum(np.square(taken[0].astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
+        squares = [np.sum(np.square(taken.array.astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
         total = np.sqrt(np.sum(squares))
         site = user_site(_FRAMEWORK)
-        self.log.add("norm", "gradient norm", np.array(total), site=site)
-        self.log.add("norm", "clip factor", np.array(min(1.0, largest / total) if total else 1.0), site=site)
+        self.log.add("norm", "gradient norm", LocalValue(np.array(total)), site=site)
+        factor = np.array(min(1.0, largest / total) if total else 1.0)
+        self.log.add("norm", "clip factor", LocalValue(factor), site=site)
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
@@ -181,17 +183,17 @@ class Recorder:
             gradients[position] = self._perturbed_gradient(name, step, gradient)
             taken = read_tensor(gradients[position])
             if taken is not None:
-                self.log.add("gradient", name, taken[0], module=_owner(name), step=step, region=taken[1])
+                self.log.add("gradient", name, taken, module=_owner(name), step=step)
         number = self._optimizers.index(optimizer)
         for position, rate in enumerate(_rates(optimizer)):
-            self.log.add("rate", f"optimizer {number}, group {position}", np.array(rate), step=step)
+            self.log.add("rate", f"optimizer {number}, group {position}", LocalValue(np.array(rate)), step=step)
         self._note_unknown()
         return (type(args[0])(gradients), *args[1:]) if gradients else args
 
     def _after_step(self, optimizer: Any) -> None:
         step = self._steps[id(optimizer)]
         for name, taken in self._state_of(optimizer):
-            self.log.add("state", name, taken[0], module=_owner(name.partition(":")[0]), step=step, region=taken[1])
+            self.log.add("state", name, taken, module=_owner(name.partition(":")[0]), step=step)
         self._record_weights(step)
         self._steps[id(optimizer)] = step + 1
         self.log.step = max(self._steps.values())
@@ -257,7 +259,7 @@ class Recorder:
             for name, value in tensors.items():
                 taken = read_tensor(value)
                 if taken is not None:
-                    self.log.add(kind, name, taken[0], module=_owner(name), step=step, region=taken[1])
+                    self.log.add(kind, name, taken, module=_owner(name), step=step)
         frozen = [name for name, value in parameters.items() if not value.requires_grad]
         self.log.notes.update({"frozen parameters": frozen} if frozen else {})
 
@@ -279,7 +281,7 @@ class Recorder:
             taken = read_tensor(parameter)
             if name not in self._perturbed and taken is not None and _is_perturbable(parameter):
                 self._perturbed.add(name)
-                write_tensor(parameter, perturbation.moved(f"weight {name}", taken[0]))
+                write_tensor(parameter, perturbation.moved(f"weight {name}", taken.array, taken.dtype))
 
     def _perturbed_gradient(self, name: str, step: int, gradient: Any) -> Any:
         perturbation = self.log.perturbation

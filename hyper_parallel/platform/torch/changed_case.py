@@ -113,7 +113,7 @@ class OwnGradients:
         taken = read_tensor(gradient) if not self._log.step else None
         if taken is not None:
             digests = self._log.notes.setdefault("own gradients", {}).setdefault(name, [])
-            digests.append(hashlib.sha256(taken[0].tobytes()).hexdigest())
+            digests.append(hashlib.sha256(taken.array.tobytes()).hexdigest())
 
     def close(self) -> None:
         """Stop watching."""

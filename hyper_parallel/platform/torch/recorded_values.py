@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor as TorchDTensor, Partial, Replicate, Shard
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.contract.records import Pending, Region
+from hyper_parallel.platform.contract.records import LocalValue, Pending, Region
 from hyper_parallel.transport.c10d import to_host
 
 __all__ = ["HALF_TYPES", "local_of", "read_part", "read_tensor"]
@@ -21,8 +21,8 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 _REDUCTIONS = ("sum", "avg", "max", "min")
 
 
-def read_tensor(value: Any) -> tuple[Any, Region | None] | None:
-    """Return a copy of a tensor's local values and its region; None if ``value`` is no tensor whose place is known.
+def read_tensor(value: Any) -> LocalValue | None:
+    """Return a copy of a rank's part of a tensor; None if ``value`` is no tensor whose place is known.
 
     A DTensor of PyTorch or of this library has a region, unless its local tensor is no box of the global one (then the
     region is None). A plain tensor has none.
@@ -31,15 +31,15 @@ def read_tensor(value: Any) -> tuple[Any, Region | None] | None:
         value: any object. bfloat16 and float16 become float32, sparse tensors dense.
     """
     if isinstance(value, DTensor):
-        return _array(value._local), _region_of_ours(value)
+        return _read(value._local, _region_of_ours(value))
     if isinstance(value, TorchDTensor):
         if not all(_is_known(placement) for placement in value.placements):
             return None
-        return _array(_parts(value)), _region(value)
-    return (_array(value), None) if isinstance(value, torch.Tensor) else None
+        return _read(_parts(value), _region(value))
+    return _read(value) if isinstance(value, torch.Tensor) else None
 
 
-def read_part(parameter: Any, value: Any) -> tuple[Any, Region | None] | None:
+def read_part(parameter: Any, value: Any) -> LocalValue | None:
     """Return :func:`read_tensor` of a parameter, its gradient or state, without what FSDP1 has padded it with.
 
     Args:
@@ -48,9 +48,9 @@ def read_part(parameter: Any, value: Any) -> tuple[Any, Region | None] | None:
     """
     taken = read_tensor(value)
     padding = getattr(parameter, "_shard_numel_padded", 0)
-    if taken is None or not padding or taken[0].shape != tuple(parameter._sharded_size):  # noqa: SLF001 - no public name
+    if taken is None or not padding or taken.array.shape != tuple(parameter._sharded_size):  # noqa: SLF001 - no public name
         return taken
-    return taken[0][: len(taken[0]) - padding], None
+    return taken._replace(array=taken.array[: len(taken.array) - padding], region=None)
 
 
 def local_of(value: Any) -> Any:
@@ -62,6 +62,11 @@ def local_of(value: Any) -> Any:
 
 def _parts(value: TorchDTensor) -> torch.Tensor:
     return value._local_tensor  # noqa: SLF001 - to_local() would record a conversion for backward
+
+
+def _read(tensor: torch.Tensor, region: Region | None = None) -> LocalValue:
+    dtype = str(tensor.dtype).removeprefix("torch.") if tensor.dtype in HALF_TYPES else ""
+    return LocalValue(_array(tensor), region, dtype)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.contract.recording import ProgramStopped, RecordLog, user_site
-from hyper_parallel.platform.contract.records import Region
+from hyper_parallel.platform.contract.records import LocalValue, Region
 from hyper_parallel.platform.torch.changed_case import ChangedCase, OwnGradients
 from hyper_parallel.platform.torch.recorded_calls import infers_shapes, recomputes
 from hyper_parallel.platform.torch.recorded_names import ModelNames, is_wrapper
@@ -107,7 +107,7 @@ class Recorder:
         for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
             taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
             if taken is not None:
-                self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken[0]))
+                self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken.array))
                 if value.dim() > 1:
                     contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
                     self.log.notes["contiguous inputs"] = contiguous
@@ -121,10 +121,9 @@ class Recorder:
         for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
-                array, region = taken
-                if region is None and self.inner[0] is module:
-                    region = _region_of_alias(self.inner[1], value)
-                self.log.add("output", leaf_name, array, module=path, region=region)
+                if taken.region is None and self.inner[0] is module:
+                    taken = taken._replace(region=_region_of_alias(self.inner[1], value))
+                self.log.add("output", leaf_name, taken, module=path)
             elif isinstance(value, torch.Tensor):
                 self._note("outputs whose placement has no name", leaf_name)
         self.inner = (None, None)
@@ -136,7 +135,7 @@ class Recorder:
             return
         taken = read_tensor(output)
         if taken is not None:
-            self.log.add("mask", path or "(model)", taken[0] != 0, module=path, region=taken[1])
+            self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
 
     def record_attention_mask(self, kept: Any) -> None:
         """Record which elements the dropout inside a fused attention kept; None says that they cannot be told."""
@@ -155,7 +154,7 @@ class Recorder:
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
             taken = read_tensor(tensor)
             if taken is not None and tensor.numel() == 1:
-                self.log.add("loss", "loss", taken[0], region=taken[1], site=site)
+                self.log.add("loss", "loss", taken, site=site)
         self._in_backward = True
         try:
             return plain(self._changed.losses(tensors), *args, **kwargs)
@@ -168,15 +167,15 @@ class Recorder:
         for name, parameter in self._names.parameters().items():
             taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
             if taken is not None:
-                self.log.add("gradient", name, taken[0], module=_owner(name), region=taken[1])
+                self.log.add("gradient", name, taken, module=_owner(name))
         taken = read_tensor(total)
         if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
             self._note("norms that were not reduced", "gradient norm")
             return
-        array, region = taken
         site = user_site(_FRAMEWORK)
-        self.log.add("norm", "gradient norm", array, region=region, site=site)
-        self.log.add("norm", "clip factor", np.minimum(1.0, largest / (array + 1e-6)), region=region, site=site)
+        self.log.add("norm", "gradient norm", taken, site=site)
+        factor = taken._replace(array=np.minimum(1.0, largest / (taken.array + 1e-6)))
+        self.log.add("norm", "clip factor", factor, site=site)
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class Recorder:
         number = self._optimizers.index(optimizer)
         for position, group in enumerate(optimizer.param_groups):
             name = f"optimizer {number}, group {position}"
-            self.log.add("rate", name, np.array(float(group.get("lr", 0.0))), step=step)
+            self.log.add("rate", name, LocalValue(np.array(float(group.get("lr", 0.0)))), step=step)
         closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
         if not closures:
             return None
@@ -226,7 +225,7 @@ class Recorder:
             self._displace(name, step, parameter.grad)
             taken = read_part(parameter, parameter.grad)
             if taken is not None:
-                self.log.add("gradient", name, taken[0], module=_owner(name), step=step, region=taken[1])
+                self.log.add("gradient", name, taken, module=_owner(name), step=step)
 
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
@@ -246,7 +245,7 @@ class Recorder:
                 taken = read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
                 if taken is not None:
                     full = f"{name}:{key}"
-                    self.log.add("state", full, taken[0], module=_owner(name), step=step, region=taken[1])
+                    self.log.add("state", full, taken, module=_owner(name), step=step)
 
     def _end_step(self) -> None:
         """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.
@@ -311,7 +310,7 @@ class Recorder:
             for name, value in tensors.items():
                 taken = read_part(value, value)
                 if taken is not None:
-                    self.log.add(kind, name, taken[0], module=_owner(name), step=step, region=taken[1])
+                    self.log.add(kind, name, taken, module=_owner(name), step=step)
         frozen = [name for name, value in named.items() if not value.requires_grad]
         self.log.notes.update({"frozen parameters": frozen} if frozen else {})
 
@@ -329,7 +328,7 @@ class Recorder:
     def _displace(self, name: str, step: int, gradient: Any) -> None:
         perturbation = self.log.perturbation
         if perturbation is not None and gradient.is_floating_point() and gradient.layout is torch.strided:
-            _overwrite(gradient, lambda array: perturbation.displaced(name, step, array))
+            _overwrite(gradient, lambda array, _: perturbation.displaced(name, step, array))
 
     def _perturbed_input(self, value: Any) -> Any:
         perturbation = self.log.perturbation
@@ -403,15 +402,15 @@ class Recorder:
             names.append(name)
 
 
-def _overwrite(tensor: Any, change: Callable[[Any], Any]) -> None:
-    """Replace the local values of ``tensor`` by what ``change`` makes of them."""
+def _overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
+    """Replace the local values of ``tensor`` by what ``change`` makes of them and the name of their dtype."""
     taken = read_tensor(tensor)
     if taken is not None:
         with torch.no_grad():
-            local_of(tensor).copy_(torch.from_numpy(change(taken[0])))
+            local_of(tensor).copy_(torch.from_numpy(change(taken.array, taken.dtype)))
 
 
-def _changed(tensor: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
     """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
     copy = tensor.detach().clone()
     _overwrite(copy, change)
@@ -423,7 +422,7 @@ def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
     taken = read_tensor(inner) if isinstance(inner, TorchDTensor) else None
     if taken is None or value.shape != local_of(inner).shape:
         return None
-    return taken[1] if _address(value) == _address(local_of(inner)) else None
+    return taken.region if _address(value) == _address(local_of(inner)) else None
 
 
 def _address(tensor: Any) -> int:

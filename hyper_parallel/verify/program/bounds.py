@@ -65,14 +65,15 @@ class Bounds:
         return NOISE_SHARE * self._largest.get((key[0], key[2]), 0.0)
 
     def _earn(self, key: Key) -> Any:
-        value = np.asarray(self.reference[key].value)
+        record = self.reference[key]
+        value = np.asarray(record.value)
         repeats, displaced, rounded = (
             [index[key].value for index in indexes if key in index and np.shape(index[key].value) == value.shape]
             for indexes in (self._repeats, self._displaced, self._rounded)
         )
         if not repeats:  # a repeat took another branch: nothing that follows from it can be compared
             return np.full(value.shape, np.inf)
-        return allowed_difference(value, repeats, displaced, self.floor(key), rounded)
+        return allowed_difference(value, repeats, displaced, self.floor(key), rounded, dtype=record.dtype)
 
 
 def largest(value: Any) -> float:

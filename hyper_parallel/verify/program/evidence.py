@@ -70,8 +70,9 @@ class Evidence:
 
     def slack(self, rank: int, size: Any) -> Any:
         """Return what a combination of values of magnitude ``size`` may be off by on a rank."""
-        reference = np.asarray(self.runs.bounds.reference[self.key].value)
-        return self.allowed[rank] + multiple_of(reference) * unit(reference) * np.abs(size)
+        record = self.runs.bounds.reference[self.key]
+        reference = np.asarray(record.value)
+        return self.allowed[rank] + multiple_of(reference, record.dtype) * unit(reference, record.dtype) * np.abs(size)
 
     def combined(self, group: Sequence[int]) -> tuple[Any, Any, Any]:
         """Return, per global element, the sum of a group's values, that of their magnitudes, and how many they are."""

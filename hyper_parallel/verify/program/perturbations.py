@@ -20,14 +20,14 @@ HALF_PRECISION = "half precision"
 class _Unchanged:
     """A perturbation that leaves every value as it is; each kind overrides what it changes."""
 
-    def moved(self, name: str, array: Any) -> Any:
+    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return the input or weight as it is."""
-        del name
+        del name, dtype
         return array
 
-    def rounded(self, name: str, array: Any) -> Any:
+    def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return the output as it is."""
-        del name
+        del name, dtype
         return array
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
@@ -49,9 +49,9 @@ class Moved(_Unchanged):
     sign: int
     words = "inputs and weights in the last place"
 
-    def moved(self, name: str, array: Any) -> Any:
+    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
         """See :class:`Perturbation`."""
-        return perturb(array, seed_of(self.seed, name), self.sign)
+        return perturb(array, seed_of(self.seed, name), self.sign, dtype)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Rounded(_Unchanged):
     sign: int
     words = ROUNDED
 
-    def rounded(self, name: str, array: Any) -> Any:
+    def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
         """See :class:`Perturbation`."""
-        return perturb(array, seed_of(self.seed, name), self.sign)
+        return perturb(array, seed_of(self.seed, name), self.sign, dtype)
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,19 @@ def displaced_gradients(seed: int, reference: Run, repeats: Sequence[Run]) -> It
         reference: a world of one.
         repeats: of it, perturbed by :func:`moved_values` and :func:`rounded_outputs`.
     """
-    value = _gradients(reference)
+    gradients = [record for record in reference.ranks[0].records if record.kind == "gradient"]
     moved, rounded = (
         [_gradients(run) for run in repeats if (run.settings.get("perturbation") == ROUNDED) is half]
         for half in (False, True)
     )
     allowed = {
-        key: allowed_difference(
-            gradient,
+        (key := (gradient.name, gradient.step)): allowed_difference(
+            gradient.value,
             [repeat[key] for repeat in moved if key in repeat],
             rounded=[repeat[key] for repeat in rounded if key in repeat],
+            dtype=gradient.dtype,
         )
-        for key, gradient in value.items()
+        for gradient in gradients
     }
     for direction in (seed_of(seed, "gradients"), None):
         for sign in (1, -1):

@@ -88,7 +88,7 @@ def _same(mine: Record, again: Record) -> bool:
 
 def _half_of_the_digits(record: Record) -> float:
     """Return the number of units in the last place that make up half of the digits of a value's dtype."""
-    return float(unit(np.asarray(record.value)) ** -0.5)
+    return float(unit(np.asarray(record.value), record.dtype) ** -0.5)
 
 
 def _units(mine: Record, again: Record, floor: float = 0.0) -> float:

@@ -168,9 +168,9 @@ def test_wrappers_recomputation_and_other_optimizers():
 class Doubled:
     """Doubles inputs, weights and gradients: the changes of a repeat, large enough to see."""
 
-    def moved(self, name, array):
+    def moved(self, name, array, dtype=""):
         """Double."""
-        del name
+        del name, dtype
         return array * 2
 
     def displaced(self, name, step, array):

@@ -345,16 +345,18 @@ def test_placements_of_pytorchs_dtensors():
 
 
 def test_this_librarys_dtensors_say_their_part():
-    """A DTensor of this library is recorded as its local part."""
+    """A DTensor of this library is recorded as its local part, half precision as float32 with the dtype's name."""
     import hyper_parallel as hp
 
-    def body():
+    def body(dtype):
         mesh = hp.init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
-        return read_tensor(hp.distribute_tensor(torch.arange(7.0), mesh, [hp.Shard(0)]))
+        return read_tensor(hp.distribute_tensor(torch.arange(7.0).to(dtype), mesh, [hp.Shard(0)]))
 
-    array, region = simulate(body, 3, "torch")[1]
-    assert array.tolist() == [3.0, 4.0, 5.0]
-    assert region == Region((7,), (3,))
+    for dtype, name in ((torch.float32, ""), (torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
+        array, region, told = simulate(body, 3, "torch", (dtype,))[1]
+        assert array.tolist() == [3.0, 4.0, 5.0]
+        assert (array.dtype, told) == (np.float32, name)
+        assert region == Region((7,), (3,))
 
 
 def test_this_librarys_tensors_are_recorded():

@@ -334,6 +334,31 @@ def test_autocast_raises_no_alarm_and_hides_no_factor(rows):
     assert report.verdict.first.cause.kind == "sum-for-average"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_values_in_half_precision_raise_no_alarm(dtype):
+    """A gradient of fewer than eight numbers in half precision may be off by its own rounding, not by float32's."""
+
+    def program(factor=1.0):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            inputs, targets = (torch.randn(13, size).to(dtype).tensor_split(world)[rank] for size in (5, 3))
+            ((model(inputs) - targets).square().sum() / 39).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad *= factor if world > 1 else 1.0
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for world in (2, 3):
+        report = verify_program(program, world, platform="torch")
+        assert report.ok, report.text()
+    report = verify_program(lambda: program(2.0), 2, platform="torch")
+    assert report.verdict.first.kind == "gradient"
+
+
 def two_optimizers(broken):
     """Weights and biases have an optimizer each; broken, the second one steps once only."""
     rank, world = dist.get_rank(), dist.get_world_size()
