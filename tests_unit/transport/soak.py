@@ -128,8 +128,10 @@ def steps(rounds):
 LOADS = {
     "64 simulated ranks, collectives": (simulate, collectives, 64, 10_000),
     "16 real ranks, collectives": (launch, collectives, 16, 10_000),
-    "8 simulated ranks, groups": (simulate, groups, 8, 1_000),
-    "4 real ranks, groups": (launch, groups, 4, 1_000),
+    "64 simulated ranks, groups": (simulate, groups, 64, 1_000),
+    "16 real ranks, groups": (launch, groups, 16, 1_000),
+    "64 simulated ranks, training steps": (simulate, steps, 64, 1_000),
+    "16 real ranks, training steps": (launch, steps, 16, 1_000),
     "4 simulated ranks, training steps": (simulate, steps, 4, 10_000),
     "2 real ranks, training steps": (launch, steps, 2, 10_000),
 }
