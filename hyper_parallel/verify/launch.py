@@ -26,7 +26,7 @@ from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify import launch_worker
-from hyper_parallel.verify.simulate import on_platform, require_device, require_ranks
+from hyper_parallel.verify.simulate import bind_imported, on_platform, require_device, require_ranks
 
 __all__ = ["launch"]
 
@@ -77,6 +77,7 @@ def launch(
         msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
         raise ValueError(msg)
     require_device(device, platform)
+    bind_imported(platform)
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
         folder = Path(name)
         _write_task(folder, fn, args, world_size, platform, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 
-__all__ = ["MOST_RANKS", "on_platform", "require_device", "require_ranks", "simulate"]
+__all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
 
 MOST_RANKS = 1024
 """Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""
@@ -67,9 +68,16 @@ def simulate(
     if platform == "mindspore":
         from hyper_parallel.transport.simulated_processes import run_processes
 
+        bind_imported(platform)
         return run_processes(on_platform, (platform, device, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
+
+
+def bind_imported(platform: str) -> None:
+    """Construct the platform if its framework is imported: it registers how the framework's functions are pickled."""
+    if platform in sys.modules:
+        platform_named(platform)
 
 
 def require_ranks(world_size: int) -> None:

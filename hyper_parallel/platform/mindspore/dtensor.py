@@ -21,6 +21,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
+from hyper_parallel.platform.mindspore.composite_functions import make_picklable
 from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
 
@@ -370,6 +371,7 @@ def install(platform: Any) -> None:
     for name, operator in _UNARY.items():
         setattr(MindSporeDTensor, name, dispatcher.unary(Spelling(name, operator).entry))
     patches.install()
+    make_picklable()
 
 
 _BINARY = {
