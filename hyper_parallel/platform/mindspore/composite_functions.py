@@ -19,7 +19,7 @@ def make_picklable() -> None:
     Two things that MindSpore does not give back are lost: the name of a ``MultitypeFuncGraph``, which only appears in
     messages, and ``reverse`` of maps, which only orders the code of compiled graphs.
     """
-    copyreg.pickle(MultitypeFuncGraph, _reduce_graph)  # type: ignore[arg-type] - typeshed leaves out the state's setter
+    copyreg.pickle(MultitypeFuncGraph, _reduce_graph)
     for kind in (HyperMap, Map):
         copyreg.pickle(kind, _reduce_map)
     copyreg.pickle(GradOperation, _reduce_gradient)
