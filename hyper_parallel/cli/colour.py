@@ -1,4 +1,4 @@
-"""Colour of verdicts where a terminal shows them; the words say the same without it."""
+"""Text for a terminal: control characters escaped, verdicts in colour where it shows them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import re
 import sys
 from typing import TextIO
+
+from hyper_parallel._text import printable
 
 __all__ = ["coloured", "wants_colour"]
 
@@ -20,12 +22,15 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def coloured(text: str, stream: TextIO | None = None) -> str:
-    """Return text with the first verdict of each line in colour, unchanged where nobody would see it.
+    """Return text with the first verdict of each line in colour, if the stream shows it.
+
+    Control characters, which names of a user's modules may have, are escaped.
 
     Args:
         text: of a report or an error.
         stream: where it is printed; stdout by default.
     """
+    text = printable(text, keep="\n\t")
     if not wants_colour(sys.stdout if stream is None else stream):
         return text
     return "\n".join(map(_coloured_line, text.split("\n")))

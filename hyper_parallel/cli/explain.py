@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.colour import coloured
 from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
@@ -55,5 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(report_json([explanation.json() for explanation in explanations]))
     else:
-        print("\n\n".join(explanation.text() for explanation in explanations))
+        print(coloured("\n\n".join(explanation.text() for explanation in explanations)))
     return 0

@@ -31,7 +31,7 @@ class ModelCase:
 
     Attributes:
         build: returns a fresh model; called once per run. Its initial weights may differ between calls: every run
-            starts with those of rank 0.
+            starts with those of rank 0. Or a model, of which every run takes a deep copy.
         batches: one per step, repeated from the first when they are used up: tuples of NumPy arrays or plain tensors.
         loss: ``loss(output, batch)`` returns a tensor of one number; ``batch`` is a tuple of tensors.
         inputs: how many arrays of a batch, from the first, the model is called with; by default all but the last.
@@ -66,8 +66,8 @@ class ModelCase:
 
     def __post_init__(self) -> None:
         """Refuse a case that cannot be trained."""
-        for name in ("build", "loss"):
-            _check_callable("ModelCase", name, getattr(self, name), needed=True)
+        _check_callable("ModelCase", "loss", self.loss, needed=True)
+        object.__setattr__(self, "build", _builder(self.build))
         _check_batches(self.batches)
         inputs: Any = self.inputs
         if inputs is not None and not (type(inputs) is int and 0 <= inputs <= len(self.batches[0])):
@@ -190,11 +190,11 @@ def as_case(value: Any) -> ModelCase:
         return value
     if isinstance(value, tuple) and len(value) == 3:
         model, batches, loss = value
-        return ModelCase(_builder(model), batches, loss)
+        return ModelCase(model, batches, loss)
     if isinstance(value, Mapping):
         fields = dict(value)
         if "model" in fields:
-            fields["build"] = _builder(fields.pop("model"))
+            fields["build"] = fields.pop("model")
         if {"build", "batches", "loss"} <= set(fields) <= set(ModelCase.__dataclass_fields__):
             return ModelCase(**fields)
         msg = (
@@ -309,5 +309,5 @@ def _builder(model: Any) -> Callable[[], Any]:
     if callable(model):
         built: Callable[[], Any] = model
         return built
-    msg = f"SPEC: model is {type(model).__name__}; give a module or a function that builds one"
+    msg = f"ModelCase: build is {type(model).__name__}; it must be a model, or a function that builds one"
     raise InputError(msg)

@@ -23,12 +23,13 @@ def loss(output, batch):
 def test_three_spellings_of_a_case():
     """A ModelCase, a triple and a mapping mean the same, and the model is copied before training."""
     model = Model()
-    for value in ((model, [(1, 2)], loss), {"model": model, "batches": [(1, 2)], "loss": loss}):
+    fields = {"batches": [(1, 2)], "loss": loss}
+    for value in (ModelCase(model, **fields), (model, [(1, 2)], loss), {"model": model, **fields}):
         case = as_case(value)
         built = case.build()
         assert type(built) is Model
         assert built is not model
-    built = as_case({"build": Model, "batches": [(1, 2)], "loss": loss})
+    built = as_case({"build": Model, **fields})
     assert as_case(built) is built
     assert type(built.build()) is Model
     assert as_case((Model, [(1, 2)], loss)).build is Model
@@ -59,7 +60,7 @@ NO_FIELDS = (
     [
         (7, NO_CASE),
         ({"model": Model, "lose": 1}, NO_FIELDS),
-        ((7, [(1,)], loss), "SPEC: model is int; give a module or a function that builds one"),
+        ((7, [(1,)], loss), "ModelCase: build is int; it must be a model, or a function that builds one"),
         ((Model, [], loss), "ModelCase: batches is empty; give at least one tuple of arrays"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": "lion"},
             "ModelCase: optimizer 'lion' is unknown; known: sgd, adamw"),

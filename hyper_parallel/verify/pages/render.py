@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,9 @@ from hyper_parallel.verify.pages.palette import DARK, LIGHT
 from hyper_parallel.verify.run_header import run_header
 
 __all__ = ["page", "render"]
+
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of the text around them: what a name shows must be its name."""
 
 
 def page(title: str, body: Markup | str, *, footer: str = "") -> str:
@@ -26,8 +30,10 @@ def page(title: str, body: Markup | str, *, footer: str = "") -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return a template filled with values; those that are no Markup are escaped."""
-    return Markup(_environment().get_template(template).render(values))  # noqa: S704 - escaped by the template
+    """Return a template filled with values; those that are no Markup are escaped, control characters in all."""
+    text = _environment().get_template(template).render(values)
+    text = _UNSHOWN.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
+    return Markup(text)  # noqa: S704 - escaped by the template
 
 
 @cache
