@@ -85,6 +85,27 @@ print(*{engine for engine, *_ in run.results})
 """
 
 
+_CHECKS = """
+from hyper_parallel.cli import main
+from hyper_parallel.verify import check_function
+from hyper_parallel.verify.redistribution import verify_redistribution
+
+report = verify_redistribution("torch", (3,), (5, 3), device="npu")
+assert report.ok, report.text()
+print(report.transitions, report.gradients, report.text().partition(",")[0])
+command = ["verify", "ops", "--op", "softmax", "matmul", "cumsum", "--quick", "--platform", "torch", "--device", "npu"]
+print("operators:", main(command))
+
+
+def on_host(x):
+    return x.cpu() if "DTensor" in type(x).__name__ else x * 1
+
+
+lost = check_function(on_host, [__import__("numpy").ones((3, 2))], (2,), platform="torch", device="npu")
+print(lost.ok, lost.wrong[:1])
+"""
+
+
 @pytest.fixture(scope="session")
 def rehearsal(request):
     """The variables of a process that has two cards of the rehearsal device; built once on a machine."""
@@ -113,6 +134,15 @@ def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
         "processes 624 npu; ranks share cards if there are fewer",
         "fault found: True",
     ]
+
+
+def test_operators_and_redistributions_hold_on_a_shared_card(rehearsal):
+    """Rules and every change of placement, with gradients, hold on the card; an output on the host is wrong."""
+    first, *others, operators, lost = _printed(_CHECKS, rehearsal).splitlines()
+    assert first == "49 49 torch on npu"
+    assert any(line.startswith("torch on npu: 3 operators (3 ok)") for line in others), others
+    assert operators == "operators: 0"
+    assert lost == "False ['rank 0: [Replicate()]: output 0 is on cpu, and --device is npu']"
 
 
 @pytest.mark.parametrize("engine", ["", "hccl"])

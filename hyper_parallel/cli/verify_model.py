@@ -150,7 +150,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
         if not chosen:
             msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
             raise ValueError(msg)
-    for platform in platforms(arguments.platform):
+    for platform in platforms(arguments.platform, arguments.device):
         for launch in launches:
             for scenario in chosen:
                 yield (
@@ -163,8 +163,17 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                 )  # fmt: skip
 
 
-def platforms(asked: str | None) -> list[str]:
-    """Return the frameworks that ``--platform`` names, or else all installed ones; each can be imported."""
+def platforms(asked: str | None, device: str = "cpu") -> list[str]:
+    """Return the frameworks that ``--platform`` names, or else all installed ones; each can be imported.
+
+    Args:
+        asked: the value of ``--platform``.
+        device: that of ``--device``, on which each framework must be able to compute.
+
+    Raises:
+        UnsupportedOnBackend: a framework sees no such card, or its ranks run on CPU only.
+        ValueError: a name is none.
+    """
     if asked is None:
         names = list(installed_frameworks())
         if not names:
@@ -174,6 +183,11 @@ def platforms(asked: str | None) -> list[str]:
         names = names_of(asked, "--platform", FRAMEWORKS)
     for name in names:
         require_framework(name)
+    if device != "cpu":
+        from hyper_parallel.verify.simulate import require_device
+
+        for name in names:
+            require_device(device, name)
     return names
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import seed
+from hyper_parallel.cli.arguments import add_device, seed
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -34,7 +34,7 @@ MOST_RANKS = 16
 
 _DIGITS = 4
 
-_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed")
+_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed", "--device")
 """Options that ``--target`` does not use."""
 
 _DESCRIPTION = """\
@@ -64,6 +64,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports"
     )
+    add_device(parser, "on which references and ranks compute, all on one card")
     parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
     parser.add_argument(
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report)
     can_be_written("--html", arguments.html)
     tasks, planned = _tasks(arguments)
-    report = SweepReport(planned=planned, mode="quick" if arguments.quick else "full")
+    report = SweepReport(planned=planned, mode="quick" if arguments.quick else "full", device=arguments.device)
     progress, started = Progress(len(tasks)), time.monotonic()
     try:
         for operator_report in _results(tasks, progress):
@@ -119,7 +120,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
         raise ValueError(msg)
     options = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
-    if ignored := [name for name, value in options.items() if value]:
+    if ignored := [name for name, value in options.items() if value and (name, value) != ("--device", "cpu")]:
         msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
         raise ValueError(msg)
     can_be_written("--report", arguments.report)
@@ -178,7 +179,7 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     if arguments.file is not None:
         return _user_tasks(arguments)
     planned_tasks, planned = [], 0
-    ops, frameworks = operators(arguments.op), platforms(arguments.platform)
+    ops, frameworks = operators(arguments.op), platforms(arguments.platform, arguments.device)
     effort = _effort(arguments)
     for platform in frameworks:
         planned += len(ops)
@@ -212,7 +213,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
 def _effort(arguments: argparse.Namespace) -> Effort:
     from hyper_parallel.verify.ops.selection import QUICK, Effort
 
-    effort = replace(QUICK if arguments.quick else Effort(), seed=arguments.seed)
+    effort = replace(QUICK if arguments.quick else Effort(), seed=arguments.seed, device=arguments.device)
     if arguments.mesh is None:
         return effort
     return replace(effort, meshes=_meshes(arguments), public_meshes=None)
@@ -235,10 +236,10 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     from hyper_parallel.verify.ops.selection import USER
 
     tree = _parsed(arguments.file)
-    effort = replace(USER, seed=arguments.seed)
+    effort = replace(USER, seed=arguments.seed, device=arguments.device)
     if arguments.mesh is not None:
         effort = replace(effort, meshes=_meshes(arguments))
-    frameworks = platforms(arguments.platform) if arguments.platform else _imported(tree)
+    frameworks = platforms(arguments.platform or ",".join(_imported(tree)), arguments.device)
     file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
     return [tasks.task_of(framework, ops, effort, file=file) for framework in frameworks], 0
 

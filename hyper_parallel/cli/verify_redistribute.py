@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from hyper_parallel.cli.arguments import seed
+from hyper_parallel.cli.arguments import add_device, seed
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -38,6 +38,7 @@ def add_parser(kinds: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    add_device(subparser, "on which ranks compute, all on one card")
     subparser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
     subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
     subparser.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
@@ -57,13 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.mesh is not None:
         meshes = tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
     shape = SHAPE if arguments.shape is None else _shape(arguments.shape)
-    jobs = [(platform, mesh) for platform in platforms(arguments.platform) for mesh in meshes]
+    jobs = [(platform, mesh) for platform in platforms(arguments.platform, arguments.device) for mesh in meshes]
     done: list[RedistributionReport] = []
     progress = Progress(len(jobs))
     try:
         for platform, mesh in jobs:
             progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
-            done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed))
+            done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
             progress.finish()
             if not arguments.json:
                 print(coloured(done[-1].text()), flush=True)

@@ -25,7 +25,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.compare import elementwise_difference, magnitude
 from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["CheckReport", "all_placements", "check_function", "decompose", "seedable"]
+__all__ = ["CheckReport", "all_placements", "check_function", "decompose", "on_other_device", "seedable"]
 
 
 _REDUCTIONS = ("sum", "avg", "max", "min")
@@ -90,6 +90,7 @@ def check_function(
     limit: int | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    device: str = "cpu",
 ) -> CheckReport:
     """Check ``fn`` on every combination of placements of its tensor arguments, on simulated ranks.
 
@@ -104,6 +105,7 @@ def check_function(
         seed: of the choice, the partial values and the cotangents.
         tolerance: relative bound; by default 64 units in the last place of the dtype, times the magnitude of the
             result, or of the terms where large terms cancel.
+        device: ``cpu``, ``cuda`` or ``npu``: where the plain run and all ranks compute; see :func:`simulate`.
 
     Returns:
         how many outputs and gradients were compared, which placements were refused, and what differs.
@@ -127,8 +129,9 @@ def check_function(
         _check_rank,
         world,
         platform=platform,
-        args=(platform, fn, arrays, tuple(mesh_shape), combinations, seed, tolerance),
+        args=(platform, fn, arrays, tuple(mesh_shape), combinations, seed, tolerance, device),
         timeout=600,
+        device=device,
     )
     return _merge(per_rank)
 
@@ -148,9 +151,10 @@ def _check_rank(
     combinations: Sequence[tuple[tuple[Placement, ...], ...]],
     seed: int,
     tolerance: float | None,
+    device: str,
 ) -> CheckReport:
     platform = platform_named(platform_name)
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
+    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
     checker = _Checker(platform, fn, arrays, mesh, seed, tolerance)
     report = CheckReport()
     for number, combination in enumerate(combinations):
@@ -158,8 +162,8 @@ def _check_rank(
     return report
 
 
-class _OutputCountError(Exception):
-    """The function returned more or fewer outputs than on plain tensors."""
+class _WrongOutputError(Exception):
+    """The function returned more or fewer outputs than on plain tensors, or one on another device."""
 
 
 class _Checker:
@@ -173,6 +177,9 @@ class _Checker:
         self.floating = [array.dtype.kind in "fc" for array in arrays]
         rng = np.random.default_rng(seed + 1)
         plain = _as_list(fn(*(platform.from_numpy(array) for array in arrays)))
+        if elsewhere := on_other_device(plain, mesh.device_type):
+            msg = f"on one device, the function's output {elsewhere}"
+            raise ValueError(msg)
         self.expected = [platform.tensor_to_numpy(tensor) for tensor in plain]
         self.cotangents = [_cotangent(rng, array) for array in self.expected]
         self.gradients = self._plain_run(self.arrays, self.cotangents)[1]
@@ -225,7 +232,7 @@ class _Checker:
             # Ranks took different paths, or a local result contradicts the rule: an error, not a refusal.
             report.wrong.append(f"{name}: {error}")
             raise
-        except _OutputCountError as error:
+        except _WrongOutputError as error:
             report.forward += 1
             report.wrong.append(f"{name}: {error}")
             return
@@ -252,9 +259,13 @@ class _Checker:
             outs = _as_list(self.fn(*wrapped))
             if len(outs) != len(self.expected):
                 msg = f"gives {len(outs)} outputs, should give {len(self.expected)}"
-                raise _OutputCountError(msg)
+                raise _WrongOutputError(msg)
             outputs[:] = outs = seedable(outs)
-            return [out._local for out in outs]
+            locals_out = [out._local for out in outs]
+            if elsewhere := on_other_device(locals_out, self.mesh.device_type):
+                msg = f"output {elsewhere}"
+                raise _WrongOutputError(msg)
+            return locals_out
 
         def local_cotangents(outs: Sequence[Any]) -> list[Any]:
             del outs
@@ -346,6 +357,19 @@ def seedable(outs: Sequence[Any]) -> list[Any]:
             raise TypeError(msg)
     # The gradient of an average or an extremum is more than a dual layout (``core/dtensor/README.md``): reduce those.
     return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
+
+
+def on_other_device(tensors: Sequence[Any], device: str) -> str:
+    """Return which of the tensors is on another device than a card of this type, or nothing.
+
+    Args:
+        tensors: of the framework.
+        device: ``cpu`` is not checked: that is where tensors are anyway.
+    """
+    for index, tensor in enumerate(tensors if device != "cpu" else ()):
+        if tensor.device.type != device:
+            return f"{index} is on {tensor.device.type}, and --device is {device}"
+    return ""
 
 
 def _as_list(out: Any) -> list[Any]:

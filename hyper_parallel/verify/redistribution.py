@@ -48,6 +48,7 @@ class RedistributionReport:
         least: the lower bound of ``received``.
         above: pairs that receive more than their lower bound.
         seconds: duration.
+        device: on which ranks compute.
     """
 
     platform: str
@@ -62,6 +63,7 @@ class RedistributionReport:
     least: int = 0
     above: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    device: str = "cpu"
 
     @property
     def ok(self) -> bool:
@@ -71,11 +73,12 @@ class RedistributionReport:
     def text(self) -> str:
         """Return the result as a few lines."""
         sizes, ratio = "x".join(map(str, self.mesh)), self.received / self.least if self.least else 1.0
+        place = self.platform if self.device == "cpu" else f"{self.platform} on {self.device}"
         verdict = "equal" if self.ok else "WRONG"
         counts = f"{self.transitions} changes of placement, {self.gradients} gradients, {len(self.refused)} refused"
         bytes_ = f"{self.received} elements received, at least {self.least} needed (ratio {ratio:.3f})"
         lines = [
-            f"{self.platform}, mesh {sizes}, tensor {list(self.shape)}: {verdict}, {counts} ({self.seconds:.1f} s)",
+            f"{place}, mesh {sizes}, tensor {list(self.shape)}: {verdict}, {counts} ({self.seconds:.1f} s)",
             f"  {bytes_}; {len(self.above)} of {self.bounded} changes receive more than the least",
         ]
         return "\n".join([*lines, *(f"  wrong: {line}" for line in self.wrong[:5])])
@@ -86,7 +89,7 @@ class RedistributionReport:
 
 
 def verify_redistribution(
-    platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0
+    platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0, device: str = "cpu"
 ) -> RedistributionReport:
     """Run every change of placement of a tensor on a simulated mesh, forward and backward.
 
@@ -95,11 +98,12 @@ def verify_redistribution(
         mesh: sizes of its axes.
         shape: global shape of the tensor.
         seed: of the values, partial values and cotangents.
+        device: ``cpu``, ``cuda`` or ``npu``: where ranks compute; all share one card.
 
     Returns:
         what was compared, and how many elements were received. A redistribution that raises is reported as wrong.
     """
-    report = RedistributionReport(platform, tuple(mesh), tuple(shape))
+    report = RedistributionReport(platform, tuple(mesh), tuple(shape), device=device)
     started = time.perf_counter()
     every_placement = all_placements(len(shape), len(mesh), partial=PARTIAL)
     values = np.random.default_rng(seed).standard_normal(shape)
@@ -109,8 +113,9 @@ def verify_redistribution(
             continue
         try:
             result = check_function(
-                _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
-            )
+                _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed,
+                device=device,
+            )  # fmt: skip
         except RankFailedError as error:
             report.wrong.append(f"to {list(target)}: {first_line(error.__cause__ or error)}")
             continue

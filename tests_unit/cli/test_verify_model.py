@@ -357,20 +357,36 @@ def test_a_device_is_handed_on(runs, monkeypatch):
         asked.append(options.get("device"))
         return report_that_held(scenario, **options)
 
+    from hyper_parallel.platform.select import platform_named
+
     monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
+    monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "npu")
     command = ["verify", "model", "--platform", "torch", "--scenario", "3-rms-untied"]
     assert main([*command, "--device", "npu"]) == main(command) == 0
     assert asked == ["npu", "cpu"]
     assert runs == []
 
 
+@pytest.mark.parametrize(
+    "command", [("model", "--scenario", "3-rms-untied"), ("ops",), ("ops", str(__file__)), ("redistribute",)]
+)
 @pytest.mark.platforms("torch")
-def test_a_device_that_is_not_there_has_exit_status_2(capsys, monkeypatch):
+def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypatch):
     """A card that the framework does not see is bad input: one line."""
     from hyper_parallel.platform.select import platform_named
 
     monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "cpu")
-    command = ["verify", "model", "--platform", "torch", "--scenario", "3-rms-untied", "--device", "npu"]
-    assert main(command) == 2
+    assert main(["verify", *command, "--platform", "torch", "--device", "npu"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("hyper-parallel: error: --device npu: torch sees no such card here, only cpu; check the")
+
+
+@pytest.mark.platforms("mindspore")
+@pytest.mark.parametrize("command", ["model", "ops", "redistribute"])
+def test_a_card_for_simulated_ranks_of_mindspore_has_exit_status_2(command, capsys):
+    """Ranks of MindSpore run on CPU only: said before anything runs."""
+    assert main(["verify", command, "--platform", "mindspore", "--device", "npu"]) == 2
+    assert capsys.readouterr().err == (
+        "hyper-parallel: error: --device npu: ranks of MindSpore are started on cpu only; "
+        "use --device cpu, or --platform torch\n"
+    )

@@ -11,7 +11,7 @@ from hyper_parallel.core.shard.rule import Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, RankFailedError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify import check
-from hyper_parallel.verify.check import CheckReport, all_placements, check_function, decompose
+from hyper_parallel.verify.check import CheckReport, all_placements, check_function, decompose, on_other_device
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
@@ -253,3 +253,13 @@ def test_reductions_without_partial_values_are_refused(op):
         ValueError, match=rf"^no partial values of Partial\('{op}'\) can be sampled; check sum, avg, max, min$"
     ):
         decompose(sample(2), Layout.place(mesh, [Partial(op)], (2,)), 7)
+
+
+@pytest.mark.platforms("torch")
+def test_tensors_on_another_device_are_named():
+    """Which tensor is not on the card, and where it is; nothing for tensors that are there, or on the CPU."""
+    import torch
+
+    tensors = [torch.empty(2, device="meta"), torch.empty(2)]
+    assert on_other_device(tensors, "meta") == "1 is on cpu, and --device is meta"
+    assert on_other_device(tensors[:1], "meta") == on_other_device(tensors, "cpu") == ""

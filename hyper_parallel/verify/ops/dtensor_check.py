@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import seedable
+from hyper_parallel.verify.check import on_other_device, seedable
 from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.reference import SEED, as_list
 from hyper_parallel.verify.ops.shards import extremum_gradients, local_box, local_shards
@@ -56,6 +56,7 @@ class DTensorJob:
         mesh: shape.
         places: per check the placements of every operand.
         seed: of the partial values.
+        device: on which ranks compute.
     """
 
     platform: str
@@ -70,6 +71,7 @@ class DTensorJob:
     mesh: tuple[int, ...]
     places: Sequence[Places]
     seed: int
+    device: str = "cpu"
 
     def with_places(self, places: Sequence[Places]) -> DTensorJob:
         """Return the job with other placements."""
@@ -124,7 +126,9 @@ def check_on_dtensors(job: DTensorJob, patience: list[int], timeout: float = 120
         return [DTensorResult("abandoned") for _ in job.places]
     world_size = math.prod(job.mesh)
     try:
-        results_per_rank = simulate(_check_rank, world_size, platform=job.platform, args=(job,), timeout=timeout)
+        results_per_rank = simulate(
+            _check_rank, world_size, platform=job.platform, args=(job,), timeout=timeout, device=job.device
+        )
     except RankFailedError as error:
         patience[0] -= 1
         if len(job.places) == 1:
@@ -154,7 +158,7 @@ def _worst(results: Sequence[DTensorResult]) -> DTensorResult:
 def _check_rank(job: DTensorJob) -> list[DTensorResult]:
     platform = platform_named(job.platform)
     names = [f"m{axis}" for axis in range(len(job.mesh))]
-    checker = _RankChecker(platform, job, init_device_mesh("cpu", job.mesh, mesh_dim_names=names))
+    checker = _RankChecker(platform, job, init_device_mesh(job.device, job.mesh, mesh_dim_names=names))
     return [checker.check(places, number) for number, places in enumerate(job.places)]
 
 
@@ -181,6 +185,8 @@ class _RankChecker:
             outs, grads = self._differentiate(layouts, [per_rank[self.rank] for per_rank in shards])
             exact = self._is_exact(layouts)
             problems = self._output_problems(outs, exact=exact)
+            if elsewhere := on_other_device([out._local for out in outs], self.job.device):
+                problems.append(f"output {elsewhere}")
             compared = [index for index, compare in enumerate(self._requires_grad(layouts)) if compare]
             for index in compared:
                 expected = self._expected_gradient(index, layouts[index], shards[index])

@@ -194,6 +194,7 @@ class SweepReport:
         mode: ``quick`` or ``full``.
         interrupted: what cut the sweep short, or empty.
         seconds: of wall time.
+        device: on which references and ranks computed.
     """
 
     operators: list[OperatorReport] = field(default_factory=list)
@@ -201,6 +202,7 @@ class SweepReport:
     mode: str = "full"
     interrupted: str = ""
     seconds: float = 0.0
+    device: str = "cpu"
 
     @property
     def ok(self) -> bool:
@@ -250,9 +252,10 @@ class SweepReport:
             sum(report.public for report in reports),
             sum(sum(report.rejected.values()) for report in reports),
         )
+        place = "" if self.device == "cpu" else f" on {self.device}"
         outcomes = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         return (
-            f"{platform}: {len(reports)} operators ({outcomes}); {checks} checks, {backward} with gradients, "
+            f"{platform}{place}: {len(reports)} operators ({outcomes}); {checks} checks, {backward} with gradients, "
             f"{public} of them on DTensors; {refused} placements refused; "
             f"{sum(report.seconds for report in reports):.0f} s of work"
         )
@@ -262,6 +265,7 @@ class SweepReport:
         return {
             "ok": self.ok,
             "mode": self.mode,
+            "device": self.device,
             "columns": list(COLUMNS),
             "planned": self.planned,
             "finished": len(self.operators),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.core.dtensor.placements import Partial, StridedShard
 from hyper_parallel.verify.ops.user_operators import UserOperator
 from hyper_parallel.verify.ops.values import Slot
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.values import FilledSample
 
 __all__ = ["program"]
+
+_IMPORTS = "from hyper_parallel import Partial, Replicate, Shard"
 
 Places = Sequence[Sequence["Placement"]]
 
@@ -31,16 +33,17 @@ def program(
     filled: FilledSample,
     mesh: tuple[int, ...],
     places: Places,
+    device: str = "cpu",
 ) -> str:
     """Return a program that calls :func:`check_function` if that shows the problem, :func:`check_one` otherwise."""
-    plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places)
+    plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places, device)
     if plain is not None and _shows(plain):
         return plain
-    return _by_number(platform, op, number, filled, mesh, places)
+    return _by_number(platform, op, number, filled, mesh, places, device)
 
 
 def _plain(
-    platform: str, op: str, sample: Sample, filled: FilledSample, mesh: tuple[int, ...], places: Places
+    platform: str, op: str, sample: Sample, filled: FilledSample, mesh: tuple[int, ...], places: Places, device: str
 ) -> str | None:
     differentiates = all(
         want or array.dtype.kind not in "fc" for want, array in zip(filled.requires_grad, filled.arrays, strict=True)
@@ -56,36 +59,52 @@ def _plain(
         return None
     if any(f"{platform}." in argument for argument in arguments):
         head.append(f"import {platform}")
+    options = f"platform={platform!r}, placements=places{_on(device)}"
     lines = [
         "import numpy as np",
-        "from hyper_parallel import Partial, Replicate, Shard",
+        _IMPORTS + _strided(places),
         *head,
         "from hyper_parallel.verify import check_function",
         *(f"{name} = {_array(array)}" for name, array in zip(names, filled.arrays, strict=True)),
         f"def run({', '.join(names)}):",
         f"    return {call}({', '.join(arguments)})",
         f"places = [{', '.join(f'[{_places(placements)}]' for placements in places)}]",
-        f"report = check_function(run, [{', '.join(names)}], {mesh}, platform={platform!r}, placements=places)",
+        f"report = check_function(run, [{', '.join(names)}], {mesh}, {options})",
         "assert report.ok, report.wrong",
     ]
     return "\n".join(lines) if len(lines) <= 15 else None
 
 
 def _by_number(
-    platform: str, op: str | UserOperator, number: int, filled: FilledSample, mesh: tuple[int, ...], places: Places
+    platform: str,
+    op: str | UserOperator,
+    number: int,
+    filled: FilledSample,
+    mesh: tuple[int, ...],
+    places: Places,
+    device: str,
 ) -> str:
     op_source = f"{op.name!r}, file={op.file!r}" if isinstance(op, UserOperator) else repr(op)
     dtype = next((str(array.dtype) for array in filled.arrays if array.dtype.kind in "fc"), "float64")
     return "\n".join(
         [
-            "from hyper_parallel import Partial, Replicate, Shard",
+            _IMPORTS + _strided(places),
             "from hyper_parallel.verify.ops.sweep import check_one",
             f"places = [{', '.join(_places(placements) for placements in places)}]",
             f"report = check_one({platform!r}, {op_source}, sample={number}, sizes={filled.sizes}, dtype={dtype!r},",
-            f"                   integral={filled.integral}, mesh={mesh}, places=places)",
+            f"                   integral={filled.integral}, mesh={mesh}, places=places{_on(device)})",
             "assert report.holds, report.text()",
         ]
     )
+
+
+def _strided(places: Places) -> str:
+    used = any(isinstance(placement, StridedShard) for placements in places for placement in placements)
+    return ", StridedShard" if used else ""
+
+
+def _on(device: str) -> str:
+    return "" if device == "cpu" else f", device={device!r}"
 
 
 def _places(placements: Sequence[Placement]) -> str:

@@ -70,6 +70,7 @@ class Effort:
         reproducers: write programs that show what is wrong.
         missing: number of samples on which to look for placements that hold and are not claimed.
         seed: of all values; another one gives other values.
+        device: on which references and ranks compute.
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
@@ -85,6 +86,7 @@ class Effort:
     reproducers: bool = True
     missing: int = 2
     seed: int = 0
+    device: str = "cpu"
 
 
 QUICK = Effort(

@@ -59,7 +59,7 @@ def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
     """Check canonical operator ``op`` on ``platform``."""
     started = time.monotonic()
     report = OperatorReport(op, platform)
-    with use_platform(platform):
+    with use_platform(platform), platform_named(platform).on_device(effort.device):
         Sweep(report, platform, op, find_rule(op), samples_of(op), effort).run()
     report.seconds = time.monotonic() - started
     return report
@@ -69,7 +69,7 @@ def sweep_user_operator(platform: str, user: UserOperator, effort: Effort) -> Op
     """Check a user's function on DTensors, every placement of every operand where there are not too many."""
     started = time.monotonic()
     report = OperatorReport(user.name, platform)
-    with use_platform(platform):
+    with use_platform(platform), platform_named(platform).on_device(effort.device):
         Sweep(report, platform, user, None, samples_of_user(user), effort).run()
     report.seconds = time.monotonic() - started
     return report
@@ -86,6 +86,7 @@ def check_one(
     integral: bool = True,
     dtype: str = "float64",
     file: str | None = None,
+    device: str = "cpu",
 ) -> OperatorReport:
     """Check operator ``op`` on one of its samples, with these sizes, on one mesh, in one tuple of placements.
 
@@ -99,6 +100,7 @@ def check_one(
         integral: small integers instead of real numbers.
         dtype: floating dtype.
         file: a user's file.
+        device: on which the reference and the ranks compute.
     """
     report = OperatorReport(op, platform)
     platform_named(platform)
@@ -107,8 +109,9 @@ def check_one(
     if file is not None:
         user = load_user_file(platform, file)[op]
         function, rule, samples = user, None, samples_of_user(user)
-    with use_platform(platform):
-        sweep = Sweep(report, platform, function, rule, samples, Effort(meshes=(tuple(mesh),)))
+    with use_platform(platform), platform_named(platform).on_device(device):
+        effort = Effort(meshes=(tuple(mesh),), device=device)
+        sweep = Sweep(report, platform, function, rule, samples, effort)
         sweep.check_one(sample, sizes, dtype, tuple(map(tuple, places)), integral=integral)
     return report
 
@@ -395,7 +398,9 @@ class Sweep:
         text = ", ".join(str(list(placements)) for placements in places)
         source = ""
         if self.effort.reproducers and len(self.report.wrong) + len(self.report.crash) < _REPRODUCED:
-            source = program(self.report.platform, self.op, case.number, case.sample, case.filled, mesh, places)
+            source = program(
+                self.report.platform, self.op, case.number, case.sample, case.filled, mesh, places, self.effort.device
+            )
         return FailedCheck(level, case.name, case.filled.sizes, mesh, text, problem, source)
 
     # -- public path -------------------------------------------------------------------------------------------------
@@ -429,6 +434,7 @@ class Sweep:
         return DTensorJob(
             self.report.platform, self.op, case.sample, case.filled, reference.outputs, reference.cotangents,
             reference.grads, reference.exact, reference.eps, shape, places, case.seed,
+            self.effort.device,
         )  # fmt: skip
 
     def _add_public(

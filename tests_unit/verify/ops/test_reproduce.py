@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.placements import Shard, StridedShard
 from hyper_parallel.core.shard.sample import Sample
-from hyper_parallel.verify.ops.reproduce import _plain, program
+from hyper_parallel.verify.ops.reproduce import _by_number, _plain, program
 from hyper_parallel.verify.ops.values import FilledSample, Slot
 
 pytestmark = pytest.mark.platforms("torch")
@@ -20,7 +20,7 @@ def filled(*args, wanted=(True,), **kwargs):
 
 def plain(call, sample=None):
     """Return the program that calls check_function, or None."""
-    return _plain("torch", "permute", sample or Sample(()), call, (2,), ([Shard(1)],))
+    return _plain("torch", "permute", sample or Sample(()), call, (2,), ([Shard(1)],), "cpu")
 
 
 def test_arguments_are_written_as_they_are():
@@ -58,3 +58,18 @@ def test_a_program_that_fails_is_given():
     text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (7, 9)), (2,), ([Shard(1)],))
     assert "from hyper_parallel.verify import check_function" in text.splitlines()
     assert "x0 = np.array([[ 1. ,-2. , 0.5]], np.float64)" in text.splitlines()
+
+
+def test_a_program_imports_what_it_places_and_names_its_device():
+    """Strided shards are imported where they occur, and a program for a card runs on one; on CPU nothing is added."""
+    strided = ([StridedShard(1, split_factor=2), Shard(1)],)
+    text = _plain("torch", "permute", Sample(()), filled(Slot(0), (1, 0)), (2, 2), strided, "npu")
+    assert text.splitlines()[1] == "from hyper_parallel import Partial, Replicate, Shard, StridedShard"
+    assert text.splitlines()[-2] == (
+        "report = check_function(run, [x0], (2, 2), platform='torch', placements=places, device='npu')"
+    )
+    text = _by_number("torch", "permute", 4, filled(Slot(0), (1, 0)), (2, 2), strided, "npu")
+    assert text.splitlines()[0] == "from hyper_parallel import Partial, Replicate, Shard, StridedShard"
+    assert text.splitlines()[-2] == "                   integral=False, mesh=(2, 2), places=places, device='npu')"
+    assert "device" not in plain(filled(Slot(0), (1, 0)))
+    assert "Strided" not in plain(filled(Slot(0), (1, 0)))
