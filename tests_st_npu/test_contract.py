@@ -6,9 +6,9 @@ from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify.contract.results import examine
 
 
-def test_every_member_over_real_processes(platform_name, reports):
+def test_every_member_over_real_processes(platform_name, reports, suite_device):
     """Every member behaves over real processes as over simulated ranks; the outcome is written for the reports."""
-    outcome = examine(platform_name, 3, "processes")
+    outcome = examine(platform_name, 3, "processes", device=suite_device)
     outcome.write(reports)
     assert outcome.ok, outcome.failures()
     assert set(outcome.members) == {member for members in MEMBERS.values() for member in members}

@@ -104,6 +104,15 @@ def on_host(x):
 lost = check_function(on_host, [__import__("numpy").ones((3, 2))], (2,), platform="torch", device="npu")
 print(lost.ok, lost.wrong[:1])
 """
+_CONTRACT = """
+from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.verify.contract.results import examine
+
+facets = [facet for facet in MEMBERS if facet != "memory"]
+outcome = examine("torch", 3, "simulated", facets, device="npu")
+assert outcome.ok, outcome.failures()
+print(outcome.names)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -143,6 +152,11 @@ def test_operators_and_redistributions_hold_on_a_shared_card(rehearsal):
     assert any(line.startswith("torch on npu: 3 operators (3 ok)") for line in others), others
     assert operators == "operators: 0"
     assert lost == "False ['rank 0: [Replicate()]: output 0 is on cpu, and --device is npu']"
+
+
+def test_the_contract_holds_on_a_shared_card(rehearsal):
+    """Every facet but the one that asks for autocast serves tensors of the card."""
+    assert _printed(_CONTRACT, rehearsal) == "('torch', 'npu', 'simulated')\n"
 
 
 @pytest.mark.parametrize("engine", ["", "hccl"])

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import seed, whole
+from hyper_parallel.cli.arguments import add_device, seed, whole
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -42,6 +42,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    add_device(subparser, "where tensors are: simulated ranks share one card, processes have one each")
     subparser.add_argument(
         "--world-size",
         type=whole(2, _MOST_RANKS),
@@ -72,11 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
     can_be_written("--report", arguments.report, folder=True)
-    frameworks = platforms(arguments.platform)
+    frameworks = platforms(arguments.platform, arguments.device)
+
+    def given(platform: str, launch: str) -> tuple[Any, ...]:
+        return platform, arguments.world_size, launch, facets, arguments.seed, arguments.device
+
     jobs: list[tuple[str, Any, tuple[Any, ...]]] = [
-        (f"{platform} ({launch})", examine, (platform, arguments.world_size, launch, facets, arguments.seed))
-        for platform in frameworks
-        for launch in launches
+        (f"{platform} ({launch})", examine, given(platform, launch)) for platform in frameworks for launch in launches
     ]
     if arguments.memory:
         jobs += [(f"memory on {platform}", measure, (platform,)) for platform in frameworks]

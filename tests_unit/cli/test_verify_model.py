@@ -368,7 +368,8 @@ def test_a_device_is_handed_on(runs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", [("model", "--scenario", "3-rms-untied"), ("ops",), ("ops", str(__file__)), ("redistribute",)]
+    "command",
+    [("model", "--scenario", "3-rms-untied"), ("ops",), ("ops", str(__file__)), ("redistribute",), ("contract",)],
 )
 @pytest.mark.platforms("torch")
 def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypatch):
@@ -382,7 +383,7 @@ def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypat
 
 
 @pytest.mark.platforms("mindspore")
-@pytest.mark.parametrize("command", ["model", "ops", "redistribute"])
+@pytest.mark.parametrize("command", ["model", "ops", "redistribute", "contract"])
 def test_a_card_for_simulated_ranks_of_mindspore_has_exit_status_2(command, capsys):
     """Ranks of MindSpore run on CPU only: said before anything runs."""
     assert main(["verify", command, "--platform", "mindspore", "--device", "npu"]) == 2

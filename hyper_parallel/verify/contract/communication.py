@@ -142,7 +142,7 @@ def reductions(w: World) -> None:
     for wrong in (np.ones(2), [1.0]):
         with raises(ArgumentTypeError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
             p.all_reduce(wrong)
-    sharded = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
+    sharded = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh(w.device, list(w.ranks)), [Shard(0)])
     with raises(ArgumentTypeError, "all_reduce: expected a plain tensor of ", "; pass its to_local()"):
         p.all_reduce(sharded)
     with raises(ReductionError, "unknown reduction 'median'"):

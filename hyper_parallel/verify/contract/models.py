@@ -86,7 +86,7 @@ def parameters(w: World) -> None:
     """A parameter is sharded; a global tensor, a local shard and a DTensor can be written to it, and nothing else."""
     p, array = w.platform, w.sample((5, 3), 0)
     plain = p.new_parameter(w.tensor(array), requires_grad=True, name="plain")
-    mesh = DeviceMesh("cpu", list(w.ranks))
+    mesh = DeviceMesh(w.device, list(w.ranks))
     param = p.set_layout_into_parameter(plain, Layout.place(mesh, [Shard(0)], (5, 3)))
     assert isinstance(param, p.Parameter)
     low, high = param.layout.local_box()[0]
@@ -112,7 +112,7 @@ def parameters(w: World) -> None:
 @covers(MODULES, "fully_sharded")
 def sharding_fully(w: World) -> None:
     """A step of the sharded transformer has the average of the ranks' gradients, and keeps nothing gathered."""
-    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    p, mesh = w.platform, DeviceMesh(w.device, list(w.ranks))
     plain, model = _model(w), _model(w)
     averages = {path: p.all_reduce(value, op="avg") for path, value in _step(w, plain).gradients.items()}
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -131,7 +131,7 @@ def sharding_fully(w: World) -> None:
 @covers(MODULES, "replicated")
 def replicating(w: World) -> None:
     """A step of the replicated transformer has the average of the ranks' gradients."""
-    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    p, mesh = w.platform, DeviceMesh(w.device, list(w.ranks))
     plain, model = _model(w), _model(w)
     averages = {path: p.all_reduce(value, op="avg") for path, value in _step(w, plain).gradients.items()}
     replicate(model, mesh, bucket_cap_mb=0.001)
@@ -151,7 +151,7 @@ def delaying(w: World) -> None:
     with p.init_on_device(p.meta_device):
         model = p.linear_layer(12, 8 * w.size + 1, dtype=p.str_to_dtype("float32"))
     assert all(p.is_meta(parameter) for parameter in p.parameters_dict(model).values())
-    mesh = DeviceMesh("cpu", list(w.ranks))
+    mesh = DeviceMesh(w.device, list(w.ranks))
     place_parameter(p, model, "weight", mesh, [Shard(0)])
     replicate_module(p, model, mesh)
     p.init_parameters(model)
@@ -221,8 +221,8 @@ def hooks(w: World) -> None:
 def clipping(w: World) -> None:
     """The norm of every order is that of all gradients, over two meshes and plain parameters, and scales them."""
     p, arrays = w.platform, [w.sample((5, 3), 0), w.sample((4,), 0, 1), w.sample((2, 2), 0, 2)]
-    line = DeviceMesh("cpu", list(w.ranks), mesh_dim_names=("x",))
-    grid = DeviceMesh("cpu", [[rank] for rank in w.ranks], mesh_dim_names=("a", "b"))
+    line = DeviceMesh(w.device, list(w.ranks), mesh_dim_names=("x",))
+    grid = DeviceMesh(w.device, [[rank] for rank in w.ranks], mesh_dim_names=("a", "b"))
     every = np.concatenate([array.reshape(-1) for array in arrays])
     for order in (1, 2, 3, math.inf):
         gradients = [
@@ -337,7 +337,7 @@ def _folder(w: World) -> Iterator[Path]:
 def states(w: World) -> None:
     """A state dict is sharded or whole, on the host or not, without gradients, with the plain model's keys."""
     p, plain, model = w.platform, _model(w), _model(w)
-    mesh, name = DeviceMesh("cpu", list(w.ranks)), _some_weight(w, plain)
+    mesh, name = DeviceMesh(w.device, list(w.ranks)), _some_weight(w, plain)
     entry = p.search_parameter_by_name(model, name)
     assert entry is not None
     sharded_weight = p.set_layout_into_parameter(entry[2], Layout.place(mesh, [Shard(0)], entry[2].shape))
@@ -366,7 +366,7 @@ def states(w: World) -> None:
 @covers(PERSISTENCE, "save_checkpoint", "load_checkpoint")
 def files(w: World) -> None:
     """Every dtype is restored, DTensors whole; a damaged file is refused, and a failed write keeps the old file."""
-    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    p, mesh = w.platform, DeviceMesh(w.device, list(w.ranks))
     names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
     state = {name: p.tensor_type_cast(w.tensor(w.sample((3, 2), 0)), name) for name in names}
     state.update(scalar=w.tensor(np.array(2.5)))

@@ -147,6 +147,7 @@ def examine(
     launch: str = "simulated",
     facets: Sequence[str] = _ALL,
     seed: int = 0,
+    device: str = "cpu",
 ) -> ContractOutcome:
     """Run the checks of ``facets``; a check that fails is part of the result, and the others still run.
 
@@ -156,16 +157,17 @@ def examine(
         launch: ``simulated`` or ``processes``.
         facets: names of facets; all by default.
         seed: of the data of all ranks.
+        device: ``cpu``, ``cuda`` or ``npu``: where tensors are.
     """
     from hyper_parallel.platform.select import platform_named
 
     platform = platform_named(platform_name)
     return ContractOutcome(
         platform_name,
-        platform.device_type(),
+        device,
         launch,
         world_size,
-        _states(platform_name, world_size, launch, facets, seed),
+        _states(platform_name, world_size, launch, facets, seed, device),
         [{**asdict(gap), "devices": list(gap.devices)} for gap in platform.gaps],
         _now(),
     )
@@ -188,18 +190,20 @@ def load(folder: Path) -> tuple[list[ContractOutcome], list[Footprint]]:
     return outcomes, [_read(path, Footprint) for path in sorted(folder.glob("footprint-*.json"))]
 
 
-def _states(platform_name: str, world_size: int, launch: str, facets: Sequence[str], seed: int) -> dict[str, str]:
+def _states(
+    platform_name: str, world_size: int, launch: str, facets: Sequence[str], seed: int, device: str
+) -> dict[str, str]:
     """Return the state of each member; if the facets fail together each is run alone, because an error ends a world."""
     from hyper_parallel.verify.contract.suite import run_contract
 
     try:
-        return run_contract(platform_name, world_size, launch, facets, seed)
+        return run_contract(platform_name, world_size, launch, facets, seed, device)
     except RankFailedError as error:
         if len(facets) == 1:
             return dict.fromkeys(MEMBERS[facets[0]], f"failed: {_reason(error)}")
     states: dict[str, str] = {}
     for facet in facets:
-        states.update(_states(platform_name, world_size, launch, [facet], seed))
+        states.update(_states(platform_name, world_size, launch, [facet], seed, device))
     return states
 
 

@@ -98,7 +98,8 @@ def creating(w: World) -> None:
     w.same(p.full((2,), 7, f64), np.full(2, 7.0))
     w.same(p.full_like(x, 2.5), np.full((2, 3), 2.5))
     assert p.full_like(x, 1, dtype=p.str_to_dtype("int32")).dtype == p.str_to_dtype("int32")
-    for tensor in (p.empty_like(x), p.empty_like(x, pin_memory=True), p.new_tensor((2, 3), f64), p.empty((2, 3), f64)):
+    pinned = p.empty_like(x, device=p.device_of(p.from_numpy(w.sample((1,)), "cpu")), pin_memory=True)
+    for tensor in (p.empty_like(x), pinned, p.new_tensor((2, 3), f64), p.empty((2, 3), f64)):
         assert (tuple(tensor.shape), tensor.dtype) == ((2, 3), f64)
     assert p.empty_like(x, dtype=p.str_to_dtype("int64")).dtype == p.str_to_dtype("int64")
 
@@ -139,8 +140,8 @@ def structures(w: World) -> None:
 def transforming(w: World) -> None:
     """A DTensor moves between meshes of different shapes and orders of the same ranks; gradients come back."""
     p, array = w.platform, w.sample((5, 6), 0)
-    line = DeviceMesh("cpu", list(w.ranks), mesh_dim_names=("x",))
-    grid = DeviceMesh("cpu", [[rank] for rank in w.ranks[::-1]], mesh_dim_names=("a", "b"))
+    line = DeviceMesh(w.device, list(w.ranks), mesh_dim_names=("x",))
+    grid = DeviceMesh(w.device, [[rank] for rank in w.ranks[::-1]], mesh_dim_names=("a", "b"))
     move = p.get_tensor_transform().transform
     for source in (Shard(0), Shard(1), Replicate(), Partial()):
         for target in (
@@ -170,7 +171,7 @@ def transforming(w: World) -> None:
     with raises(ShardMismatchError, "the layout is [6, 6]"):
         move(start, Layout.place(grid, [Replicate(), Replicate()], (6, 6)))
     with raises(MeshMismatchError, "they must have the same ranks"):
-        move(start, Layout.place(DeviceMesh("cpu", [w.rank]), [Replicate()], (5, 6)))
+        move(start, Layout.place(DeviceMesh(w.device, [w.rank]), [Replicate()], (5, 6)))
 
 
 def _rows(layout: Layout) -> tuple[int, int]:
@@ -334,7 +335,7 @@ def quiet(w: World) -> None:
 def batches(w: World) -> None:
     """Micro-batches are slices of the global tensors, with gradients; an argument that does not divide is refused."""
     p, array = w.platform, w.sample((4, 6), 0)
-    mesh = DeviceMesh("cpu", list(w.ranks))
+    mesh = DeviceMesh(w.device, list(w.ranks))
     x, whole = w.tensor(array), distribute_tensor(w.tensor(array), mesh, [Shard(0)])
     args, kwargs = p.micro_batch(2, [0, 1, None], {"k": 1})([x, x, x], {"k": whole, "flag": True})
     for part in range(2):

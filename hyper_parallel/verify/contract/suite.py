@@ -37,13 +37,16 @@ _PROBES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS), seed: int = 0) -> dict[str, str]:
+def check_contract(
+    platform_name: str, facets: Sequence[str] = tuple(CHECKS), seed: int = 0, device: str = "cpu"
+) -> dict[str, str]:
     """Check every member of ``facets`` on this rank; all ranks of a world call this together.
 
     Args:
         platform_name: ``torch`` or ``mindspore``.
         facets: names of facets; all by default.
         seed: of the data of all ranks.
+        device: on which tensors are made.
 
     Returns:
         per member ``served``, or ``gap: `` and the ledger's reason.
@@ -53,7 +56,7 @@ def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS), se
             although it is.
     """
     platform = platform_named(platform_name)
-    world, states = World(platform, seed), {}
+    world, states = World(platform, seed, device), {}
     for facet in facets:
         for check in CHECKS[facet]:
             gaps = [gap for gap in map(platform.gap, check.members) if gap is not None]
@@ -88,6 +91,7 @@ def run_contract(
     launch: str = "simulated",
     facets: Sequence[str] = tuple(CHECKS),
     seed: int = 0,
+    device: str = "cpu",
 ) -> dict[str, str]:
     """Run :func:`check_contract` on every rank of a world, and return rank 0's result.
 
@@ -97,6 +101,7 @@ def run_contract(
         launch: ``simulated``, or ``processes`` for real ones.
         facets: names of facets; all by default.
         seed: of the data of all ranks.
+        device: ``cpu``, ``cuda`` or ``npu``: where tensors are; see :func:`simulate` and :func:`launch`.
 
     Raises:
         RankFailedError: a check failed on a rank.
@@ -105,6 +110,7 @@ def run_contract(
     from hyper_parallel.verify.simulate import simulate
 
     runner = simulate if launch == "simulated" else launched
-    results = runner(check_contract, world_size, platform_name, (platform_name, tuple(facets), seed), timeout=280.0)
+    given = (platform_name, tuple(facets), seed, device)
+    results = runner(check_contract, world_size, platform_name, given, timeout=280.0, device=device)
     first: dict[str, str] = results[0]
     return first

@@ -70,13 +70,14 @@ class World:
         size: number of ranks.
         ranks: all of them.
         seed: of the data.
+        device: on which tensors are made.
     """
 
-    def __init__(self, platform: Platform, seed: int = 0) -> None:
+    def __init__(self, platform: Platform, seed: int = 0, device: str = "cpu") -> None:
         self.platform = platform
         self.rank, self.size = platform.get_rank(), platform.get_world_size()
         self.ranks = tuple(range(self.size))
-        self.seed = seed
+        self.seed, self.device = seed, device
 
     def sample(self, shape: tuple[int, ...], rank: int | None = None, turn: int = 0, dtype: str = "float64") -> Array:
         """Return the data of ``rank`` (by default this one), equal on every rank; quarters, so that sums are exact."""
@@ -88,8 +89,8 @@ class World:
         return [self.sample(shape, rank, turn, dtype) for rank in self.ranks]
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a plain tensor of this process's device."""
-        return self.platform.to_device(self.platform.from_numpy(np.asarray(array)), self.platform.device_type())
+        """Return an array as a plain tensor of the device."""
+        return self.platform.to_device(self.platform.from_numpy(np.asarray(array)), self.device)
 
     def array(self, tensor: Any) -> Array:
         """Return a tensor's values."""
