@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.context_parallel import (
+        balanced_order as balanced_order,
+        context_parallel_attention as context_parallel_attention,
+    )
     from hyper_parallel.core.data_parallel import (
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         fully_shard as fully_shard,
@@ -113,6 +117,7 @@ __getattr__, __dir__ = lazy_exports(
             "use_deterministic",
             "zeros",
         ),
+        "hyper_parallel.core.context_parallel": ("balanced_order", "context_parallel_attention"),
         "hyper_parallel.core.expert_parallel": ("load_balancing_loss", "routed_experts", "router_z_loss"),
         "hyper_parallel.core.shard": (
             "DFunction",

@@ -39,6 +39,7 @@ CORE = {
     "core.shard",
     "core.tensor_parallel",
     "core.data_parallel",
+    "core.context_parallel",
     "core.expert_parallel",
     "core.checkpoint",
 }
@@ -77,6 +78,7 @@ ARROWS = {
     "core.shard": BASE | {"core.dtensor"},
     "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
     "core.data_parallel": BASE | {"core.dtensor"},
+    "core.context_parallel": BASE | {"core.dtensor"},
     "core.expert_parallel": BASE | {"core.dtensor"},
     "core.checkpoint": BASE | {"core.dtensor"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},

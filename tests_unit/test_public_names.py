@@ -11,6 +11,7 @@ import pytest
 PACKAGES = [
     "hyper_parallel",
     "hyper_parallel.core.checkpoint",
+    "hyper_parallel.core.context_parallel",
     "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
     "hyper_parallel.core.expert_parallel",

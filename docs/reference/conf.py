@@ -39,6 +39,7 @@ html_show_sphinx = False
 PUBLIC = (
     "hyper_parallel",
     "hyper_parallel.core.checkpoint",
+    "hyper_parallel.core.context_parallel",
     "hyper_parallel.core.data_parallel",
     "hyper_parallel.core.dtensor",
     "hyper_parallel.core.expert_parallel",

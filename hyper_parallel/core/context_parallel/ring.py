@@ -1,0 +1,221 @@
+"""Ring attention on local tensors: keys and values go around, each rank merges what its queries see of every part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.core.context_parallel.plan import RingPlan, Run
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Ring", "ring_function"]
+
+_NAME = "hyper_parallel_ring_attention"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One call's plan with its numbers.
+
+    Attributes:
+        platform: of the tensors.
+        plan: which rank holds what.
+        scale: of the scores.
+        mask: local part of the mask, [B or 1, H or 1, Lq or 1, S], boolean (true: seen) or added to the scores; None
+            for no mask.
+    """
+
+    platform: Platform
+    plan: RingPlan
+    scale: float
+    mask: Any
+
+    def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        """Return the result [B, H, Lq, F] and the logarithm of each query's sum of exponentials, [B, Hk, G, Lq, 1].
+
+        Parts are merged by their running maximum and sum (online softmax; Milakov and Gimelshein, 2018), as in Ring
+        Attention (Liu, Zaharia and Abbeel, 2023).
+        """
+        grouped = _grouped(_wide(q), k)
+        merged = [_Merged(part, v) for part in self._own(grouped)]
+        for member, (keys, values) in self._around([k, v]):
+            wide = [_wide(tensor).unsqueeze(2) for tensor in (keys, values)]
+            for place, scores, run in self._visible(grouped, wide[0], member):
+                merged[place].add(scores, _part(wide[1], run))
+        empty = grouped[..., :0, :1].expand(*grouped.shape[:-2], 0, v.shape[-1])
+        out = self.platform.cat([*(part.result() for part in merged), empty], -2)
+        lse = self.platform.cat([*(part.logarithm() for part in merged), empty[..., :1]], -2)
+        return out.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype), lse
+
+    def backward(self, saved: tuple[Any, ...], grad: Any) -> tuple[Any, Any, Any]:
+        """Return the gradients of q, k and v: those of keys and values travel with them, and end at their owner."""
+        q, k, v, out, lse = saved
+        queries, results, grads = (_grouped(_wide(tensor), k) for tensor in (q, out, grad))
+        shares = (grads * results).sum(-1, keepdim=True)
+        q_grad = queries.new_zeros(queries.shape)
+        kv_grads = [_wide(k).new_zeros(k.shape), _wide(v).new_zeros(v.shape)]
+        for member, (keys, values) in self._around([k, v]):
+            wide = [_wide(tensor).unsqueeze(2) for tensor in (keys, values)]
+            for place, scores, run in self._visible(queries, wide[0], member):
+                own = self.plan.own[place]
+                weights = (scores - _finite(_part(lse, own))).exp()
+                grad_part, key_part, value_part = _part(grads, own), _part(wide[0], run), _part(wide[1], run)
+                scores_grad = weights * (grad_part @ value_part.transpose(-2, -1) - _part(shares, own)) * self.scale
+                _part(q_grad, own).add_(scores_grad @ key_part)
+                _part(kv_grads[0], run).add_((scores_grad.transpose(-2, -1) @ _part(queries, own)).sum(2))
+                _part(kv_grads[1], run).add_((weights.transpose(-2, -1) @ grad_part).sum(2))
+            following = self.plan.member_at(self.plan.member_at(0) - member + 1)
+            kv_grads = self._shifted(kv_grads, following).wait()
+        return q_grad.reshape(q.shape).to(q.dtype), kv_grads[0].to(k.dtype), kv_grads[1].to(v.dtype)
+
+    def _own(self, grouped: Any) -> list[Any]:
+        return [_part(grouped, run) for run in self.plan.own]
+
+    def _visible(self, queries: Any, keys: Any, member: int) -> Iterator[tuple[int, Any, Run]]:
+        """Yield the scores of each run of queries by each run of ``member``'s keys that it sees."""
+        for place, own in enumerate(self.plan.own):
+            for run in self.plan.runs[member]:
+                if not self.plan.causal or own.sees(run):
+                    scores = _part(queries, own) @ _part(keys, run).transpose(-2, -1) * self.scale
+                    yield place, self._masked(scores, own, run, member), run
+
+    def _masked(self, scores: Any, own: Run, run: Run, member: int) -> Any:
+        if self.plan.causal and not own.sees_all(run):
+            arange, device = self.platform.arange, scores.device
+            rows = arange(own.position, own.position + own.length, device=device)
+            hidden = arange(run.position, run.position + run.length, device=device) > rows.unsqueeze(-1)
+            scores = scores.masked_fill(hidden, -math.inf)
+        if self.mask is None:
+            return scores
+        mask = self.mask.expand(*self.mask.shape[:-1], sum(self.plan.sizes))
+        mask = mask.narrow(-1, self.plan.start(member) + run.offset, run.length)
+        mask = _part(mask, own) if mask.shape[-2] != 1 else mask
+        heads, groups = scores.shape[1:3]
+        mask = mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (heads, groups))
+        return scores.masked_fill(~mask, -math.inf) if str(mask.dtype).endswith("bool") else scores + mask
+
+    def _around(self, tensors: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+        """Yield each member and its tensors, this rank's own first; the next are on their way meanwhile."""
+        for step in range(len(self.plan.ranks)):
+            last = step == len(self.plan.ranks) - 1
+            arriving = None if last else self._shifted(tensors, self.plan.member_at(step + 1))
+            yield self.plan.member_at(step), tensors
+            if arriving is not None:
+                tensors = arriving.wait()
+
+    def _shifted(self, tensors: list[Any], member: int) -> _Arriving:
+        """Start to send tensors to the next rank; those that arrive are of the shard of ``member``."""
+        platform, plan = self.platform, self.plan
+        shapes = [(*tensor.shape[:-2], plan.sizes[member], tensor.shape[-1]) for tensor in tensors]
+        if len(plan.ranks) == 1:
+            return _Arriving(platform, None, tensors, shapes)
+        flat = platform.cat([tensor.reshape(-1) for tensor in tensors], 0)
+        ahead, behind = ((plan.index + step) % len(plan.ranks) for step in (1, -1))
+        chunks = [flat if index == ahead else flat[:0] for index in range(len(plan.ranks))]
+        size = sum(map(math.prod, shapes))
+        sizes = [(size if index == behind else 0,) for index in range(len(plan.ranks))]
+        work = platform.transport().start("all_to_all", chunks, plan.ranks, sizes)
+        return _Arriving(platform, (work, behind), tensors, shapes)
+
+
+class _Arriving:
+    """Tensors on their way from the rank behind."""
+
+    def __init__(self, platform: Platform, sent: Any, tensors: list[Any], shapes: list[Any]) -> None:
+        self._platform, self._sent, self._tensors, self._shapes = platform, sent, tensors, shapes
+
+    def wait(self) -> list[Any]:
+        """Return them; without another rank, the tensors themselves."""
+        if self._sent is None:
+            return self._tensors
+        work, behind = self._sent
+        flat, start, tensors = work.wait()[behind], 0, []
+        for shape in self._shapes:
+            tensors.append(flat.narrow(0, start, math.prod(shape)).reshape(shape))
+            start += math.prod(shape)
+        return tensors
+
+
+class _Merged:
+    """The softmax over all keys that a run of queries has seen so far."""
+
+    def __init__(self, queries: Any, v: Any) -> None:
+        self._largest = queries.new_full((*queries.shape[:-1], 1), -math.inf)
+        self._total = queries.new_zeros(self._largest.shape)
+        self._sum = queries.new_zeros((*queries.shape[:-1], v.shape[-1]))
+
+    def add(self, scores: Any, values: Any) -> None:
+        """Add the keys of ``scores`` [B, Hk, G, Lq, Ls]."""
+        largest = self._largest.maximum(scores.amax(-1, keepdim=True))
+        weights, shrink = (scores - _finite(largest)).exp(), (self._largest - _finite(largest)).exp()
+        self._total = self._total * shrink + weights.sum(-1, keepdim=True)
+        self._sum = self._sum * shrink + weights @ values
+        self._largest = largest
+
+    def result(self) -> Any:
+        """Return the weighted mean of the values; zero for a query that has seen no key."""
+        return (self._sum / self._total).masked_fill(self._total == 0, 0.0)
+
+    def logarithm(self) -> Any:
+        """Return the logarithm of the sum of exponentials."""
+        return self._largest + self._total.log()
+
+
+def ring_function(platform: Platform) -> Any:
+    """Return the framework's custom autograd function: ``apply(q, k, v, ring)``."""
+    cached = platform.__dict__.get(_NAME)
+    return platform.__dict__.setdefault(_NAME, _make(platform)) if cached is None else cached
+
+
+def _make(platform: Platform) -> Any:
+    base: Any = platform.Function
+
+    class RingAttention(base):  # type: ignore[misc] # the framework's class is known at run time only
+        """Attention around a ring; its gradient has no gradient."""
+
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any, ring: Ring) -> Any:
+            """Return the local result."""
+            out, lse = ring.forward(q, k, v)
+            ctx.ring = ring
+            ctx.save_for_backward(q, k, v, out, lse)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> tuple[Any, Any, Any, None]:
+            """Return the local gradients.
+
+            Raises:
+                UnsupportedOnBackend: the gradient is to be differentiated.
+            """
+            if ctx.ring.platform.grad_enabled():
+                msg = (
+                    "context_parallel_attention: form='ring' has no second gradient (create_graph=True); use "
+                    "form='gather' or form='all_to_all'"
+                )
+                raise UnsupportedOnBackend(msg)
+            return (*ctx.ring.backward(ctx.saved_tensors, grad), None)
+
+    return RingAttention
+
+
+def _part(tensor: Any, run: Run) -> Any:
+    return tensor.narrow(-2, run.offset, run.length)
+
+
+def _grouped(tensor: Any, k: Any) -> Any:
+    """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads of each head of keys beside it."""
+    return tensor.unflatten(1, (k.shape[1], -1)) if k.shape[1] else tensor.unsqueeze(2)
+
+
+def _finite(largest: Any) -> Any:
+    """Return maxima with 0 for those of queries that see no key, whose scores are all minus infinity."""
+    return largest.masked_fill(largest == -math.inf, 0.0)
+
+
+def _wide(tensor: Any) -> Any:
+    """Return half precision as float32, in which scores and sums are computed."""
+    return tensor.float() if tensor.element_size() < 4 else tensor
