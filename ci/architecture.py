@@ -28,6 +28,7 @@ ROOMS = {
     "core/shard": ("sharding rules, dispatch", 3),
     "core/tensor_parallel": ("styles and plans", 3),
     "core/data_parallel": ("fully sharded parameters", 3),
+    "core/context_parallel": ("sequences over an axis", 3),
     "core/expert_parallel": ("experts over an axis", 3),
     "core/checkpoint": ("sharded checkpoints", 3),
     "verify": ("verification", 2),
