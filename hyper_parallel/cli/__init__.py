@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(error.command, str(error), "error", as_json="--json" in words)
         return _BAD_INPUT
     try:
-        with command_line(("hyper-parallel", *words), getattr(arguments, "seed", None)):
+        seed, device = getattr(arguments, "seed", None), getattr(arguments, "device", "cpu")
+        with command_line(("hyper-parallel", *words), seed, device):
             status: int = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:

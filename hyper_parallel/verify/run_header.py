@@ -25,6 +25,7 @@ __all__ = ["RunHeader", "command_line", "library_version", "report_json", "repor
 
 _PACKAGES = ("torch", "mindspore", "numpy")
 _GIT_SECONDS = 10.0
+_ROUNDING = "TF32 and HF32 switched off"
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class RunHeader:
         words: the command line.
         seed: the number behind everything that the run drew, or None if it drew nothing of its own.
         date: when the run began, in UTC.
+        device: on which the run computes; a card has a line of its own.
     """
 
     words: tuple[str, ...]
     seed: int | None = None
     date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    device: str = "cpu"
 
     @cached_property
     def revision(self) -> str:
@@ -58,8 +61,9 @@ class RunHeader:
         return f"{platform.system()} {platform.release()} {platform.machine()}"
 
     def json(self) -> dict[str, Any]:
-        """Return the header as a JSON object; ``seed`` is there if the run has one."""
+        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is a card."""
         seed = {} if self.seed is None else {"seed": self.seed}
+        card = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
         return {
             "date": self.date,
             "revision": self.revision,
@@ -67,6 +71,7 @@ class RunHeader:
             "platform": self.platform,
             "command": shlex.join(self.words),
             **seed,
+            **card,
         }
 
     def facts(self) -> dict[str, str]:
@@ -84,14 +89,15 @@ _CURRENT: ContextVar[RunHeader | None] = ContextVar("run_header", default=None)
 
 
 @contextlib.contextmanager
-def command_line(words: Sequence[str], seed: int | None = None) -> Iterator[RunHeader]:
+def command_line(words: Sequence[str], seed: int | None = None, device: str = "cpu") -> Iterator[RunHeader]:
     """Make every report inside the block say that it comes from this command line.
 
     Args:
         words: the program and its arguments.
         seed: of the run.
+        device: on which it computes.
     """
-    header = RunHeader(tuple(words), seed)
+    header = RunHeader(tuple(words), seed, device=device)
     before = _CURRENT.set(header)
     try:
         yield header

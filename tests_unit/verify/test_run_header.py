@@ -37,6 +37,14 @@ def test_a_header_names_date_revision_versions_platform_and_command():
     assert list(RunHeader(("a",)).json()) == KEYS
 
 
+def test_a_header_names_the_card_and_that_its_products_do_not_round():
+    """A run on a card says that TF32 and HF32 were off, in the order of the other facts; a run on CPU says nothing."""
+    assert RunHeader(("a",), device="npu").json()["device"] == "npu; TF32 and HF32 switched off"
+    assert RunHeader(("a",), device="npu").text().splitlines()[-1] == "# device: npu; TF32 and HF32 switched off"
+    with command_line(["tool"], 7, "cuda"):
+        assert list(json.loads(report_json({}))["header"]) == [*KEYS, "seed", "device"]
+
+
 def test_every_kind_of_report_of_a_command_carries_the_same_header():
     """JSON, text and page have the header of the command; afterwards the former one is back."""
     with command_line(["tool", "a<b"]) as header:

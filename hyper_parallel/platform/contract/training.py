@@ -228,6 +228,8 @@ class TrainingFacet(ModulesFacet):
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
         """Inside this context, new tensors are on ``device_type``; backward passes stay on their thread.
 
+        TF32 and HF32 are off.
+
         Args:
             device_type: ``cpu``, which changes nothing, or the type of the process's card.
 

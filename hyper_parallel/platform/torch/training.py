@@ -17,6 +17,7 @@ from hyper_parallel.platform.contract.training import (
 )
 from hyper_parallel.platform.torch.indexed_draws import IndexedDraws
 from hyper_parallel.platform.torch.optimizers import TorchOptimizer
+from hyper_parallel.transport.c10d.card_rounding import exact_products
 
 __all__ = ["TorchTraining"]
 
@@ -175,6 +176,10 @@ class TorchTraining(TrainingFacet):
 
 @contextmanager
 def _on_device(device_type: str) -> Iterator[None]:
-    """Factories make tensors of the card; the thread of a rank, which knows its world, also runs the backward pass."""
-    with torch.device(device_type), torch.autograd.set_multithreading_enabled(mode=False):
+    """Factories make tensors of the card; the thread of a rank, which knows its world, also runs the backward pass.
+
+    Products of float32 are not rounded to TF32 or HF32: what is allowed is measured in float32.
+    """
+    alone = torch.autograd.set_multithreading_enabled(mode=False)
+    with torch.device(device_type), alone, exact_products():
         yield

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import deterministic
 
+from hyper_parallel.transport.c10d.card_rounding import put_rounding, rounding
+
 __all__ = ["ProcessState", "forget_environments", "restore_process", "save_process"]
 
 _Environment = dict[bytes, bytes]
@@ -85,15 +87,15 @@ def _switches() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         _FILLS.fill_uninitialized_memory,
-        torch.get_float32_matmul_precision(),
+        rounding(),
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
     )
 
 
 def _switch(switches: tuple[Any, ...]) -> None:
-    enabled, warn_only, fill, precision, anomaly, check_nan = switches
+    enabled, warn_only, fill, rounds, anomaly, check_nan = switches
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     _FILLS.fill_uninitialized_memory = fill
-    torch.set_float32_matmul_precision(precision)
+    put_rounding(rounds)
     torch.autograd.set_detect_anomaly(anomaly, check_nan=check_nan)
