@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from hyper_parallel.cli import cards
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 from hyper_parallel.verify.run_header import report_json
 
-__all__ = ["Finding", "add_parser", "findings", "run"]
+__all__ = ["Finding", "add_parser", "card_findings", "findings", "run"]
 
 _PYTHONS = ((3, 10), (3, 12))
 
@@ -66,7 +70,25 @@ def findings() -> list[Finding]:
         fix = "one of them is needed: " + ", or ".join(INSTALL.values())
         all_findings.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
     all_findings += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
-    return all_findings
+    return [*all_findings, *card_findings(os.environ)]
+
+
+def card_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[Finding]:
+    """Return the cards of this machine, and what the variables that concern them contradict.
+
+    Args:
+        environment: the variables.
+        folder: that has the nodes of the cards.
+    """
+    found = []
+    for device in ("npu", "cuda"):
+        if text := cards.described(device, environment, folder):
+            found.append(Finding(f"{device} cards", "ok", text))
+        found += [
+            Finding(f"{device} settings", "wrong", text, fix)
+            for text, fix in cards.contradictions(device, environment, folder)
+        ]
+    return found
 
 
 def _version(name: str) -> str | None:

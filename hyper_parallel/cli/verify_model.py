@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
+from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -108,6 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     launches = names_of(arguments.launch, "--launch", ("simulated", "processes"))
+    if arguments.device != "cpu":
+        require_settings(arguments.device)
     if arguments.spec is None:
         yield from _scenario_jobs(arguments, launches)
         return
@@ -172,7 +175,7 @@ def platforms(asked: str | None, device: str = "cpu") -> list[str]:
 
     Raises:
         UnsupportedOnBackend: a framework sees no such card, or its ranks run on CPU only.
-        ValueError: a name is none.
+        ValueError: a name is none, or variables of the card contradict each other.
     """
     if asked is None:
         names = list(installed_frameworks())
@@ -186,6 +189,7 @@ def platforms(asked: str | None, device: str = "cpu") -> list[str]:
     if device != "cpu":
         from hyper_parallel.verify.simulate import require_device
 
+        require_settings(device)
         for name in names:
             require_device(device, name)
     return names

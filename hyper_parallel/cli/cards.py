@@ -1,0 +1,103 @@
+"""Cards of this machine without a framework: their number, driver and toolkit, and variables that contradict them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["contradictions", "described", "present", "require_settings"]
+
+_NODES = {"cuda": r"nvidia(\d+)", "npu": r"davinci(\d+)"}
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+_SECONDS = 10.0
+_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+def present(device: str, folder: Path = Path("/dev")) -> list[int]:
+    """Return the numbers of the machine's cards of this type, hidden ones included."""
+    names = [re.fullmatch(_NODES[device], path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name[1]) for name in names if name is not None)
+
+
+def contradictions(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[tuple[str, str]]:
+    """Return what variables of a card's type contradict, each with what to set.
+
+    Args:
+        device: ``cuda`` or ``npu``.
+        environment: the variables.
+        folder: that has the nodes of the cards.
+    """
+    found = _hidden(device, environment, present(device, folder))
+    if device != "npu":
+        return found
+    links = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
+    if all(environment.get(name) == "1" for name in links):
+        found.append((f"{links[0]}=1 and {links[1]}=1: HCCL takes one of them", f"unset {links[0]} or {links[1]}"))
+    if environment.get("HCCL_WHITELIST_DISABLE") == "0" and not environment.get("HCCL_WHITELIST_FILE"):
+        text = "HCCL_WHITELIST_DISABLE=0 asks for a list of addresses, and HCCL_WHITELIST_FILE names none"
+        found.append((text, "set HCCL_WHITELIST_FILE to the list, or HCCL_WHITELIST_DISABLE=1"))
+    return found
+
+
+def _hidden(device: str, environment: Mapping[str, str], cards: list[int]) -> list[tuple[str, str]]:
+    """Return the problem of a list of visible cards: numbers that this machine has not, or one twice."""
+    name = _VISIBLE[device]
+    text = environment.get(name, "")
+    numbers = [part.strip() for part in text.split(",")]
+    if not cards or not all(number.isascii() and number.isdecimal() for number in numbers):
+        return []  # other machines, names of cards and -1 are the driver's to judge
+    missing = [number for number in numbers if int(number) not in cards]
+    if missing:
+        has = ",".join(map(str, cards))
+        return [(f"{name}={text}: there is no card {', '.join(missing)}; there are {has}", f"export {name}={has}")]
+    if len(set(map(int, numbers))) < len(numbers):
+        kept = ",".join(dict.fromkeys(numbers))
+        return [(f"{name}={text} names a card twice", f"export {name}={kept}")]
+    return []
+
+
+def require_settings(device: str, environment: Mapping[str, str] | None = None) -> None:
+    """Check that the variables of a card's type do not contradict each other.
+
+    Raises:
+        ValueError: they do; one line with what was found and what to set.
+    """
+    for text, fix in contradictions(device, os.environ if environment is None else environment):
+        msg = f"--device {device}: {text}; {fix}"
+        raise ValueError(msg)
+
+
+def described(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> str:
+    """Return how many cards there are, and what can be learnt of them without a framework; empty without a card."""
+    cards = present(device, folder)
+    if not cards:
+        return ""
+    facts = _nvidia() if device == "cuda" else _ascend(environment)
+    return f"{len(cards)} card{'s' if len(cards) > 1 else ''}" + (f": {facts}" if facts else "")
+
+
+def _nvidia() -> str:
+    """Return names, memory and driver as NVIDIA's own tool lists them, or nothing without it."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "nvidia-smi is not on the path, so names, memory and driver are unknown"
+    try:
+        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+            [tool, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi does not answer ({type(error).__name__})"
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return "; ".join(f"{lines.count(line)} x {line}" for line in dict.fromkeys(lines))
+
+
+def _ascend(environment: Mapping[str, str]) -> str:
+    """Return the version of the driver and the folder of the toolkit."""
+    driver = Path("/usr/local/Ascend/driver/version.info")
+    line = re.search(r"^Version=(.+)$", driver.read_text(errors="replace"), re.MULTILINE) if driver.is_file() else None
+    toolkit = environment.get("ASCEND_HOME_PATH") or environment.get("ASCEND_TOOLKIT_HOME")
+    return f"driver {line[1] if line else 'unknown'}, toolkit {toolkit or 'not set up: source its set_env.sh'}"

@@ -1,0 +1,94 @@
+"""Cards of a machine, and variables that contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.cli import cards, doctor, main
+
+LINKS = {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"}
+LISTED = {"HCCL_WHITELIST_DISABLE": "0"}
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """A folder with the nodes of two NPUs, three GPUs and what stands beside them."""
+    for name in ("davinci0", "davinci1", "davinci_manager", "nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_cards_are_counted_by_their_nodes(nodes, tmp_path):
+    """Each numbered node is a card; without nodes, or without the folder, there is none and nothing to describe."""
+    assert (cards.present("npu", nodes), cards.present("cuda", nodes)) == ([0, 1], [0, 1, 2])
+    assert cards.present("npu", tmp_path / "none") == []
+    assert cards.described("npu", {}, tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    "device, variables, found",
+    [
+        ("npu", {}, []),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "1,0", "HCCL_INTRA_ROCE_ENABLE": "1"}, []),
+        ("cuda", LINKS | LISTED | {"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ("npu", LINKS, [(
+            "HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=1: HCCL takes one of them",
+            "unset HCCL_INTRA_PCIE_ENABLE or HCCL_INTRA_ROCE_ENABLE",
+        )]),
+        ("npu", LISTED, [(
+            "HCCL_WHITELIST_DISABLE=0 asks for a list of addresses, and HCCL_WHITELIST_FILE names none",
+            "set HCCL_WHITELIST_FILE to the list, or HCCL_WHITELIST_DISABLE=1",
+        )]),
+        ("npu", LISTED | {"HCCL_WHITELIST_FILE": "/list"}, []),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0,7"}, [(
+            "ASCEND_RT_VISIBLE_DEVICES=0,7: there is no card 7; there are 0,1",
+            "export ASCEND_RT_VISIBLE_DEVICES=0,1",
+        )]),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "2,2"}, [
+            ("CUDA_VISIBLE_DEVICES=2,2 names a card twice", "export CUDA_VISIBLE_DEVICES=2")
+        ]),
+    ],
+)  # fmt: skip
+def test_contradictions_say_what_was_found_and_what_to_set(device, variables, found, nodes):
+    """Each documented contradiction is one text with one fix; variables that agree are none."""
+    assert cards.contradictions(device, variables, nodes) == found
+
+
+@pytest.mark.parametrize("kind", ["model", "ops", "redistribute", "contract"])
+@pytest.mark.platforms("torch")
+def test_contradictions_are_bad_input_of_a_run_on_a_card(kind, monkeypatch, capsys):
+    """Exit status 2 and one line, before a framework is asked for its cards; a run on CPU does not mind."""
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert main(["verify", kind, "--platform", "torch", "--device", "npu"]) == 2
+    assert capsys.readouterr().err == (
+        "hyper-parallel: error: --device npu: HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=1: HCCL takes one of "
+        "them; unset HCCL_INTRA_PCIE_ENABLE or HCCL_INTRA_ROCE_ENABLE\n"
+    )
+
+
+def test_doctor_shows_cards_and_contradictions(nodes, monkeypatch):
+    """The number of cards with what is known of them, and each contradiction as wrong, with its fix."""
+    monkeypatch.setattr(cards, "_nvidia", lambda: "3 x Model, 80 GiB, 1.2")
+    found = {finding.what: finding for finding in doctor.card_findings(LINKS, nodes)}
+    assert (found["cuda cards"].state, found["cuda cards"].text) == ("ok", "3 cards: 3 x Model, 80 GiB, 1.2")
+    assert found["npu cards"].text == "2 cards: driver unknown, toolkit not set up: source its set_env.sh"
+    assert (found["npu settings"].state, found["npu settings"].fix) == (
+        "wrong", "unset HCCL_INTRA_PCIE_ENABLE or HCCL_INTRA_ROCE_ENABLE",
+    )  # fmt: skip
+    assert doctor.card_findings({}, nodes / "none") == []
+
+
+def test_names_come_from_the_drivers_tool(monkeypatch, tmp_path):
+    """Equal cards are counted; a tool that is absent or fails is said, and nothing is guessed."""
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    assert cards.described("cuda", {}, tmp_path) == (
+        "1 card: nvidia-smi is not on the path, so names, memory and driver are unknown"
+    )
+    tool.write_text("#!/bin/sh\necho 'A, 80 MiB, 5'\necho 'A, 80 MiB, 5'\n")
+    tool.chmod(0o755)
+    assert cards.described("cuda", {}, tmp_path) == "1 card: 2 x A, 80 MiB, 5"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert cards.described("cuda", {}, tmp_path) == "1 card: nvidia-smi does not answer (CalledProcessError)"
