@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hyper_parallel.core.context_parallel.plan import check_positions, ring_plan
 from hyper_parallel.core.context_parallel.ring import Ring, ring_function
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -45,6 +47,8 @@ def context_parallel_attention(
     query attention) and than ranks. Other axes may shard batch or heads. ``ring`` computes in float32 what is bfloat16
     or float16, keeps no scores for backward, and has no second gradient.
 
+    The same call works on plain tensors, on one device.
+
     Args:
         query: DTensor [B, H, S, E], floating, sharded by dim 2 over ``axis``.
         key: DTensor [B, Hk, S, E] of the same layout; ``Hk`` divides ``H``.
@@ -69,12 +73,14 @@ def context_parallel_attention(
     platform = platform_of_argument(query, f"{_NAME}: query")
     if form not in _FORMS:
         raise PlanError(f"{_NAME}: form is {form!r}; it must be {', '.join(map(repr, _FORMS[:-1]))} or {_FORMS[-1]!r}")
-    layout = _layout(query, key, value, axis)
-    _check_shapes(query, key, value)
     if is_causal and attn_mask is not None:
         raise PlanError(f"{_NAME}: attn_mask and is_causal exclude each other")
     if positions is not None and form != "ring":
         raise PlanError(f"{_NAME}: positions are for form='ring'; form={form!r} takes the sequence in order")
+    if not any(isinstance(tensor, DTensor) for tensor in (query, key, value, attn_mask)):
+        return _plain(platform, (query, key, value), attn_mask, is_causal, scale, positions)
+    layout = _layout(query, key, value, axis)
+    _check_shapes(query, key, value)
     mask = _mask(attn_mask, query, layout)
     if form == "ring":
         if platform.platform_type != "torch":
@@ -94,6 +100,27 @@ def context_parallel_attention(
         query, key, value = (_placed(tensor, place, Shard(_HEADS)) for tensor in (query, key, value))
         result = attention(query, key, value, mask, is_causal, scale, grouped)
     return result.redistribute(placements=list(layout.placements))
+
+
+def _plain(
+    platform: Any,
+    tensors: tuple[Any, Any, Any],
+    mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    positions: Sequence[int] | None,
+) -> Any:
+    """Return the attention of plain tensors, on one device."""
+    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
+        _check_ndim(name, tensor)
+    _check_shapes(*tensors)
+    q, k, v = tensors
+    if is_causal and positions is not None:
+        order = np.asarray(check_positions(positions, int(q.shape[_SEQUENCE])))
+        mask, is_causal = platform.from_numpy(order[None] <= order[:, None], device=platform.device_of(q)), False
+    grouped = int(q.shape[_HEADS]) != int(k.shape[_HEADS])
+    attention = platform.local_op("scaled_dot_product_attention")
+    return attention(q=q, k=k, v=v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 
 
 def _ring(
@@ -134,10 +161,7 @@ def _layout(query: Any, key: Any, value: Any, axis: str) -> Layout:
                 f"distribute_tensor({name}, mesh, [Shard({_SEQUENCE})])"
             )
             raise LayoutError(msg)
-        if len(tensor.shape) != 4:
-            raise PlanError(
-                f"{_NAME}: {name} has shape {list(tensor.shape)}; it must be [batch, heads, sequence, width]"
-            )
+        _check_ndim(name, tensor)
     layout: Layout = query.layout
     names = layout.mesh.mesh_dim_names or ()
     if axis not in names:
@@ -164,6 +188,11 @@ def _layout(query: Any, key: Any, value: Any, axis: str) -> Layout:
             )
             raise LayoutError(msg)
     return layout
+
+
+def _check_ndim(name: str, tensor: Any) -> None:
+    if len(tensor.shape) != 4:
+        raise PlanError(f"{_NAME}: {name} has shape {list(tensor.shape)}; it must be [batch, heads, sequence, width]")
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:

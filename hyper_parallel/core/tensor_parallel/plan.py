@@ -74,7 +74,7 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     """
     styles = resolve_plan(module, plan)
     platform = platform_of(module)
-    size = device_mesh.shape[parallel_axis(device_mesh)]
+    size = device_mesh.shape[parallel_axis(device_mesh)] if styles else 1  # without styles no axis is meant
     matched = matched_modules(module, styles)
     misfits = _unsupported_modules(matched)
     fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]

@@ -162,6 +162,24 @@ def test_real_ranks_pass_keys_around(world):
         assert largest_difference(actual, expected) < 2e-14
 
 
+def test_plain_tensors_are_those_of_one_device():
+    """Without a DTensor the same call is attention on one device, in any order of positions."""
+    for heads, kind in itertools.product(HEADS, MASKS):
+        tensors, mask = drawn(*heads, 7), mask_of(kind, heads[0], 7)
+        *inputs, grad = tensors
+        order = torch.randperm(7, generator=torch.Generator().manual_seed(2)).tolist()
+        options = {"attn_mask": mask, "is_causal": kind == "causal"}
+        for chosen in (None, order) if kind == "causal" else (None,):
+            taken = list(range(7)) if chosen is None else chosen
+            leaves = [tensor[:, :, taken].requires_grad_() for tensor in inputs]
+            result = hp.context_parallel_attention(*leaves, axis="cp", positions=chosen, **options)
+            result.backward(grad[:, :, taken])
+            expected = [tensor[:, :, taken] for tensor in reference(tensors, mask, kind == "causal")]
+            assert largest_difference([result.detach(), *(leaf.grad for leaf in leaves)], expected) < 2e-14
+    with pytest.raises(PlanError, match=r"query has shape \[7, 4\]; it must be \[batch, heads, sequence, width\]"):
+        hp.context_parallel_attention(*[torch.ones(7, 4)] * 3, axis="cp")
+
+
 def test_second_gradients():
     """The forms that move placements have second gradients; the ring refuses them on every rank."""
 

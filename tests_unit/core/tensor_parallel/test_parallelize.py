@@ -14,10 +14,12 @@ from hyper_parallel import (
     SequenceParallel,
     Shard,
     distribute_tensor,
+    init_device_mesh,
     parallelize_module,
     record_events,
 )
 from hyper_parallel.errors import PlanError
+from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -153,6 +155,20 @@ def test_the_current_mesh_is_the_default(twin):
         assert str(caught.value) == wanted
 
     twin.on_mesh((2,), rank)
+
+
+def test_a_plan_without_styles_needs_no_axis_for_them():
+    """On a mesh without an axis 'tp' an empty plan replicates every parameter; a style there is refused."""
+    from torch import nn
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "cp"))
+        model = parallelize_module(nn.Linear(3, 4), mesh, {})
+        with pytest.raises(ValueError, match="parallel styles act on the mesh axis 'tp'"):
+            parallelize_module(nn.Linear(3, 4), mesh, ColwiseParallel())
+        return [value.placements for value in model.parameters()]
+
+    assert simulate(rank, 6, platform="torch") == [[(Replicate(), Replicate())] * 2] * 6
 
 
 def test_values_come_from_the_source_rank(twin):
