@@ -63,7 +63,7 @@ class SingleDeviceDraws:
     def place(self, tensor: Any) -> Place:
         """Return where ``tensor`` is: whole, on a mesh of one rank."""
         shape = tuple(tensor.shape)
-        self.shapes[random.get_state()[1]] = shape
+        self.shapes[random.get_rng_state()[1]] = shape
         return self._mesh, [Replicate()], shape
 
 
@@ -91,7 +91,7 @@ class ParallelDraws:
         Raises:
             InputError: the shape does not tell, or the single device draws for no tensor in this call.
         """
-        shape, call = tuple(tensor.shape), random.get_state()[1]
+        shape, call = tuple(tensor.shape), random.get_rng_state()[1]
         module = self._module() or "(model)"
         whole = self.shapes.get(call)
         if whole is None:

@@ -257,7 +257,7 @@ class _TrainCompare:
         )
         for draw, why in mask_errors(everyone, transport.rank):
             self.comparison.record("mask", draw.module, f"{draw.module}, draw {draw.call + 1}", step, why)
-        own = random.get_state()
+        own = random.get_rng_state()
         why = ""
         if own != expected.random_state:
             why = (

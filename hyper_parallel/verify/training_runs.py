@@ -192,9 +192,9 @@ class _ReferenceRun(_Run):
         """Draw the random numbers of DTensors from this run's own stream."""
         self.draws.shapes.clear()
         with random.preserve_state(), self.platform.indexed_draws(self.model, self.draws.place):
-            random.set_state(self._random_state)
+            random.set_rng_state(self._random_state)
             yield
-            self._random_state = random.get_state()
+            self._random_state = random.get_rng_state()
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         plain = super()._tensors(batch)

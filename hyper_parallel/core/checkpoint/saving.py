@@ -40,7 +40,8 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
     Args:
         state: a module, an optimizer or any object with ``state_dict`` and ``load_state_dict``, a tensor, a plain
             value, or a dictionary, list or tuple of these. Tensors are named by their paths: a module alone has the
-            names of its own state dict.
+            names of its own state dict. A run goes on from ``{"model": model, "optimizer": optimizer, "step": step,
+            "random": get_rng_state()}``.
         folder: of the checkpoint, on a file system that all ranks share; it is created.
         names: what tensors are named in the folder: names of the state, or leading parts of them, and their
             replacements; a ``*`` on both sides stands for the same text. With :class:`Blocks` a tensor is cut into

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
-    from hyper_parallel.core.dtensor.random import manual_seed
+    from hyper_parallel.core.dtensor.random import get_rng_state, manual_seed, set_rng_state
     from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "empty",
     "full",
     "get_current_mesh",
+    "get_rng_state",
     "implicit_budget",
     "init_device_mesh",
     "manual_seed",
@@ -47,6 +48,7 @@ __all__ = [
     "rand",
     "randn",
     "record_events",
+    "set_rng_state",
     "strict",
     "use_deterministic",
     "zeros",
@@ -64,7 +66,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.core.dtensor.mesh": ("DeviceMesh", "get_current_mesh", "init_device_mesh"),
         "hyper_parallel.core.dtensor.module": ("distribute_module", "distribute_tensor"),
         "hyper_parallel.core.dtensor.placements": ("Partial", "Placement", "Replicate", "Shard", "StridedShard"),
-        "hyper_parallel.core.dtensor.random": ("manual_seed",),
+        "hyper_parallel.core.dtensor.random": ("get_rng_state", "manual_seed", "set_rng_state"),
         "hyper_parallel.core.dtensor.skip_dispatch": ("SkipDTensorDispatch",),
     },
 )

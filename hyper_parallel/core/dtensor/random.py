@@ -36,7 +36,7 @@ __all__ = [
     "RandomState",
     "bernoulli",
     "forbid_sampling_while",
-    "get_state",
+    "get_rng_state",
     "integers",
     "manual_seed",
     "named_stream",
@@ -44,7 +44,7 @@ __all__ = [
     "preserve_state",
     "replay",
     "sample",
-    "set_state",
+    "set_rng_state",
     "uniform",
 ]  # fmt: skip
 
@@ -147,19 +147,30 @@ def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
         mesh: accepted for PyTorch's signature; the stream is the same on every mesh.
     """
     del mesh
-    set_state((seed & _SEED_MASK, 0))
+    set_rng_state((seed & _SEED_MASK, 0))
 
 
-def get_state() -> tuple[int, int]:
-    """Return seed and call index, for a checkpoint or for recomputing a forward."""
+def get_rng_state() -> tuple[int, int]:
+    """Return the state of the random stream of DTensors: seed and index of the next call, two ints.
+
+    It is the same on every rank and does not depend on the mesh: saved in a checkpoint, it goes on anywhere.
+    """
     with _LOCK:
         temporary = _TEMPORARY.get()
         state = _streams().current() if temporary is None else temporary.state
         return state.seed, state.calls
 
 
-def set_state(state: tuple[int, int]) -> None:
-    """Set seed and call index to what :func:`get_state` returned."""
+def set_rng_state(state: tuple[int, int]) -> None:
+    """Continue the random stream of DTensors from what :func:`get_rng_state` returned; call it on all ranks.
+
+    Raises:
+        ValueError: ``state`` is not a seed and a call index.
+    """
+    pair: Any = state
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(x) is int and x >= 0 for x in pair):
+        msg = f"set_rng_state: state is {state!r}; it must be what get_rng_state() returned, a seed and a call index"
+        raise ValueError(msg)
     with _LOCK:
         temporary = _TEMPORARY.get()
         if temporary is None:
@@ -172,7 +183,7 @@ def set_state(state: tuple[int, int]) -> None:
 def preserve_state() -> Iterator[None]:
     """Restore the stream after the block, whatever this thread samples inside."""
     outer = _TEMPORARY.get()
-    with _temporary_stream(get_state(), replays=outer is not None and outer.replays):
+    with _temporary_stream(get_rng_state(), replays=outer is not None and outer.replays):
         yield
 
 
@@ -245,7 +256,7 @@ def next_call() -> tuple[int, int]:
 _RECOMPUTED_WITHOUT_STATE = (
     "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; the "
     "numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
-    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the "
+    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_rng_state() before the "
     "first run and run again `with hyper_parallel.core.dtensor.random.replay(state):`"
 )
 

@@ -179,8 +179,8 @@ def _stage(stage_index: int) -> Iterator[None]:
     if not stage_index:
         yield
         return
-    seed, calls = random.get_state()
+    seed, calls = random.get_rng_state()
     with random.preserve_state():
-        random.set_state((seed + stage_index, calls))
+        random.set_rng_state((seed + stage_index, calls))
         mindspore.set_seed((mindspore.get_seed() or 0) + stage_index)
         yield

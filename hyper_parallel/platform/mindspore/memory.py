@@ -140,7 +140,7 @@ def _state() -> tuple[tuple[int, int], int]:
     """The state of the DTensors' generator, and a fresh seed that MindSpore's restarts from."""
     seed = int(np.random.randint(1, 2**31 - 1))  # noqa: NPY002 - the stream that MindSpore's seed starts
     _reseed(seed)
-    return random.get_state(), seed
+    return random.get_rng_state(), seed
 
 
 def _reseed(seed: int) -> None:

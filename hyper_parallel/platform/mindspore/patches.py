@@ -174,7 +174,7 @@ def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(plain)
     def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault(_STATES, []).append(random.get_state())
+        self.__dict__.setdefault(_STATES, []).append(random.get_rng_state())
         return plain(self, *args, **kwargs)
 
     return construct
@@ -281,7 +281,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         ((_RecomputeHandle, "__init__"),),
-        lambda init: replayable_constructor(init, random.get_state, random.replay),
+        lambda init: replayable_constructor(init, random.get_rng_state, random.replay),
         _SAMPLES_ANEW,
     ),
     Patch(((_RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),

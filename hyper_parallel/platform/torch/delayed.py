@@ -94,8 +94,8 @@ def _stage(stage_index: int) -> Iterator[None]:
     if not stage_index:
         yield
         return
-    seed, calls = random.get_state()
+    seed, calls = random.get_rng_state()
     with random.preserve_state(), torch.random.fork_rng():
-        random.set_state((seed + stage_index, calls))
+        random.set_rng_state((seed + stage_index, calls))
         torch.manual_seed(torch.initial_seed() + stage_index)
         yield

@@ -100,13 +100,13 @@ def install() -> None:
 
 
 def _frame_that_replays(init: Call) -> Call:
-    return replayable_constructor(init, random.get_state, random.replay)
+    return replayable_constructor(init, random.get_rng_state, random.replay)
 
 
 def _forward_that_replays(plain: Call) -> Call:
     @wraps(plain)
     def forward(ctx: Any, run_function: Call, *args: Any) -> Any:
-        return plain(ctx, replayable(run_function, random.get_state, random.replay), *args)
+        return plain(ctx, replayable(run_function, random.get_rng_state, random.replay), *args)
 
     return forward
 

@@ -80,7 +80,7 @@ def test_threads_draw_from_the_stream_of_their_rank(platform_name):
         for seed in (7, 8, 9):
             random.manual_seed(seed)
             masks.append(in_thread(mask))
-            assert random.get_state() == (seed, 1)
+            assert random.get_rng_state() == (seed, 1)
             masks.append(in_thread(mask))  # the first thread has ended
         random.manual_seed(7)
         assert [mask(), mask()] == masks[:2]
@@ -96,15 +96,15 @@ def test_two_threads_do_not_share_a_stream(platform_name):
         random.manual_seed(3)
         mask()
         refused = in_thread(mask, "worker")
-        first = random.get_state()
+        first = random.get_rng_state()
 
         def own():
             with random.named_stream("worker"):
-                return [mask(), mask(), random.get_state()[1]]
+                return [mask(), mask(), random.get_rng_state()[1]]
 
         mine = in_thread(own)
         again = in_thread(own)
-        assert random.get_state() == first
+        assert random.get_rng_state() == first
         random.manual_seed(3)
         assert in_thread(own)[:2] == mine[:2]
         assert mine[2:] + again[2:] == [2, 4]
@@ -126,17 +126,17 @@ def test_what_is_set_aside_is_of_one_thread(platform_name):
 
     def rank():
         random.manual_seed(3)
-        start = random.get_state()
+        start = random.get_rng_state()
         first = mask()
         with random.replay(start):
             assert mask() == first
             random.manual_seed(11)
             with random.preserve_state():
                 mask()
-            assert random.get_state() == (11, 0)
+            assert random.get_rng_state() == (11, 0)
             with pytest.raises(UnsupportedOperatorError) as raised, random.named_stream("x"):
                 pass
-        assert random.get_state() == (3, 1)
+        assert random.get_rng_state() == (3, 1)
         return str(raised.value)
 
     message = (
@@ -158,7 +158,7 @@ def test_ranks_of_one_process_have_streams_of_their_own(platform_name):
 
     random.manual_seed(1)
     masks = simulate(rank, 2, platform_name)
-    assert random.get_state() == (1, 0)
+    assert random.get_rng_state() == (1, 0)
     whole = np.array(masks).reshape(2, 2, 30)
     assert not (whole[0] == whole[1]).all()
     assert simulate(rank, 2, platform_name) == masks

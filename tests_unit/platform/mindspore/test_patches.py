@@ -71,11 +71,11 @@ def _gradients(placement):
 
         def loss(x, apply=apply, calls=calls):
             y = apply(x) + apply(x * 2)
-            calls.append(random.get_state())
+            calls.append(random.get_rng_state())
             return (y * seed).sum()
 
         value, grad = platform.value_and_grad(loss)(x)
-        assert calls == [random.get_state()]
+        assert calls == [random.get_rng_state()]
         results[name] = float(value.full_tensor().asnumpy()), grad.full_tensor().asnumpy().tolist(), calls
     return results
 

@@ -140,9 +140,9 @@ def gradients(way, place, mesh_shape):
     x = distribute_tensor(whole, mesh, places).requires_grad_()
     random.manual_seed(11)
     y = way(Dropping(), x) + way(Dropping(), x * 2)
-    after = random.get_state()
+    after = random.get_rng_state()
     y.backward(distribute_tensor(seed, mesh, places))
-    assert random.get_state() == after
+    assert random.get_rng_state() == after
     return [y.full_tensor().detach().tolist(), x.grad.full_tensor().tolist(), after]
 
 
@@ -207,7 +207,7 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
         x = DTensor.from_local(local, mesh, [Shard(0)])
         with pytest.raises(UnsupportedOperatorError) as raised:
             Foreign.apply(lambda t: F.dropout(t, 0.5), x, None).sum().backward()
-        y = Foreign.apply(lambda t: F.dropout(t, 0.5), x, random.get_state())
+        y = Foreign.apply(lambda t: F.dropout(t, 0.5), x, random.get_rng_state())
         y.sum().backward()
         return str(raised.value), torch.equal(local.grad * local.detach(), y.to_local())
 
@@ -216,7 +216,7 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
         assert message == (
             "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; "
             "the numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
-            "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() "
+            "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_rng_state() "
             "before the first run and run again `with hyper_parallel.core.dtensor.random.replay(state):`"
         )
 

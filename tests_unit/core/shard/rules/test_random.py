@@ -166,14 +166,14 @@ def test_calls_differ_and_seeds_repeat():
         partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])
         random.manual_seed(7, mesh)
         first, second = F.dropout(x), F.dropout(x)
-        state = random.get_state()
+        state = random.get_rng_state()
         assert state == (7, 2)
         with random.preserve_state():
             third = F.dropout(x)
         with record_events() as log:
             assert F.dropout(partial, training=False).placements == (Partial(),)
         assert not log.collectives()
-        assert random.get_state() == state
+        assert random.get_rng_state() == state
         assert torch.equal(F.dropout(x).to_local(), third.to_local())
         assert not torch.equal(first.to_local(), second.to_local())
         random.manual_seed(7)
@@ -189,7 +189,7 @@ def test_filling_a_partial_sum_is_refused():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
         with pytest.raises(UnsupportedOperatorError, match=r"normal.*would have to change the layout of x"):
             DTensor.from_local(torch.ones(4), mesh, [Partial()]).normal_()
-        return random.get_state()
+        return random.get_rng_state()
 
     assert simulate(run, 2, "torch") == [(0, 0), (0, 0)]
 
