@@ -14,7 +14,7 @@ _CUDNN: Any = torch.backends.cudnn
 _READ: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # noqa: SLF001 - properties take longer
 _WRITE: Any = getattr(torch._C, "_set_fp32_precision_setter", None)  # noqa: SLF001 - as above
 _OPERATIONS = () if _READ is None or _WRITE is None else ("matmul", "conv", "rnn")
-"""What PyTorch 2.9 and later have a switch for each, beside the older ones, which raise once these have other values."""
+"""What has a switch of its own since PyTorch 2.9; the older ones raise once these have other values."""
 
 
 def rounding() -> tuple[Any, ...]:
