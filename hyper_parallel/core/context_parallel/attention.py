@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.core.context_parallel.plan import check_positions, ring_plan
+from hyper_parallel.core.context_parallel.plan import TILE, check_positions, ring_plan
 from hyper_parallel.core.context_parallel.ring import Ring, ring_function
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
@@ -28,7 +28,7 @@ def context_parallel_attention(
     value: Any,
     *,
     axis: str,
-    form: str = "ring",
+    form: str = "all_to_all",
     attn_mask: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
@@ -41,7 +41,8 @@ def context_parallel_attention(
     - ``all_to_all``: everything from shards of the sequence to shards of the heads and back (Ulysses; Jacobs et al.,
       2023). A rank holds the whole sequence of some heads, and their scores where no fused kernel avoids them.
     - ``ring``: keys and values from rank to rank, while the part that arrived before is computed with (Ring Attention;
-      Liu et al., 2023). A rank holds two parts of keys and values, and the scores of one part by another.
+      Liu et al., 2023). A rank holds two parts of keys and values, and the scores of a tile of 1,024
+      queries by as many keys.
 
     The length need not divide by the axis, nor the heads; there may be fewer heads of keys than of queries (grouped
     query attention) and than ranks. Other axes may shard batch or heads. ``ring`` computes in float32 what is bfloat16
@@ -54,7 +55,7 @@ def context_parallel_attention(
         key: DTensor [B, Hk, S, E] of the same layout; ``Hk`` divides ``H``.
         value: DTensor [B, Hk, S, F] of the same layout.
         axis: name of the mesh axis.
-        form: ``gather``, ``all_to_all`` or ``ring``.
+        form: ``gather``, ``all_to_all`` (the fastest while there are heads for every rank) or ``ring``.
         attn_mask: tensor that broadcasts to [B, H, S, S], boolean (true: seen) or added to the scores; plain (the same
             on all ranks) or a DTensor of any layout. In ``ring`` it gets no gradient.
         is_causal: a query sees the keys up to its own position.
@@ -140,7 +141,7 @@ def _ring(
         raise PlanError(f"{_NAME}: attn_mask has no gradient in form='ring'; use form='gather', or detach it")
     ranks = tuple(layout.mesh.ranks_along((place,)))
     chosen = None if positions is None else check_positions(positions, length)
-    plan = ring_plan(ranks, layout.mesh.rank, length, is_causal, chosen)
+    plan = ring_plan(ranks, layout.mesh.rank, length, is_causal, chosen, TILE)
     number = float(query.shape[-1]) ** -0.5 if scale is None else float(scale)
     ring = Ring(platform, plan, number, None if mask is None else mask.to_local())
     local = ring_function(platform).apply(*(tensor.to_local() for tensor in tensors), ring)

@@ -13,12 +13,16 @@ import numpy as np
 from hyper_parallel.core.dtensor.layout import chunk_bounds
 from hyper_parallel.errors import PlanError
 
-__all__ = ["RingPlan", "Run", "balanced_order", "ring_plan"]
+__all__ = ["TILE", "RingPlan", "Run", "balanced_order", "ring_plan"]
+
+
+TILE = 1024
+"""Queries, and keys, whose scores are in memory at once: [B, H, TILE, TILE] numbers, a few times."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A part of a shard whose positions follow one another.
+    """A part of a shard whose positions follow one another; a longer one is cut into tiles.
 
     Attributes:
         offset: index of its first element in the shard.
@@ -76,19 +80,26 @@ class RingPlan:
 
 @lru_cache(maxsize=256)
 def ring_plan(
-    ranks: tuple[int, ...], rank: int, length: int, causal: bool, positions: tuple[int, ...] | None
+    ranks: tuple[int, ...], rank: int, length: int, causal: bool, positions: tuple[int, ...] | None, tile: int = TILE
 ) -> RingPlan:
-    """Return the plan of ``rank`` for a sequence of ``length`` elements, whose positions are in order without any."""
+    """Return the plan of ``rank`` for a sequence of ``length`` elements, whose positions are in order without any.
+
+    No run is longer than ``tile``.
+    """
     order = np.arange(length) if positions is None else np.asarray(positions)
     shards = [order[slice(*chunk_bounds(length, len(ranks), index))] for index in range(len(ranks))]
-    return RingPlan(ranks, ranks.index(rank), tuple(map(_runs, shards)), causal)
+    return RingPlan(ranks, ranks.index(rank), tuple(_runs(shard, tile) for shard in shards), causal)
 
 
-def _runs(positions: Any) -> tuple[Run, ...]:
+def _runs(positions: Any, tile: int) -> tuple[Run, ...]:
     if not len(positions):
         return ()
     starts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
-    return tuple(Run(start, end - start, int(positions[start])) for start, end in pairwise(starts))
+    return tuple(
+        Run(first, min(tile, end - first), int(positions[first]))
+        for start, end in pairwise(starts)
+        for first in range(start, end, tile)
+    )
 
 
 def balanced_order(length: int, parts: int) -> list[int]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import hyper_parallel as hp
 from hyper_parallel import Partial, Replicate, Shard
+from hyper_parallel.core.context_parallel import attention
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOnBackend
 from hyper_parallel.verify import launch, simulate
 
@@ -124,11 +125,30 @@ def test_a_balanced_order_is_the_same_attention(world):
         order = hp.balanced_order(length, world)
         tensors = drawn(4, 2, length)
         shuffled = [tensor[:, :, order] for tensor in tensors]
-        actual = parallel(mesh, [Shard(2)], shuffled, is_causal=True, positions=order)
+        actual = parallel(mesh, [Shard(2)], shuffled, form="ring", is_causal=True, positions=order)
         expected = [tensor[:, :, order] for tensor in reference(tensors, None, causal=True)]
         return largest_difference(actual, expected)
 
     assert max(simulate(on_rank, world, platform="torch")) < 2e-14
+
+
+@pytest.mark.parametrize("tile", [1, 2, 3])
+def test_tiles_give_the_same_attention(tile, monkeypatch):
+    """Scores are computed tile by tile, with every mask: the values are one device's."""
+    monkeypatch.setattr(attention, "TILE", tile)
+
+    def on_rank():
+        mesh = hp.init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+        errors = {}
+        for kind in MASKS:
+            tensors, mask = drawn(4, 2, 7), mask_of(kind, 4, 7)
+            actual = parallel(mesh, [Shard(2)], tensors, form="ring", attn_mask=mask, is_causal=kind == "causal")
+            errors[kind] = largest_difference(actual, reference(tensors, mask, kind == "causal"))
+        return errors
+
+    for errors in simulate(on_rank, 2, platform="torch"):
+        assert {case: error for case, error in errors.items() if not error < 2e-14} == {}
+        assert len(errors) == len(MASKS)
 
 
 def test_half_precision_is_computed_in_single():
@@ -139,7 +159,7 @@ def test_half_precision_is_computed_in_single():
 
     def on_rank():
         mesh = hp.init_device_mesh("cpu", (3,), mesh_dim_names=("cp",))
-        return parallel(mesh, [Shard(2)], tensors, is_causal=True)
+        return parallel(mesh, [Shard(2)], tensors, form="ring", is_causal=True)
 
     for actual in simulate(on_rank, 3, platform="torch"):
         for one, near, right in zip(actual, plain, exact, strict=True):
@@ -156,7 +176,7 @@ def test_real_ranks_pass_keys_around(world):
 
     def on_rank():
         mesh = hp.init_device_mesh("cpu", (world,), mesh_dim_names=("cp",))
-        return parallel(mesh, [Shard(2)], tensors, is_causal=True)
+        return parallel(mesh, [Shard(2)], tensors, form="ring", is_causal=True)
 
     for actual in launch(on_rank, world, platform="torch"):
         assert largest_difference(actual, expected) < 2e-14
@@ -172,7 +192,7 @@ def test_plain_tensors_are_those_of_one_device():
         for chosen in (None, order) if kind == "causal" else (None,):
             taken = list(range(7)) if chosen is None else chosen
             leaves = [tensor[:, :, taken].requires_grad_() for tensor in inputs]
-            result = hp.context_parallel_attention(*leaves, axis="cp", positions=chosen, **options)
+            result = hp.context_parallel_attention(*leaves, axis="cp", form="ring", positions=chosen, **options)
             result.backward(grad[:, :, taken])
             expected = [tensor[:, :, taken] for tensor in reference(tensors, mask, kind == "causal")]
             assert largest_difference([result.detach(), *(leaf.grad for leaf in leaves)], expected) < 2e-14
@@ -268,6 +288,7 @@ def test_what_does_not_fit_is_refused(change, error, text):
             "key": (torch.ones(2, 4, 7, 4), [Shard(0), Shard(2)]),
             "value": (torch.ones(2, 4, 7, 3), [Shard(0), Shard(2)]),
             "axis": "cp",
+            "form": "ring",
             **change,
         }
         for name, value in arguments.items():

@@ -62,7 +62,7 @@ def test_the_ring_is_refused():
         mesh = hp.init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
         tensors = [hp.distribute_tensor(ms.Tensor(array), mesh, [Shard(2)]) for array in (QUERY, KEY, VALUE)]
         with pytest.raises(UnsupportedOnBackend) as caught:
-            hp.context_parallel_attention(*tensors, axis="cp")
+            hp.context_parallel_attention(*tensors, axis="cp", form="ring")
         return str(caught.value)
 
     message = (

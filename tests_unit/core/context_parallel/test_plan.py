@@ -21,6 +21,13 @@ def test_shards_are_runs_of_positions():
     )
 
 
+def test_runs_are_cut_into_tiles():
+    """No run is longer than a tile, and tiles end where a run ends."""
+    plan = ring_plan((0, 1), 1, 9, False, (0, 1, 2, 5, 6, 3, 4, 7, 8), 2)
+    assert plan.runs[0] == (Run(0, 2, 0), Run(2, 1, 2), Run(3, 2, 5))
+    assert plan.own == (Run(0, 2, 3), Run(2, 2, 7))
+
+
 def test_a_query_sees_up_to_its_own_position():
     """Runs of keys are seen in part from the last query's position on, and whole up to the first query's."""
     queries = Run(0, 3, 4)
