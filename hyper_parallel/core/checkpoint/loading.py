@@ -54,7 +54,9 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     fit = Fit(named, index)
     subtrees = {name: _subtree(index.tree, name) for name in flat.objects}
     absent = [f"the checkpoint has nothing at {name}" for name, subtree in subtrees.items() if subtree is None]
-    together(platform, lambda: _check([*fit.problems, *absent], folder), CheckpointError)
+    together(
+        platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
+    )
     together(platform, lambda: _check_data(platform, index), CheckpointError)
     arrays: list[Any] = []
     together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
@@ -92,6 +94,18 @@ def _write(platform: Platform, value: Any, values: Any) -> None:
         platform.update_param_data(value, platform.wrap(values, value.layout))
     else:
         platform.fill_(platform.detach(value), values)
+
+
+def _without_states(problems: list[str], unstepped: list[str]) -> list[str]:
+    """Return the differences, with one for all tensors of the state of an optimizer that cannot be filled."""
+    for name in unstepped:
+        start = f"{name}.state." if name else "state."
+        others = [problem for problem in problems if not problem.startswith(start)]
+        if len(others) < len(problems):
+            owner = name or "the state"
+            hint = f"{owner} is the state dict of an optimizer that has not stepped; give the optimizer itself"
+            problems = [*others, hint]
+    return problems
 
 
 def _check(problems: list[str], folder: Path) -> None:

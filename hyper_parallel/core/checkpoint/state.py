@@ -34,6 +34,7 @@ class Flat:
         tree: the values, with ``{"tensor": name}`` in the place of tensors.
         objects: objects with ``load_state_dict`` by name.
         ties: names of tensors that are another one of ``tensors``, with its name: tied parameters.
+        unstepped: names of state dicts of optimizers that have not stepped, given without their optimizer.
 
     Raises:
         CheckpointError: (a ValueError) the state holds something else, or two tensors have one name.
@@ -44,6 +45,7 @@ class Flat:
         self.tensors: dict[str, Any] = {}
         self.objects: dict[str, Any] = {}
         self.ties: dict[str, str] = {}
+        self.unstepped: list[str] = []
         self._names: dict[int, str] = {}
         self.tree = self._add("", state)
 
@@ -80,6 +82,8 @@ class Flat:
         if isinstance(state, platform.Module):
             return self._add_module(name, state)
         if isinstance(state, dict):
+            if name not in self.objects and state.get("state") == {} and "param_groups" in state:
+                self.unstepped.append(name)
             return {"items": [[_key(name, key), self._add(_join(name, key), value)] for key, value in state.items()]}
         if isinstance(state, (list, tuple)):
             kind = "list" if isinstance(state, list) else "tuple"

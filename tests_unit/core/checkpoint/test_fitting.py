@@ -83,6 +83,30 @@ def test_other_ties_are_refused(tmp_path):
     simulate(rank, 2, platform="torch")
 
 
+def test_the_state_dict_of_a_new_optimizer_cannot_be_filled(tmp_path):
+    """The message says what to give instead; the optimizer itself loads, and other differences stay in the message."""
+    import torch
+
+    def rank():
+        model = make_model(tied=False)
+        optimizer = torch.optim.Adam(model.parameters())
+        sum(parameter.square().sum() for parameter in model.parameters()).backward()
+        optimizer.step()
+        save({"optimizer": optimizer, "x": torch.ones(2)}, tmp_path)
+        fresh = torch.optim.Adam(model.parameters())
+        with pytest.raises(CheckpointError) as caught:
+            load({"optimizer": fresh.state_dict(), "x": torch.ones(3)}, tmp_path)
+        load({"optimizer": fresh, "x": torch.ones(2)}, tmp_path)
+        assert fresh.state_dict()["state"][0]["exp_avg"].abs().sum() > 0
+        return str(caught.value).partition("state: ")[2]
+
+    message = (
+        "x is F32[3], saved as F32[2]; optimizer is the state dict of an optimizer that has not stepped; give the "
+        "optimizer itself (on ranks [0, 1])"
+    )
+    assert simulate(rank, 2, platform="torch") == [message] * 2
+
+
 def test_names_apply_to_ties(tmp_path):
     """A renamed alias is an alias; one that would be the same name, or blocks, is left out."""
     import torch
