@@ -166,7 +166,7 @@ def random_state():
 
     from hyper_parallel.core.dtensor import random as random_of_dtensors
 
-    return {"torch": torch.get_rng_state(), "dtensors": random_of_dtensors.get_state()}
+    return {"torch": torch.get_rng_state(), "dtensors": random_of_dtensors.get_rng_state()}
 
 
 def save(case, folder, model, optimizer):
@@ -232,7 +232,7 @@ def load(case, folder, model, optimizer):
         optimizer.load_state_dict(states["optimizer"])
     at = torch.load(folder / f"random-{rank % case.size}")
     torch.set_rng_state(at["torch"])
-    random_of_dtensors.set_state(at["dtensors"])
+    random_of_dtensors.set_rng_state(at["dtensors"])
 
 
 def train(case, folder, first, last, checkpoint=False, lost=None, nudge=0):

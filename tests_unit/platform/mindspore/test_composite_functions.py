@@ -50,12 +50,12 @@ def test_functions_by_type_and_maps_are_pickled(clipped):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_body_that_maps_over_dtensors_is_launched(clipped, world):
-    """Real ranks get the graph and the map that a body holds, and clip shards of uneven sizes by them."""
+def test_a_body_that_maps_over_dtensors_reaches_its_ranks(clipped, world):
+    """Rank processes get the graph and the map that a body holds, and clip shards of uneven sizes by them."""
     from mindspore import Tensor, ops
 
     import hyper_parallel as hp
-    from hyper_parallel.verify.launch import launch
+    from hyper_parallel.verify.simulate import simulate
 
     hyper_map = ops.HyperMap()
     values = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
@@ -65,6 +65,6 @@ def test_a_body_that_maps_over_dtensors_is_launched(clipped, world):
         x = hp.distribute_tensor(Tensor(values), mesh, [hp.Shard(0)])
         return [out.full_tensor().asnumpy() for out in hyper_map(ops.partial(clipped, 0.5), (x, x * 2))]
 
-    for outputs in launch(body, world, "mindspore"):
+    for outputs in simulate(body, world, "mindspore"):
         np.testing.assert_array_equal(outputs[0], values.clip(-0.5, 0.5))
         np.testing.assert_array_equal(outputs[1], (values * 2).clip(-0.5, 0.5))
