@@ -13,6 +13,7 @@ __all__ = ["exact_products", "put_rounding", "rounding"]
 _CUDNN: Any = torch.backends.cudnn
 _READ: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # noqa: SLF001 - properties take longer
 _WRITE: Any = getattr(torch._C, "_set_fp32_precision_setter", None)  # noqa: SLF001 - as above
+_WRITE_CUDNN: Any = torch._C._set_cudnn_allow_tf32  # noqa: SLF001 - the property refuses after disable_global_flags()
 _OPERATIONS = () if _READ is None or _WRITE is None else ("matmul", "conv", "rnn")
 """What has a switch of its own since PyTorch 2.9; the older ones raise once these have other values."""
 
@@ -40,7 +41,7 @@ def put_rounding(state: tuple[Any, ...]) -> None:
     if precision is not None and precision != now[0]:
         torch.set_float32_matmul_precision(precision)
     if cudnn is not None and cudnn != now[1]:
-        _CUDNN.allow_tf32 = cudnn
+        _WRITE_CUDNN(cudnn)
     for operation, value in zip(_OPERATIONS, operations, strict=True):
         if _READ("cuda", operation) != value:
             _WRITE("cuda", operation, value)
@@ -56,7 +57,7 @@ def exact_products() -> Iterator[None]:
     if state[0] is not None:
         torch.set_float32_matmul_precision("highest")
     if state[1] is not None:
-        _CUDNN.allow_tf32 = False
+        _WRITE_CUDNN(False)
     for operation in _OPERATIONS:
         if _READ("cuda", operation) == "tf32":
             _WRITE("cuda", operation, "ieee")

@@ -21,12 +21,19 @@ def kept():
     put_rounding(state)
 
 
+def allow_tf32_in_cudnn():
+    """Switch it on, also where an import of PyTorch's own tests has frozen the flags of this process."""
+    import torch
+
+    torch._C._set_cudnn_allow_tf32(True)
+
+
 def older():
     """Switch on what the older interface has."""
     import torch
 
     torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    allow_tf32_in_cudnn()
 
 
 def newer():
@@ -57,6 +64,19 @@ def test_nothing_rounds_inside_and_all_is_as_before_afterwards(switch_on):
     with pytest.raises(KeyError):
         fail()
     assert rounding() == before
+
+
+def test_frozen_flags_do_not_stop_it(monkeypatch):
+    """A program that has called ``torch.backends.disable_global_flags()`` is verified without rounding, too."""
+    import torch
+
+    from hyper_parallel.transport.c10d.card_rounding import exact_products
+
+    allow_tf32_in_cudnn()
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    with exact_products():
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_hf32_is_switched_off_where_torch_npu_has_it(monkeypatch):
@@ -95,7 +115,7 @@ def test_each_simulated_rank_has_its_own_switches():
             dist.barrier()
         return seen
 
-    torch.backends.cudnn.allow_tf32 = True
+    allow_tf32_in_cudnn()
     before = rounding()
     assert simulate(rank, 3, "torch") == [[False, True], [False, False], [False, False]]
     assert rounding() == before
