@@ -17,6 +17,7 @@ BLIND = {
     "equal-masks": "divisions by local instead of global counts",
     "contiguous-inputs": "code that ignores strides",
     "zero-gradients": "any error in those gradients",
+    "untrained-parameters": "what training does to them",
 }
 """What cannot be shown, by kind of blind spot."""
 

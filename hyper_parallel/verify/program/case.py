@@ -34,6 +34,7 @@ def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
         *_equal_masks(runs),
         *_contiguous_inputs(runs),
         *_zero_gradients(runs),
+        *_untrained_parameters(runs),
     ]
     order = list(BLIND)
     return sorted(spots, key=lambda spot: order.index(spot.kind))
@@ -225,6 +226,27 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
             facts = f"the gradient of {name} is {what}"
             repair = "make the loss depend on it, or freeze it"
             yield BlindSpot("zero-gradients", name, facts, repair, refused=nothing)
+
+
+def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters that no step changes, because an optimizer has those that the model had before it was sharded.
+
+    A program that makes its optimizer too early does so on one rank, too, and equals itself.
+    """
+    start: dict[str, Any] = {}
+    changed: set[str] = set()
+    for (kind, name, _, _), record in runs.bounds.reference.items():
+        if kind == "weight" and not np.array_equal(start.setdefault(name, record.value), record.value):
+            changed.add(name)
+    foreign = [tuple(shape) for shape in runs.reference_notes.get("parameters that no model has", ())]
+    for name in runs.reference_notes.get("parameters that no optimizer has", ()):
+        shape = np.shape(start.get(name))
+        if name in start and name not in changed and shape in foreign:
+            facts = f"no step changes {name}, and an optimizer has a parameter {list(shape)} that is in no model"
+            repair = "make the optimizer after parallelize_module, fully_shard or whatever else replaces parameters"
+            yield BlindSpot("untrained-parameters", name, facts, repair, refused=True)
+    if start and not changed and not foreign and runs.reference_notes.get("optimizer steps"):
+        yield BlindSpot("untrained-parameters", "", "no step changes any parameter", "take a learning rate above 0")
 
 
 def _inputs(notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ten cases that are blind in one way each: the check of the case says so, and only so."""
+"""Cases that are blind in one way each: the check of the case says so, and only so."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Case:
         self.inner = self.rng.standard_normal((WIDTH, 4))
         self.cotangent = None
         self.contiguous = False
+        self.updated, self.optimizer = True, ""
 
     def runs(self):
         """Return the reference and the parallel run."""
@@ -57,9 +58,14 @@ class Case:
             loss = np.asarray((outputs[step] * factor).sum()) if self.cotangent is not None else np.asarray(2.5 + step)
             records.append(Record("loss", "loss", "", step, 0, loss))
             records.append(Record("gradient", "body.weight", "body", step, 0, self.gradient[: self.width][part]))
-            records.append(Record("weight", "body.weight", "body", step, 0, self.weights[step + 1][: self.width][part]))
+            weight = self.weights[step + 1 if self.updated else 0]
+            records.append(Record("weight", "body.weight", "body", step, 0, weight[: self.width][part]))
         notes = {"inputs": [(0, "x", self.inputs[rows]), (0, "valid", self.valid[rows])]}
         notes["contiguous inputs"] = self.contiguous
+        notes["optimizer steps"] = self.steps
+        if self.optimizer:
+            notes["parameters that no model has"] = [[self.width, OUT]]
+            notes["parameters that no optimizer has"] = ["body.weight"]
         return RankRecords(rank, records, [], notes)
 
     def spots(self):
@@ -82,12 +88,16 @@ SABOTAGE = {
     "equal-sizes": {"mesh": {"dp": 3, "tp": 3}},
     "even-dims": {"width": 6},
     "constant-cotangents": {"cotangent": 1.0},
-    "constant-parameters": {"weights": [np.zeros((WIDTH, OUT))] * 3, "mesh": {"dp": 3, "tp": 1}},
+    "constant-parameters": {
+        "weights": [np.zeros((WIDTH, OUT))] * 2 + [np.ones((WIDTH, OUT))],
+        "mesh": {"dp": 3, "tp": 1},
+    },
     "symmetric-inputs": {"inputs": np.ones((ROWS, 4)) * np.arange(4)},
     "one-step": {"steps": 1},
     "equal-masks": {"valid": np.array([True, False, True, True, True])},
     "contiguous-inputs": {"contiguous": True},
     "zero-gradients": {"gradient": np.zeros((WIDTH, OUT))},
+    "untrained-parameters": {"updated": False, "optimizer": "made too early"},
 }
 
 
@@ -104,6 +114,10 @@ SABOTAGE = {
         ("contiguous-inputs", "every input of the model is contiguous on every rank"),
         ("zero-gradients", "the gradient of body.weight is zero in every step"),
         ("constant-parameters", "every element of body.weight is 0 in every step"),
+        (
+            "untrained-parameters",
+            "no step changes body.weight, and an optimizer has a parameter [7, 3] that is in no model",
+        ),
     ],
 )
 def test_a_blind_case_is_seen(kind, facts):
@@ -117,8 +131,20 @@ def test_a_blind_case_is_seen(kind, facts):
     assert set(spots) == {kind} | ({"equal-masks"} if kind == "equal-data" else set())
 
 
+def test_a_program_that_changes_nothing_is_told():
+    """Where no step changes any weight, the case says so; it is refused only where an optimizer has other tensors."""
+    case = Case()
+    case.updated = False
+    (spot,) = case.spots()
+    assert str(spot) == "what training does to them: no step changes any parameter; take a learning rate above 0"
+    assert not spot.refused
+    case.optimizer = "made too early"
+    (spot,) = case.spots()
+    assert spot.refused
+
+
 def test_every_blind_spot_has_a_sabotaged_case():
-    """The ten ways of being blind are those that are tried."""
+    """The ways of being blind are those that are tried."""
     assert set(SABOTAGE) == set(BLIND)
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import hyper_parallel
 from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
@@ -274,8 +275,8 @@ def test_a_blind_program_is_caught(kind):
 
 
 def test_every_blind_spot_has_a_blind_program():
-    """The ten ways of being blind are those that are tried."""
-    assert set(SABOTAGE) == set(BLIND)
+    """The ways of being blind are those that are tried; what an optimizer does not have no other case can train."""
+    assert set(SABOTAGE) == set(BLIND) - {"untrained-parameters"}
 
 
 # Right programs, and cases that are refused
@@ -441,6 +442,37 @@ def test_a_program_that_trains_nothing_is_refused():
         "REFUSED: this case cannot show any error in those gradients: the gradient of bias is zero in every step; make "
         "the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
     )
+
+
+@pytest.mark.parametrize("stale", ["all", "last"])
+def test_an_optimizer_that_was_made_before_the_model_was_sharded_is_refused(stale):
+    """Nothing trains, on one rank neither: what the optimizer lacks is named, and the program is not verified."""
+
+    def program():
+        mesh = hyper_parallel.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        model = nn.Sequential(linear(), linear(OUT, OUT))
+        early = list((model if stale == "all" else model[1]).parameters())
+        hyper_parallel.parallelize_module(
+            model, mesh, {"0": hyper_parallel.ColwiseParallel(), "1": hyper_parallel.RowwiseParallel()}
+        )
+        late = [] if stale == "all" else list(model[0].parameters())
+        optimizer = torch.optim.SGD([*early, *late], lr=0.1)
+        for inputs, targets in batches():
+            squares(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 2, platform="torch", allow=["equal-data"])
+    assert report.equal, report.text()
+    assert report.status == 3
+    assert [spot.subject for spot in report.refused] == ["0.weight", "0.bias", "1.weight", "1.bias"][
+        0 if stale == "all" else 2 :
+    ]
+    assert (
+        f"REFUSED: this case cannot show what training does to them: no step changes 1.bias, and an optimizer has a "
+        f"parameter [{OUT}] that is in no model; make the optimizer after parallelize_module, fully_shard or whatever "
+        "else replaces parameters, or accept it with --allow untrained-parameters"
+    ) in report.text().splitlines()
 
 
 def test_a_change_that_a_program_does_not_take_is_dropped():
