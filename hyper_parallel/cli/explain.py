@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Explain the plan on each framework."""
     from hyper_parallel.cli.verify_model import user_platforms
     from hyper_parallel.verify.explain import explain_model
-    from hyper_parallel.verify.model import parse_mesh
+    from hyper_parallel.verify.run_arguments import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size, _MOST_RANKS)
     explanations = [

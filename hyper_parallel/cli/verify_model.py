@@ -123,7 +123,8 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     if arguments.dtype is not None:
         msg = "--dtype is that of the embedded scenarios; build the model of SPEC in the dtype that you want"
         raise ValueError(msg)
-    from hyper_parallel.verify.model import parse_mesh, verify_model
+    from hyper_parallel.verify.model import verify_model
+    from hyper_parallel.verify.run_arguments import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
     for platform in user_platforms(arguments):
@@ -133,13 +134,14 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed, harden=arguments.harden, device=arguments.device,
+                    seed=arguments.seed, harden=arguments.harden, device=arguments.device, explain=True,
                 ),
             )  # fmt: skip
 
 
 def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterator[Job]:
-    from hyper_parallel.verify.model import parse_mesh, verify_scenario
+    from hyper_parallel.verify.model import verify_scenario
+    from hyper_parallel.verify.run_arguments import parse_mesh
     from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
     if arguments.plan is not None:
@@ -161,7 +163,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype or "float64"),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                        seed=arguments.seed, harden=arguments.harden, device=arguments.device,
+                        seed=arguments.seed, harden=arguments.harden, device=arguments.device, explain=True,
                     ),
                 )  # fmt: skip
 

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.determinism import SEEDS
 from hyper_parallel.errors import PlanError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.model_cause import DivergingCase, explain_divergence
 from hyper_parallel.verify.model_harden import Attempt, attempts, run_spots
 from hyper_parallel.verify.model_report import ModelReport, traffic
-from hyper_parallel.verify.simulate import MOST_RANKS, simulate
+from hyper_parallel.verify.run_arguments import LAUNCHES, require_seed
+from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import error_summary, user_function
 from hyper_parallel.verify.step_timeline import replayed
 from hyper_parallel.verify.train_compare import RankResult, run_rank
@@ -26,60 +27,9 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
     from hyper_parallel.verify.scenarios import Scenario, Tutorial
 
-__all__ = ["LAUNCHES", "InputError", "parse_mesh", "require_seed", "verify_model", "verify_scenario"]
+__all__ = ["InputError", "verify_model", "verify_scenario"]
 
-LAUNCHES = ("simulated", "processes")
 _TIMEOUT = 300.0
-_MOST_DIGITS = 9
-_AXIS_NAMES = {1: ("tp",), 2: ("dp", "tp")}
-
-
-def parse_mesh(
-    mesh: str | None, world_size: int | None, most: int = MOST_RANKS
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
-
-    Args:
-        mesh: the mesh as text; None takes one axis of ``world_size``.
-        world_size: number of ranks, if it was given.
-        most: ranks that the mesh may have.
-
-    Raises:
-        InputError: (a ValueError) the text is no mesh, is one of too many ranks, or contradicts the world size.
-    """
-    if mesh is None and world_size is None:
-        msg = "give --mesh, such as 2x2, or --world-size"
-        raise InputError(msg)
-    text = str(world_size) if mesh is None else mesh
-    named = "=" in text
-    parts = [part.partition("=") for part in text.split("," if named else "x")]
-    sizes = [(size if named else name) for name, _, size in parts]
-    names = tuple(name for name, _, _ in parts)
-    if not all(map(_is_size, sizes)) or (named and not all(name.isidentifier() for name in names)):
-        msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
-        if mesh is None:
-            msg = f"--world-size {text} must be at least 1"
-        raise InputError(msg)
-    shape = tuple(int(size) for size in sizes)
-    if not named and len(shape) not in _AXIS_NAMES:
-        msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
-        raise InputError(msg)
-    names = names if named else _AXIS_NAMES[len(shape)]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        msg = f"--mesh {text!r} has two axes {repeated[0]!r}; axes need names of their own"
-        raise InputError(msg)
-    if math.prod(shape) > most:
-        option = "--world-size" if mesh is None else "--mesh"
-        msg = f"{option} {text} has {math.prod(shape)} ranks; there can be at most {most}"
-        raise InputError(msg)
-    if world_size is not None and math.prod(shape) != world_size:
-        msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
-        raise InputError(msg)
-    return shape, names
-
-
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def verify_model(
@@ -96,6 +46,7 @@ def verify_model(
     seed: int = 0,
     harden: bool = False,
     device: str = "cpu",
+    explain: bool = False,
 ) -> ModelReport:
     """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
 
@@ -116,6 +67,8 @@ def verify_model(
         harden: change what hides errors: axes of equal sizes, rows that divide evenly, one step, constant parameters.
             A change under which ranks fail is taken back, and listed. Without it, what hides errors is listed only.
         device: ``cpu``, ``cuda`` or ``npu``: where both models are; see :func:`simulate` and :func:`launch`.
+        explain: look for the cause of the first divergence, which takes about as long again (on MindSpore a minute),
+            on CPU and in models that draw no random numbers.
 
     Returns:
         every comparison, the first divergence, losses, and the collectives of each module. A rank that raises or dies
@@ -163,20 +116,13 @@ def verify_model(
             _fill(report, ranks)
             report.hardened = [*attempt.changes, *ranks[0].hardened]
             report.blind = [*map(str, run_spots(report.axes, number)), *ranks[0].blind, *failed]
+            first = report.first
+            if explain and first is not None and device == "cpu" and not report.counts.get("random"):
+                case = DivergingCase(*functions, attempt, tuple(mesh_names), fault, seed)
+                report.explanation = explain_divergence(case, first, platform)
         break
     report.seconds = time.perf_counter() - started
     return report
-
-
-def require_seed(seed: int) -> None:
-    """Check that every framework takes ``seed``.
-
-    Raises:
-        InputError: (a ValueError) it is no whole number from 0 to 2**32 - 1.
-    """
-    if type(seed) is not int or not 0 <= seed < SEEDS:
-        msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"
-        raise InputError(msg)
 
 
 def verify_scenario(
@@ -189,6 +135,7 @@ def verify_scenario(
     seed: int = 0,
     harden: bool = False,
     device: str = "cpu",
+    explain: bool = False,
 ) -> ModelReport:
     """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
@@ -204,6 +151,7 @@ def verify_scenario(
         seed=seed,
         harden=harden,
         device=device,
+        explain=explain,
     )
 
 

@@ -96,6 +96,7 @@ class ModelReport:
         blind: what the case cannot show, in words.
         timeline: per rank, its calls into the transport in the last step; of simulated ranks as if every rank had a
             processor of its own and transfers took no time.
+        explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
     """
 
     name: str
@@ -118,6 +119,7 @@ class ModelReport:
     hardened: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     timeline: list[list[StepCall]] = field(default_factory=list)
+    explanation: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -197,9 +199,8 @@ class ModelReport:
 
     def text(self) -> str:
         """Return the whole report."""
-        lines = [self.verdict()]
-        if self.losses:
-            lines.append(f"  loss per step: {', '.join(f'{loss:.9g}' for loss in self.losses)}")
+        lines = [self.verdict(), *(f"  {line}" for line in self.explanation)]
+        lines += self._loss_lines()
         if "seed" in self.settings:
             lines.append(f"  seed: {self.settings['seed']}")
         if "device" in self.settings:
@@ -220,6 +221,17 @@ class ModelReport:
         )
         return "\n".join(lines)
 
+    def _loss_lines(self) -> list[str]:
+        """Return the losses of both runs; once, if they look equal."""
+        single, parallel = (
+            ", ".join(f"{loss:.9g}" for loss in losses) for losses in (self.losses, self.parallel_losses)
+        )
+        if not self.losses:
+            return []
+        if self.first is None or not self.parallel_losses:
+            return [f"  loss per step: {single}"]
+        return [f"  loss per step, one device: {single}", f"  loss per step, in parallel: {parallel}"]
+
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object, without the checks of equal tensors."""
         first = self.first
@@ -234,6 +246,7 @@ class ModelReport:
             "values": sum(check.values for check in self.checks),
             "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},
             "faulty_module": self.faulty_module,
+            "explanation": self.explanation,
             "differing": [str(check) for check in self.checks if not check.ok][:100],
             "largest_error": _finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,

@@ -128,8 +128,8 @@ def describe(dtype: str) -> str:
     """Return the bound in words."""
     return (
         f"{MULTIPLE:g} x what one unit in the last place of {dtype} in inputs, weights, outputs of modules and "
-        f"gradients does to each tensor ({PAIRS} antithetic pairs of runs), or {MULTIPLE:g} units of rounding of its "
-        "largest value"
+        f"gradients does to each tensor ({PAIRS} pairs of runs with opposite signs), or {MULTIPLE:g} units of rounding "
+        "of its largest value"
     )
 
 

@@ -23,11 +23,11 @@ from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import faults
 from hyper_parallel.verify.coverage.gates import check_ranks
 from hyper_parallel.verify.faults import FAULTS, FAULTY_RANK
+from hyper_parallel.verify.run_arguments import LAUNCHES
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["LAUNCHES", "Injection", "InjectionResult", "injections"]
 
-LAUNCHES = ("simulated", "processes")
 
 _RANKS = 3
 _HANG_SECONDS = 2.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.faults import Fault
 
-__all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "build_model", "why_untrainable"]
+__all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "TrainingRun", "build_model", "why_untrainable"]
 
 _MODULES = {"torch": "torch.nn.Module", "mindspore": "mindspore.nn.Cell"}
 _MISFITS = (MixedTensorError, ShardMismatchError, LayoutError)
@@ -80,7 +80,7 @@ def plain_tensors(platform: Platform, batch: tuple[Any, ...]) -> tuple[Any, ...]
     )
 
 
-class _Run:
+class TrainingRun:
     """A model in training.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Run:
         """Raise an InputError if the model cannot be trained with ``loss``."""
 
 
-class _ReferenceRun(_Run):
+class _ReferenceRun(TrainingRun):
     """The single-device model in training; with a perturbation, a repetition that changes it in the last place."""
 
     def __init__(
@@ -364,7 +364,7 @@ def _require_deterministic(values: dict[Key, Any], changes: dict[Key, float], st
             raise InputError(msg)
 
 
-class ParallelRun(_Run):
+class ParallelRun(TrainingRun):
     """The same model, made parallel by the plan."""
 
     def __init__(
@@ -389,7 +389,7 @@ class ParallelRun(_Run):
         self._set_model(parallel)
 
     def step(self, number: int) -> Any:
-        """Run one step; see :class:`_Run`.
+        """Run one step; see :class:`TrainingRun`.
 
         Raises:
             InputError: the model does not take values as the plan lays them out.

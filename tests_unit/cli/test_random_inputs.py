@@ -14,7 +14,7 @@ from hyper_parallel.cli.arguments import UsageError
 from hyper_parallel.cli.verify_ops import MOST_RANKS, mesh_sizes
 from hyper_parallel.cli.verify_redistribute import _shape
 from hyper_parallel.errors import CheckpointError
-from hyper_parallel.verify.model import parse_mesh
+from hyper_parallel.verify.run_arguments import parse_mesh
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON = st.recursive(

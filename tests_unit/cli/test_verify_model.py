@@ -90,7 +90,7 @@ def test_a_file_that_imports_no_framework_is_told_so(tmp_path, capsys):
 
 
 def test_own_model_with_a_fault(platform_name, capsys):
-    """A fault injected into a module of the user's model is found, and the module is named."""
+    """A fault injected into a module of the user's model is found, and the module and the cause are named."""
     status = main([
         "verify", "model", spec(platform_name, "case"), "--plan", spec(platform_name, "plan"), "--world-size", "3",
         "--platform", platform_name, "--inject", "drop-allreduce@fc2",
@@ -98,6 +98,7 @@ def test_own_model_with_a_fault(platform_name, capsys):
     out = capsys.readouterr().out
     assert status == 1
     assert "DIVERGED first in module fc2: step 1, output of fc2, rank 0" in out
+    assert "\n  cause: missing-reduction over tp: " in out
     assert out.splitlines()[-1].endswith(f"on {platform_name} (simulated): first divergence in fc2")
 
 

@@ -6,8 +6,9 @@ import pytest
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.faults import FAULTS, parse_fault
-from hyper_parallel.verify.model import parse_mesh, require_seed, verify_model, verify_scenario
+from hyper_parallel.verify.model import verify_model, verify_scenario
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
+from hyper_parallel.verify.run_arguments import parse_mesh, require_seed
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 from hyper_parallel.verify.simulate import simulate
 

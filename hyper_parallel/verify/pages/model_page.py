@@ -142,6 +142,7 @@ def _details(report: ModelReport) -> list[str]:
         wrong = sum(not check.ok for check in report.checks)
         return [
             str(report.first),
+            *report.explanation,
             f"{wrong} of {len(report.checks)} tensors differ; modules that differ stand first below.",
         ]
     _, _, verdict = report.verdict().partition(" s): ")

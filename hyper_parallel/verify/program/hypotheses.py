@@ -23,7 +23,7 @@ from hyper_parallel.verify.program.part_statistics import (
 )
 from hyper_parallel.verify.program.placement import describe
 from hyper_parallel.verify.program.randomness import explain_dropped, explain_masks
-from hyper_parallel.verify.program.reductions import missing_reduction, scaled, spread
+from hyper_parallel.verify.program.reductions import missing_reduction, scaled, spread, unsummed_output
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import foreign_samples
 from hyper_parallel.verify.program.verdict import Difference
@@ -48,7 +48,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "mask":
         tests += [_random_mask]
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
-        tests += [_loss, other_targets]
+        tests += [_loss, _unsummed_output, other_targets]
     elif kind == "gradient":
         tests += [_missing, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
     elif kind == "rate":
@@ -58,8 +58,8 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind in {"weight", "buffer", "state"}:
         tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
     else:
-        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _dropped, local_statistics, _other_part]
-        tests += [other_inputs]
+        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
+        tests += [local_statistics, _other_part, other_inputs]
     for test in (*tests, _zero, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
@@ -150,6 +150,10 @@ def _norm(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | No
 
 def _clipped(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
     return None if evidence is None else explain_clipping(runs, key, evidence.ranks)
+
+
+def _unsummed_output(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return unsummed_output(runs, key)
 
 
 def _loss(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
@@ -258,20 +262,54 @@ def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence |
     """An output that has a parameter of its module, or of one around it, added several times."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
-    step = key[2] - 1
-    module = runs.bounds.reference[key].module
-    for (kind, name, when, _), record in runs.bounds.reference.items():
-        near = record.module == module or module.startswith(f"{record.module}.")
-        if kind != "weight" or when != step or not near or np.ndim(record.value) != 1:
-            continue
+    for name, bias in _biases(runs, key):
         for axis, groups in runs.axes.sets():
             size = max(map(len, groups))
-            if all(_is_added(evidence, rank, np.asarray(record.value), size - 1) for rank in evidence.ranks):
+            if all(_is_added(evidence, rank, bias, size - 1) for rank in evidence.ranks):
                 text = (
                     f"minus {size - 1} times {name} it equals the reference: each of the {size} ranks of {axis} adds it"
                 )
                 return Cause("repeated-reduction", axis, text)
     return None
+
+
+def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """An output of parts that were not added up, although each rank has added the whole bias to its own."""
+    if evidence is None or key[0] != "output" or not evidence.ranks:
+        return None
+    for name, bias in _biases(runs, key):
+        for axis, groups in runs.axes.sets():
+            group_of = {rank: group for group in groups for rank in group}
+            if min(map(len, groups)) > 1 and all(
+                rank in group_of and _sums_with_bias(evidence, rank, group_of[rank], bias) for rank in evidence.ranks
+            ):
+                size = max(map(len, groups))
+                text = f"the sum over {axis} of the ranks' outputs, minus {size - 1} times {name}, equals the reference"
+                return Cause("missing-reduction", axis, text)
+    return None
+
+
+def _sums_with_bias(evidence: Evidence, rank: int, group: Sequence[int], bias: Any) -> bool:
+    """Return whether the values of a group add up to the expected one and a bias for each rank but one."""
+    actual = evidence.actual[rank]
+    if not actual.ndim or actual.shape[-1] != bias.size:
+        return False
+    total, magnitude, count = evidence.combined(group)
+    where = evidence.placements[rank].all_positions()
+    extra = len(group) - 1
+    return (
+        bool((count[where] == len(group)).all())
+        and (evidence.off(rank, total[where] - extra * bias, magnitude[where] + extra * np.abs(bias))[0])
+    )
+
+
+def _biases(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of one dim that the value's module, or one around it, has in this step."""
+    module = runs.bounds.reference[key].module
+    for (kind, name, when, _), record in runs.bounds.reference.items():
+        near = record.module == module or module.startswith(f"{record.module}.")
+        if kind == "weight" and when == key[2] - 1 and near and np.ndim(record.value) == 1:
+            yield name, np.asarray(record.value)
 
 
 def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.numbers import axes_of_factor, ratio_of_counts, size_words
-from hyper_parallel.verify.program.runs import factor_of
+from hyper_parallel.verify.program.runs import PairedRuns, factor_of
 from hyper_parallel.verify.program.scalars import combinations_of_ranks
-from hyper_parallel.verify.program.wording import plural
+from hyper_parallel.verify.program.wording import plural, ranks_words, value_words
 
-__all__ = ["missing_reduction", "scaled", "spread"]
+__all__ = ["missing_reduction", "scaled", "spread", "unsummed_output"]
 
 _KEPT = ("weight", "buffer", "state")
 """What ranks keep from step to step, each its own."""
@@ -33,6 +34,27 @@ def missing_reduction(evidence: Evidence) -> Cause | None:
             if cause is not None:
                 return Cause(cause, axis if cause == "missing-reduction" else words[1], words[0])
     return None
+
+
+def unsummed_output(runs: PairedRuns, key: Key) -> Cause | None:
+    """Test whether the last output before a loss is right only as a sum over ranks, though no layout says so."""
+    if key[0] != "loss":
+        return None
+    outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2] == key[2]]
+    last = outputs[-1] if outputs else None
+    if last is None or not runs.holders(last):
+        return None
+    for rank in runs.holders(last):
+        placement = runs.placement(last, rank)
+        if placement is None or not placement.pending or runs.ranks[rank][last].region:
+            return None
+    group = placement.pending[0]
+    axis = next((name for name, groups in runs.axes.sets() if group in groups), "")
+    subject = value_words("output", last[1])
+    text = (
+        f"{subject}, the last one before the loss, is the reference's only as a sum over {axis or ranks_words(group)}"
+    )
+    return Cause("missing-reduction", axis, text)
 
 
 def _combinations(

@@ -14,7 +14,6 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import default_framework
 from hyper_parallel.transport.timeouts import positive_seconds
-from hyper_parallel.verify.model import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
@@ -30,6 +29,7 @@ from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
+from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["verify_program"]

@@ -264,6 +264,34 @@ def test_a_bias_added_by_every_rank():
     assert cause.evidence == "minus 2 times down.bias it equals the reference: each of the 3 ranks of tp adds it"
 
 
+def test_parts_that_were_not_added_up_although_each_has_the_bias():
+    """Outputs whose sum over an axis is the reference's but for the bias of each rank lack that sum."""
+    bias, parts = RNG.standard_normal(5), RNG.standard_normal((3, 4, 5))
+
+    def records(value):
+        return [Record("weight", "down.bias", "down", -1, 0, bias), record("output", "down", 0, value)]
+
+    cause = first(records(parts.sum(0) + bias), [records(part + bias) for part in parts], {"tp": 3}).cause
+    assert (cause.kind, cause.axis) == ("missing-reduction", "tp")
+    assert cause.evidence == "the sum over tp of the ranks' outputs, minus 2 times down.bias, equals the reference"
+    other = first(records(parts.sum(0) + 4 * bias), [records(part + bias) for part in parts], {"tp": 3}).cause
+    assert other.kind != "missing-reduction" or "down.bias" not in other.evidence
+
+
+def test_a_loss_of_an_output_that_is_still_to_be_added_up():
+    """Where the last output before a wrong loss is right as a sum only, the sum is what is missing."""
+    parts = RNG.standard_normal((3, 4, 5))
+
+    def records(value):
+        return [record("output", "down", 0, value), record("loss", "loss", 0, np.square(value).mean())]
+
+    cause = first(records(parts.sum(0)), [records(part) for part in parts], {"tp": 3}).cause
+    assert (cause.kind, cause.axis) == ("missing-reduction", "tp")
+    assert cause.evidence == (
+        "the output of down, the last one before the loss, is the reference's only as a sum over tp"
+    )
+
+
 def test_values_of_another_name():
     """An output that is another module's is permuted."""
     one, two = RNG.standard_normal((2, 4, 5))

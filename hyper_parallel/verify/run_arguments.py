@@ -1,0 +1,74 @@
+"""Arguments of a verification that callers give as text or numbers: the mesh, the seed, how ranks are started."""
+
+from __future__ import annotations
+
+import math
+
+from hyper_parallel.core.dtensor.determinism import SEEDS
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.simulate import MOST_RANKS
+
+__all__ = ["LAUNCHES", "parse_mesh", "require_seed"]
+
+LAUNCHES = ("simulated", "processes")
+_MOST_DIGITS = 9
+_AXIS_NAMES = {1: ("tp",), 2: ("dp", "tp")}
+
+
+def parse_mesh(
+    mesh: str | None, world_size: int | None, most: int = MOST_RANKS
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
+
+    Args:
+        mesh: the mesh as text; None takes one axis of ``world_size``.
+        world_size: number of ranks, if it was given.
+        most: ranks that the mesh may have.
+
+    Raises:
+        InputError: (a ValueError) the text is no mesh, is one of too many ranks, or contradicts the world size.
+    """
+    if mesh is None and world_size is None:
+        msg = "give --mesh, such as 2x2, or --world-size"
+        raise InputError(msg)
+    text = str(world_size) if mesh is None else mesh
+    named = "=" in text
+    parts = [part.partition("=") for part in text.split("," if named else "x")]
+    sizes = [(size if named else name) for name, _, size in parts]
+    names = tuple(name for name, _, _ in parts)
+    if not all(map(_is_size, sizes)) or (named and not all(name.isidentifier() for name in names)):
+        msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
+        if mesh is None:
+            msg = f"--world-size {text} must be at least 1"
+        raise InputError(msg)
+    shape = tuple(int(size) for size in sizes)
+    if not named and len(shape) not in _AXIS_NAMES:
+        msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
+        raise InputError(msg)
+    names = names if named else _AXIS_NAMES[len(shape)]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        msg = f"--mesh {text!r} has two axes {repeated[0]!r}; axes need names of their own"
+        raise InputError(msg)
+    if math.prod(shape) > most:
+        option = "--world-size" if mesh is None else "--mesh"
+        msg = f"{option} {text} has {math.prod(shape)} ranks; there can be at most {most}"
+        raise InputError(msg)
+    if world_size is not None and math.prod(shape) != world_size:
+        msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
+        raise InputError(msg)
+    return shape, names
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
+
+
+def require_seed(seed: int) -> None:
+    """Check that every framework takes ``seed``.
+
+    Raises:
+        InputError: (a ValueError) it is no whole number from 0 to 2**32 - 1.
+    """
+    if type(seed) is not int or not 0 <= seed < SEEDS:
+        msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"
+        raise InputError(msg)
