@@ -183,8 +183,9 @@ def test_an_interrupted_self_test_reports_its_progress(monkeypatch, capsys):
 def test_the_table_of_exit_statuses_is_complete():
     """The README's table has every exit status of the command, and no other."""
     from hyper_parallel import cli
+    from hyper_parallel.verify.program.report import REFUSED
 
     text = (ROOT / "README.md").read_text()
     table = text[text.index("| exit status |") :].partition("\n\n")[0]
     statuses = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    assert statuses == {0, 1, cli._BAD_INPUT, cli.INTERRUPTED}
+    assert statuses == {0, 1, cli._BAD_INPUT, REFUSED, cli.INTERRUPTED}

@@ -10,7 +10,10 @@ from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.verdict import Verdict
 
-__all__ = ["HardenedCase", "ProgramReport"]
+__all__ = ["REFUSED", "HardenedCase", "ProgramReport"]
+
+REFUSED = 3
+"""Exit status of a program that is equal, in a case that could not show what it must."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,10 @@ class ProgramReport:
 
     @property
     def status(self) -> int:
-        """The exit status, which is 0 if all is well, 3 if only the case is refused, else 1."""
+        """The exit status, which is 0 if all is well, 3 (``REFUSED``) if only the case is refused, else 1."""
         if self.ok:
             return 0
-        return 3 if self.equal else 1
+        return REFUSED if self.equal else 1
 
     def text(self) -> str:
         """Return the report as text."""
