@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.errors import PlanError, RankFailedError
+from hyper_parallel.errors import HyperParallelError, PlanError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
@@ -21,7 +21,7 @@ from hyper_parallel.verify.run_arguments import LAUNCHES, require_seed
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import error_summary, user_function
 from hyper_parallel.verify.step_timeline import replayed
-from hyper_parallel.verify.train_compare import RankResult, run_rank
+from hyper_parallel.verify.train_compare import RankResult, run_plan_notes, run_rank
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
@@ -116,10 +116,7 @@ def verify_model(
             _fill(report, ranks)
             report.hardened = [*attempt.changes, *ranks[0].hardened]
             report.blind = [*map(str, run_spots(report.axes, number)), *ranks[0].blind, *failed]
-            first = report.first
-            if explain and first is not None and device == "cpu" and not report.counts.get("random"):
-                case = DivergingCase(*functions, attempt, tuple(mesh_names), fault, seed)
-                report.explanation = explain_divergence(case, first, platform)
+        _explain(report, DivergingCase(*functions, attempt, tuple(mesh_names), fault, seed), causes=explain)
         break
     report.seconds = time.perf_counter() - started
     return report
@@ -179,6 +176,7 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.checks = [check for rank in ranks for check in rank.checks]
     report.skipped = ranks[0].skipped
     report.losses = ranks[0].losses
+    report.plan_notes = ranks[0].plan_notes
     report.parallel_losses = ranks[0].parallel_losses
     report.parameter_layouts = ranks[0].parameter_layouts
     report.settings.update(ranks[0].settings)
@@ -186,6 +184,27 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.bound = ranks[0].bound
     calls = [rank.calls for rank in ranks]
     report.timeline = replayed(calls) if report.launch == "simulated" else calls
+
+
+def _explain(report: ModelReport, case: DivergingCase, *, causes: bool) -> None:
+    """Add what may be the reason of a failure, and with ``causes`` that of the first divergence.
+
+    Where a model draws random numbers a repetition would draw others, and cards are left alone.
+    """
+    if report.error and case.fault is None:
+        report.plan_notes = _plan_notes(case, report.platform)
+    if causes and report.first is not None and "device" not in report.settings and not report.counts.get("random"):
+        report.explanation = explain_divergence(case, report.first, report.platform)
+
+
+def _plan_notes(case: DivergingCase, platform: str) -> list[str]:
+    """Return what is probably unintended about a plan under which the model failed; nothing if that fails, too."""
+    arguments = (case.make_case, case.make_plan, case.attempt.shape, case.names)
+    try:
+        notes: list[str] = simulate(run_plan_notes, math.prod(case.attempt.shape), platform, arguments)[0]
+    except (HyperParallelError, ValueError):
+        return []
+    return notes
 
 
 def _reraise_input_error(error: RankFailedError) -> None:

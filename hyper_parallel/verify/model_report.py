@@ -97,6 +97,7 @@ class ModelReport:
         timeline: per rank, its calls into the transport in the last step; of simulated ranks as if every rank had a
             processor of its own and transfers took no time.
         explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
+        plan_notes: what is probably unintended about the plan, in words.
     """
 
     name: str
@@ -120,6 +121,7 @@ class ModelReport:
     blind: list[str] = field(default_factory=list)
     timeline: list[list[StepCall]] = field(default_factory=list)
     explanation: list[str] = field(default_factory=list)
+    plan_notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -200,6 +202,7 @@ class ModelReport:
     def text(self) -> str:
         """Return the whole report."""
         lines = [self.verdict(), *(f"  {line}" for line in self.explanation)]
+        lines += [f"  plan: {note}" for note in self.plan_notes]
         lines += self._loss_lines()
         if "seed" in self.settings:
             lines.append(f"  seed: {self.settings['seed']}")
@@ -247,6 +250,7 @@ class ModelReport:
             "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},
             "faulty_module": self.faulty_module,
             "explanation": self.explanation,
+            "plan_notes": self.plan_notes,
             "differing": [str(check) for check in self.checks if not check.ok][:100],
             "largest_error": _finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,

@@ -25,7 +25,14 @@ from hyper_parallel.verify.perturbation import describe
 from hyper_parallel.verify.random_draws import mask_errors
 from hyper_parallel.verify.spec import blame_user
 from hyper_parallel.verify.step_timeline import StepCall, recorded_calls
-from hyper_parallel.verify.training_runs import ParallelRun, ReferenceStep, SingleDeviceRun, build_model, numbered
+from hyper_parallel.verify.training_runs import (
+    ParallelRun,
+    ReferenceStep,
+    SingleDeviceRun,
+    build_model,
+    numbered,
+    plan_notes,
+)
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
     from hyper_parallel.verify.perturbation import Key
 
-__all__ = ["ParallelStep", "RankResult", "run_parallel_step", "run_rank"]
+__all__ = ["ParallelStep", "RankResult", "run_parallel_step", "run_plan_notes", "run_rank"]
 
 
 @dataclass
@@ -52,6 +59,7 @@ class RankResult:
         hardened: what was changed about the case, in words.
         blind: what the case cannot show, in words.
         calls: of this rank into its transport, in the parallel run's last step.
+        plan_notes: what is probably unintended about the plan, in words.
     """
 
     checks: list[TensorCheck]
@@ -65,6 +73,7 @@ class RankResult:
     hardened: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     calls: list[StepCall] = field(default_factory=list)
+    plan_notes: list[str] = field(default_factory=list)
 
 
 def run_rank(
@@ -106,6 +115,19 @@ def run_rank(
     random.manual_seed(seed)
     result = _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
     return replace(result, hardened=look.changes, blind=look.blind)
+
+
+def run_plan_notes(
+    make_case: Callable[[], Any],
+    make_plan: Callable[[Any], Any],
+    mesh_shape: tuple[int, ...],
+    mesh_names: tuple[str, ...],
+) -> list[str]:
+    """Return what may be the reason why the model fails under the plan; arguments as for :func:`run_rank`."""
+    platform = current_platform()
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
+    model = build_model(platform, as_case(make_case()), 0)
+    return plan_notes(model, mesh, as_plan(make_plan(mesh), mesh.names), failed=True)
 
 
 def _check_device(parameters: dict[str, Any], device: str) -> None:
@@ -190,7 +212,7 @@ class _TrainCompare:
             self.parallel.fault.must_have_hit()
         return RankResult(
             self.comparison.checks, self.comparison.skipped, losses, events, describe(self._dtype()),
-            parallel_losses, layouts, self._settings(), calls=calls,
+            parallel_losses, layouts, self._settings(), calls=calls, plan_notes=self.parallel.plan_notes,
         )  # fmt: skip
 
     def _settings(self) -> dict[str, str]:

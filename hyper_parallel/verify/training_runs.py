@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.faults import Fault
 
-__all__ = ["ParallelRun", "ReferenceStep", "SingleDeviceRun", "TrainingRun", "build_model", "why_untrainable"]
+__all__ = [
+    "ParallelRun",
+    "ReferenceStep",
+    "SingleDeviceRun",
+    "TrainingRun",
+    "build_model",
+    "plan_notes",
+    "why_untrainable",
+]
 
 _MODULES = {"torch": "torch.nn.Module", "mindspore": "mindspore.nn.Cell"}
 _MISFITS = (MixedTensorError, ShardMismatchError, LayoutError)
@@ -365,7 +373,11 @@ def _require_deterministic(values: dict[Key, Any], changes: dict[Key, float], st
 
 
 class ParallelRun(TrainingRun):
-    """The same model, made parallel by the plan."""
+    """The same model, made parallel by the plan.
+
+    Attributes:
+        plan_notes: what is probably unintended about the plan.
+    """
 
     def __init__(
         self,
@@ -380,6 +392,7 @@ class ParallelRun(TrainingRun):
         super().__init__(platform, replace(plan.applied_to(case), hooks=None), model)
         if fault is not None:
             fault.before_parallel(platform, model)
+        self.plan_notes = plan_notes(model, mesh, plan)
         parallel = _parallelize(model, mesh, plan)
         if fault is not None:
             fault.after_parallel(platform, parallel)
@@ -425,6 +438,24 @@ class ParallelRun(TrainingRun):
 
         placements = [self.plan.batch.get(name, Replicate()) for name in self.mesh.names]
         return tuple(distribute_tensor(tensor, self.mesh, placements, src_data_rank=None) for tensor in plain)
+
+
+def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool = False) -> list[str]:
+    """Return what is probably unintended about a plan of styles, in words.
+
+    Args:
+        model: before it is parallelized.
+        mesh: its mesh.
+        plan: what to parallelize by; of a function nothing is known.
+        failed: whether the model fails under the plan, so that what may be the reason is added.
+    """
+    from hyper_parallel.core.tensor_parallel.plan import check_plan, uneven_outputs
+
+    if callable(plan.styles):
+        return []
+    styles = dict(plan.styles)
+    notes = list(check_plan(model, mesh, styles).notes)
+    return [*notes, *uneven_outputs(model, mesh, styles)] if failed and styles else notes
 
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:

@@ -300,7 +300,8 @@ class Dispatcher:
         """The layout of a constant of one element, which is replicated; any other plain tensor is refused."""
         shape = tuple(tensor.shape)
         if self.platform.needs_grad(tensor) or (math.prod(shape) != 1 and not _REPLICATE_PLAIN.get()):
-            raise plain_tensor_error(f"argument {name}", name, shape, mesh)
+            parameter = isinstance(tensor, self.platform.Parameter)
+            raise plain_tensor_error(f"argument {name}", name, shape, mesh, parameter=parameter)
         return replicated_layout(mesh, shape)
 
 

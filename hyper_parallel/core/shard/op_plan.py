@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.events import module_path
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.rule import FixedLayouts, LayoutOptions, LocalCall, OpCall, Operand, Rule, Strategies
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
@@ -144,9 +145,13 @@ def replicated_layout(mesh: DeviceMesh, shape: Sequence[int]) -> Layout:
 
 
 def describe(call: OpCall) -> str:
-    """Return the operator with its operands in notation: ``add(x=f32[4@tp, 3], y=f32[4, 3])``."""
+    """Return the operator with its operands in notation: ``add(x=f32[4@tp, 3], y=f32[4, 3])``.
+
+    It starts with the path of the module that runs, where events are recorded.
+    """
     operands = ", ".join(f"{operand.name}={operand.layout.notation(operand.dtype)}" for operand in call.operands)
-    return f"{call.op}({operands})"
+    path = module_path()
+    return f"{path}{path and ': '}{call.op}({operands})"
 
 
 def _in_place_message(call: OpCall) -> str:

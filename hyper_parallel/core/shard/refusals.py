@@ -67,13 +67,21 @@ def check_framework(op: str, framework: str, values: Iterable[Any]) -> None:
             raise ArgumentTypeError(msg)
 
 
-def plain_tensor_error(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
+def plain_tensor_error(
+    argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh, *, parameter: bool = False
+) -> MixedTensorError:
     """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable.
 
     It starts with the path of the module that runs, where events are recorded.
     """
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
     path = module_path()
+    if parameter:
+        return MixedTensorError(
+            f"{path}{path and ': '}{argument} is a plain parameter {list(shape)}, but other operands are DTensors on "
+            f"{mesh!r}; give {path or 'its module'} a style in the plan, such as hyper_parallel.NoParallel(), or "
+            "replicate every parameter without one: hyper_parallel.distribute_module(model, mesh)"
+        )
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is a plain tensor {list(shape)}, but other operands are DTensors on "
         f"{mesh!r}; "

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["HEAD_COUNT_ATTRIBUTES", "Match", "PlanReport", "check_plan", "flat_plan", "matched_modules"]
+__all__ = [
+    "HEAD_COUNT_ATTRIBUTES",
+    "Match",
+    "PlanReport",
+    "check_plan",
+    "flat_plan",
+    "matched_modules",
+    "uneven_outputs",
+]
 
 HEAD_COUNT_ATTRIBUTES = (
     "n_heads", "num_heads", "n_head", "num_attention_heads",
@@ -165,12 +173,7 @@ def _indivisible_heads(
     platform: Platform, module: Any, layouts: dict[str, list[tuple[Placement, Match]]], size: int
 ) -> Iterator[str]:
     """Problems with the number of heads: features are sharded by heads, so every rank must have complete heads."""
-    split = [
-        match.path
-        for placements in layouts.values()
-        for placement, match in placements
-        if placement == Shard(0) and platform.is_linear_module(match.module)
-    ]
+    split = [match.path for match in _local_outputs(platform, layouts)]
     for path, owner in platform.get_cells_and_names(module):
         start = f"{path}." if path else ""
         if not any(linear.startswith(start) and "." not in linear[len(start) :] for linear in split):
@@ -179,7 +182,49 @@ def _indivisible_heads(
             heads = getattr(owner, name, None)
             if isinstance(heads, int) and heads % size:
                 owner_name = path or "the module"
-                yield f"{owner_name}: {name}={heads} is not divisible by the {size} ranks of the parallel axis"
+                yield (
+                    f"{owner_name}: {name}={heads} is not divisible by the {size} ranks of the parallel axis; with "
+                    "use_local_output=False the outputs of its linear layers stay DTensors, whose heads need not be"
+                )
+
+
+def _local_outputs(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> list[Match]:
+    """Linear layers whose output features are sharded and leave the layer as a local tensor."""
+    return [
+        match
+        for placements in layouts.values()
+        for placement, match in placements
+        if placement == Shard(0) and platform.is_linear_module(match.module) and _returns_local_shards(match.style)
+    ]
+
+
+def _returns_local_shards(style: ParallelStyle) -> bool:
+    """Whether a style returns a rank's part as a local tensor; styles of users are taken to."""
+    outputs = getattr(style, "output_layouts", None) or (Shard(-1),)
+    return bool(getattr(style, "use_local_output", True)) and isinstance(outputs[0], Shard)
+
+
+def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any] | str) -> list[str]:
+    """Return, in words, linear layers whose local outputs have unequal sizes: hints for a model that fails.
+
+    Args:
+        module: before it is parallelized.
+        device_mesh: its mesh.
+        plan: styles by path.
+    """
+    platform, size = platform_of(module), device_mesh.shape[parallel_axis(device_mesh)]
+    layouts = _layouts_by_parameter(matched_modules(module, resolve_plan(module, plan)))
+    notes = []
+    for match in dict.fromkeys(_local_outputs(platform, layouts)):
+        weight, _ = platform.layer_parameters(match.module)
+        features = platform.direct_parameters(match.module)[weight].shape[0]
+        if features % size:
+            notes.append(
+                f"{match.path} returns {features} features as local tensors of unequal sizes on {size} ranks; with "
+                "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of "
+                "ranks"
+            )
+    return notes
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------

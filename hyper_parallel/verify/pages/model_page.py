@@ -143,10 +143,11 @@ def _details(report: ModelReport) -> list[str]:
         return [
             str(report.first),
             *report.explanation,
+            *report.plan_notes,
             f"{wrong} of {len(report.checks)} tensors differ; modules that differ stand first below.",
         ]
     _, _, verdict = report.verdict().partition(" s): ")
-    return [verdict.removeprefix("equal, ")]
+    return [verdict.removeprefix("equal, "), *report.plan_notes]
 
 
 def _settings(report: ModelReport) -> dict[str, str]:

@@ -240,8 +240,10 @@ def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
             changed.add(name)
     foreign = [tuple(shape) for shape in runs.reference_notes.get("parameters that no model has", ())]
     for name in runs.reference_notes.get("parameters that no optimizer has", ()):
-        shape = np.shape(start.get(name))
-        if name in start and name not in changed and shape in foreign:
+        if name not in start or name in changed:
+            continue
+        shape = np.shape(start[name])
+        if shape in foreign:
             facts = f"no step changes {name}, and an optimizer has a parameter {list(shape)} that is in no model"
             repair = "make the optimizer after parallelize_module, fully_shard or whatever else replaces parameters"
             yield BlindSpot("untrained-parameters", name, facts, repair, refused=True)

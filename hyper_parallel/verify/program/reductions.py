@@ -44,11 +44,13 @@ def unsummed_output(runs: PairedRuns, key: Key) -> Cause | None:
     last = outputs[-1] if outputs else None
     if last is None or not runs.holders(last):
         return None
+    pending: list[tuple[int, ...]] = []
     for rank in runs.holders(last):
         placement = runs.placement(last, rank)
         if placement is None or not placement.pending or runs.ranks[rank][last].region:
             return None
-    group = placement.pending[0]
+        pending += placement.pending
+    group = pending[0]
     axis = next((name for name, groups in runs.axes.sets() if group in groups), "")
     subject = value_words("output", last[1])
     text = (

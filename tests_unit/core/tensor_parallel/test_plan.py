@@ -11,7 +11,7 @@ from hyper_parallel import (
     SequenceParallel,
     Shard,
 )
-from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
+from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules, uneven_outputs
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
 
 pytestmark = pytest.mark.platforms("torch")
@@ -37,6 +37,8 @@ PLAN = {
     "layers.*.norm": SequenceParallel(),
 }
 
+LOCAL_HEADS = "; with use_local_output=False the outputs of its linear layers stay DTensors, whose heads need not be"
+
 
 def checked(twin, build, plan, world=2):
     """The report of a rank."""
@@ -53,9 +55,36 @@ def test_a_fitting_plan_has_nothing_to_say(twin):
 def test_heads_must_divide(twin):
     """A rank holds whole heads, of keys and values too; uneven features alone are no problem."""
     report = checked(twin, lambda: attention(4, 2), PLAN, world=4)
-    assert report.problems == ("layers.0.attn: n_kv_heads=2 is not divisible by the 4 ranks of the parallel axis",)
+    assert report.problems == (
+        "layers.0.attn: n_kv_heads=2 is not divisible by the 4 ranks of the parallel axis" + LOCAL_HEADS,
+    )
     report = checked(twin, lambda: attention(5, 3), PLAN, world=3)
-    assert report.problems == ("layers.0.attn: n_heads=5 is not divisible by the 3 ranks of the parallel axis",)
+    assert report.problems == (
+        "layers.0.attn: n_heads=5 is not divisible by the 3 ranks of the parallel axis" + LOCAL_HEADS,
+    )
+
+
+@pytest.mark.parametrize("style", [
+    ColwiseParallel(use_local_output=False), ColwiseParallel(output_layouts=Replicate()),
+])  # fmt: skip
+def test_heads_need_not_divide_where_no_rank_sees_a_part(twin, style):
+    """A DTensor, or the whole output, has all heads on every rank."""
+    plan = {**PLAN, "layers.*.attn.w[qkv]": style}
+    assert checked(twin, lambda: attention(5, 3), plan, world=3).problems == ()
+
+
+def test_local_outputs_of_unequal_sizes_are_told(twin):
+    """Of a model that fails, the layers are listed whose local outputs have another size on another rank."""
+
+    def hints(plan):
+        return twin.on_mesh((3,), lambda mesh: uneven_outputs(attention(), mesh, plan))[0]
+
+    assert hints(PLAN) == [
+        f"layers.0.attn.{name} returns {features} features as local tensors of unequal sizes on 3 ranks; with "
+        "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of ranks"
+        for name, features in (("wq", 8), ("wk", 4), ("wv", 4))
+    ]
+    assert hints({**PLAN, "layers.*.attn.w[qkv]": ColwiseParallel(use_local_output=False)}) == []
 
 
 def test_heads_do_not_matter_where_attention_is_whole(twin):
@@ -122,7 +151,7 @@ def test_all_problems_are_one_error(twin):
         "the plan does not fit the module (3 problems); no parameter was changed:\n"
         "  - 'nothing' (RowwiseParallel) matches no module; children of the module: layers\n"
         "  - layers.0.norm: RowwiseParallel supports linear and embedding layers, not LayerNorm\n"
-        "  - layers.0.attn: n_heads=5 is not divisible by the 2 ranks of the parallel axis\n"
+        "  - layers.0.attn: n_heads=5 is not divisible by the 2 ranks of the parallel axis" + LOCAL_HEADS + "\n"
         "  - note: linear layer layers.0.attn.wk is not sharded, although its sibling layers are\n"
         "  - note: linear layer layers.0.attn.wv is not sharded, although its sibling layers are\n"
         "  - note: linear layer layers.0.attn.wo is not sharded, although its sibling layers are"
