@@ -79,8 +79,9 @@ def plain_tensor_error(
     if parameter:
         return MixedTensorError(
             f"{path}{path and ': '}{argument} is a plain parameter {list(shape)}, but other operands are DTensors on "
-            f"{mesh!r}; give {path or 'its module'} a style in the plan, such as hyper_parallel.NoParallel(), or "
-            "replicate every parameter without one: hyper_parallel.distribute_module(model, mesh)"
+            f"{mesh!r}; give {path or 'its module'} a style in the plan, such as "
+            "hyper_parallel.NoParallel(use_local_output=False), or replicate every parameter without one: "
+            "hyper_parallel.distribute_module(model, mesh)"
         )
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is a plain tensor {list(shape)}, but other operands are DTensors on "
