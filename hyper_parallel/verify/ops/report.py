@@ -224,12 +224,16 @@ class SweepReport:
         lines = [self._platform_line(name) for name in dict.fromkeys(report.platform for report in self.operators)]
         missing = sum(len(report.missing) for report in self.operators)
         idle = sum(len(report.unexercised) for report in self.operators if report.checks)
-        lines.append(f"{missing} rows are true and not claimed, {idle} claimed rows met no sample (--json lists them)")
+        lines.append(
+            f"{missing} rows (placements of inputs and outputs) hold and no rule claims them, {idle} claimed ones met "
+            "no sample (--json lists them)"
+        )
         rows, unshown = (
             sum(report.rows for report in self.operators),
             sum(len(report.unshown) for report in self.operators),
         )
-        lines.append(f"{rows} rows ran on DTensors, counted once per mesh; {unshown} claimed ones did not")
+        lines.append(f"{rows} claimed rows ran on DTensors, counted once per mesh; {unshown} did not")
+        lines += self._gap_lines()
         if self.interrupted:
             finished = f"{len(self.operators)} of {self.planned}" if self.planned else f"{len(self.operators)}"
             lines.append(f"partial report: {finished} operators finished; {self.interrupted}")
@@ -239,6 +243,19 @@ class SweepReport:
             if not report.holds
         )
         return "\n".join(lines)
+
+    def _gap_lines(self) -> list[str]:
+        """Return how many operators lack a check that their placements could have, by column of the matrix."""
+        gaps = [
+            [column for column, cell in report.coverage().items() if cell["state"] == "not exercised"]
+            for report in self.operators
+        ]
+        columns = Counter(column for lacking in gaps for column in lacking)
+        if not columns:
+            return []
+        counted = ", ".join(f"{column} {columns[column]}" for column in COLUMNS if columns[column])
+        more = "; the full sweep checks more" if self.mode == "quick" else ""
+        return [f"{sum(map(bool, gaps))} operators lack a check: {counted} (--json and --html name them{more})"]
 
     def full_text(self) -> str:
         """Return the failures of single operators, and the summary."""
