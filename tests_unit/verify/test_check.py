@@ -263,3 +263,49 @@ def test_tensors_on_another_device_are_named():
     tensors = [torch.empty(2, device="meta"), torch.empty(2)]
     assert on_other_device(tensors, "meta") == "1 is on cpu, and --device is meta"
     assert on_other_device(tensors[:1], "meta") == on_other_device(tensors, "cpu") == ""
+
+
+@pytest.mark.platforms("torch")
+def test_a_function_that_leaves_the_card_is_an_error():
+    """A check on a card of a function whose plain results are elsewhere would verify nothing there."""
+    mesh = DeviceMesh._interned("cuda", (1,), (0,), None, 0)
+    with pytest.raises(ValueError, match=r"^on one device, the function's output 0 is on cpu, and --device is cuda$"):
+        check._Checker(get_torch_platform(), lambda x: x * 2.0, [sample(3)], mesh, 0, None)
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("double", ["has no kernel", "has another shape"])
+def test_functions_of_single_precision_alone_are_checked_at_the_size_of_numbers_around_one(double):
+    """Where double precision gives no rounding to compare with, correct results pass and an error of 1e-3 fails."""
+    import torch
+
+    def scaled(by):
+        def call(x):
+            if x.dtype == torch.float64:
+                if double == "has no kernel":
+                    raise TypeError(x.dtype)
+                return x[:1]
+            return x * (by if hasattr(x, "placements") else 1.0)
+
+        return call
+
+    x = sample(5, 3).astype(np.float32)
+    assert check_function(scaled(1.0), [x], (2,), platform="torch").ok
+    wrong = check_function(scaled(1.001), [x], (2,), platform="torch").wrong
+    assert sum("output 0" in line for line in wrong) == sum("gradient of input 0" in line for line in wrong) == 8
+
+
+@pytest.mark.platforms("torch")
+def test_a_missing_gradient_is_wrong():
+    """A gradient that only one device computes is zeros on the ranks, and wrong."""
+    report = check_function(
+        lambda x, y: x * (y.detach() if hasattr(y, "placements") else y),
+        [sample(3), sample(3)],
+        (2,),
+        platform="torch",
+        placements=[[(R,)], [(R,)]],
+    )
+    assert (report.forward, report.backward) == (1, 2)
+    assert [line.split(", should be")[0] for line in report.wrong] == [
+        f"rank {rank}: [Replicate()] [Replicate()]: gradient of input 1 is 0.0 at (0,)" for rank in (0, 1)
+    ]

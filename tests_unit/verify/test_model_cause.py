@@ -7,6 +7,8 @@ import pytest
 
 from hyper_parallel.verify import ModelCase
 from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model_cause import DivergingCase, explain_divergence
+from hyper_parallel.verify.model_harden import Attempt
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -99,3 +101,39 @@ def test_a_case_that_fails_when_it_runs_again_keeps_its_divergence():
         return case()
 
     assert diverged(once, explain=True).explanation == []
+
+
+def right_plan(_mesh):
+    """Return a plan under which the model trains like one device."""
+    from hyper_parallel import NoParallel
+
+    return {name: NoParallel() for name in ("q", "k", "v", "o", "norm")}
+
+
+def test_a_case_that_is_equal_as_a_program_has_no_cause():
+    """Where nothing differs when the case runs again, nothing is claimed."""
+    divergence = diverged(case, 2).first
+    again = DivergingCase(case, right_plan, Attempt((2,)), ("tp",), None, 0)
+    assert explain_divergence(again, divergence, "torch") == []
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_what_may_be_the_reason_of_a_failure_is_told(readable):
+    """A run that failed lists what is probably unintended about its plan, unless the case cannot be made again."""
+    calls = []
+
+    def once_per_rank():
+        calls.append(1)
+        if len(calls) > 2 and not readable:
+            raise OSError("the file is gone")
+        return case()
+
+    def plan_of_queries(_mesh):
+        from hyper_parallel import ColwiseParallel, RowwiseParallel
+
+        return {"q": ColwiseParallel(), "o": RowwiseParallel()}
+
+    report = verify_model(once_per_rank, plan_of_queries, (2,), ("tp",), platform="torch", steps=1)
+    assert report.error
+    notes = [f"linear layer {name} is not sharded, although its sibling layers are" for name in "kv"]
+    assert report.plan_notes == (notes if readable else [])

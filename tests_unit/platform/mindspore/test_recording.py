@@ -273,3 +273,17 @@ def test_loss_scalers_are_served_while_a_program_is_recorded():
         np.testing.assert_array_equal(unscaled, [1.0, np.inf, 3.0])
         assert finite is False
         np.testing.assert_array_equal(plain, scaled)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_values_of_half_precision_are_read_as_single_with_their_dtype(dtype):
+    """A recorded value of half precision is the same number in float32, and says which dtype it had."""
+    import mindspore
+
+    from hyper_parallel.platform.mindspore.recorded_values import read_tensor
+
+    value = read_tensor(mindspore.Tensor([1.5, -0.25, 3.0], getattr(mindspore, dtype)))
+    assert value.array.dtype == np.float32
+    assert value.array.tolist() == [1.5, -0.25, 3.0]
+    assert value.dtype == ("" if dtype == "float32" else dtype)
+    assert read_tensor(None) is None
