@@ -48,14 +48,19 @@ class WorldNotJoinedError(MeshError):
     """A launcher started this process as one of several ranks, and it uses a world without having joined that one.
 
     Attributes:
-        rank: that the launcher gave this process.
+        rank: that the launcher gave this process; None if it leaves the number to the framework.
         world_size: number of ranks that it started.
+
+    Args:
+        launched_as: what the launcher started this process as, and how that is known.
+        rank: see the attribute.
+        world_size: see the attribute.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, launched_as: str, rank: int | None, world_size: int) -> None:
         super().__init__(
-            f"a launcher started this process as rank {rank} of {world_size} (RANK, WORLD_SIZE), and it has not joined "
-            "their world: make the mesh with init_device_mesh, or call get_platform().init_process_group(), first"
+            f"a launcher started this process as {launched_as}, and it has not joined their world: make the mesh with "
+            "init_device_mesh, or call get_platform().init_process_group(), first"
         )
         self.rank, self.world_size = rank, world_size
 

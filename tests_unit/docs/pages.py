@@ -26,6 +26,9 @@ PAGES = [
 FOLLOWED = [f"docs/{name}.md" for name in ("first-plan", "launchers", "porting", "rank-tests", "reading-the-reports")]
 """Pages that ``test_guides.py`` follows: their files are written, and their commands run, in the page's order."""
 
+FOLLOWED_TOGETHER = ["docs/mindspore.md"]
+"""Pages that are followed where both frameworks are: real processes of MindSpore communicate by PyTorch's gloo."""
+
 NOT_RUN = {
     "output": "what a command prints",
     "fragment": "part of a program that is somewhere else as a whole",
@@ -36,7 +39,8 @@ NOT_RUN = {
 
 GENERATED = ("reports/", "coverage_reports/", "data/", ".venv", ".tox", "html/", "<", "combined/", "reference/")
 """Where files come from commands, or are the reader's own."""
-OWN = {"my_model.py", "attention.py", "train.py", "port.py", "test_plan.py", "test_averaging.py", "FILE", "PAGE.html",
+OWN = {"my_model.py", "ms_model.py", "ms_train.py", "attention.py", "train.py", "port.py", "test_plan.py",
+       "test_averaging.py", "FILE", "PAGE.html",
        "report.html", "layout.html", "uneven-all-to-all.fixed.md"}  # fmt: skip
 
 
@@ -182,6 +186,7 @@ CHECKS = {
     ".ci/run": _tox,
     "pytest": _own_files,
     "torchrun": _own_files,
+    "msrun": _own_files,
     ".": _source,
 }
 

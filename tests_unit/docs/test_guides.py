@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hyper_parallel.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"pytest": ["pytest", "-p", "no:cacheprovider", "-p", "hyper_parallel.pytest_plugin"],
-           "torchrun": ["torch.distributed.run"]}  # fmt: skip
+           "torchrun": ["torch.distributed.run"], "msrun": ["mindspore.parallel.cluster.run"]}  # fmt: skip
 
 pytestmark = [
     pytest.mark.platforms("torch"),
@@ -36,6 +37,12 @@ def run(words, capfd):
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
+
+
+def free_port():
+    """Return a port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def shape(line):
@@ -73,6 +80,17 @@ def test_a_guide_can_be_followed(number, pages, tmp_path, monkeypatch, capfd):
     problems, steps = follow(pages.blocks(page, (ROOT / page).read_text(encoding="utf-8")), capfd)
     assert not problems, "\n".join(problems)
     assert steps >= 1
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+def test_the_guide_of_mindspore_can_be_followed(pages, tmp_path, monkeypatch, capfd):
+    """A MindSpore model is verified, broken, and trained by a script on simulated ranks and under msrun."""
+    monkeypatch.chdir(tmp_path)
+    (page,) = pages.FOLLOWED_TOGETHER
+    text = (ROOT / page).read_text(encoding="utf-8").replace("msrun ", f"msrun --master_port={free_port()} ")
+    problems, steps = follow(pages.blocks(page, text), capfd)
+    assert not problems, "\n".join(problems)
+    assert steps == 4
 
 
 def test_a_guide_that_is_wrong_is_noticed(pages, tmp_path, monkeypatch, capfd):

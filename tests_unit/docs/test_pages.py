@@ -69,7 +69,7 @@ def test_python_blocks_run(platform_name, pages, blocks, tmp_path):
     """Python of all other pages runs, page by page from top to bottom, in a fresh process; PyTorch's on PyTorch."""
     asked = []
     for block in blocks:
-        if block.page in pages.FOLLOWED:
+        if block.page in (*pages.FOLLOWED, *pages.FOLLOWED_TOGETHER):
             continue
         if block.language != "python" or block.info or (platform_name != "torch" and "torch" in block.code):
             continue

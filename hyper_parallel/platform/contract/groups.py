@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import atexit
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import MeshError, WorldNotJoinedError
 from hyper_parallel.platform.contract.agreement import AgreementFacet
-from hyper_parallel.platform.contract.identity import distinct_ranks, launched_world
+from hyper_parallel.platform.contract.identity import distinct_ranks
+from hyper_parallel.platform.contract.launched import launched_rank
 from hyper_parallel.transport.base import Transport, active_transport
 from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work
@@ -42,7 +44,7 @@ class GroupsFacet(AgreementFacet):
 
         Args:
             backend: ``gloo``, ``nccl`` or ``hccl``; by default the engine of this process's device.
-            init_method: URL where ranks find each other; by default the launcher's environment.
+            init_method: URL where ranks find each other; by default the environment of torchrun or msrun.
             timeout: limit for a collective.
             world_size: number of ranks; a negative number leaves it to the launcher.
             rank: this rank's number; a negative number leaves it to the launcher.
@@ -68,7 +70,7 @@ class GroupsFacet(AgreementFacet):
             _check_consistent(arguments, self._known())
             return
         engine = backend or BACKENDS[self.device_type()][0]
-        self._join({**arguments, "backend": engine})
+        self._join({**arguments, **self._launched(engine, arguments), "backend": engine})
         self._joined_as = arguments
         if engine == "gloo":
             # Threads of gloo that are left at the end of a process can abort it.
@@ -76,9 +78,10 @@ class GroupsFacet(AgreementFacet):
             atexit.register(self._leave_joined)
 
     def join_launched_world(self, device_type: str) -> None:
-        """Join the world that a launcher such as torchrun describes in the environment, unless this rank is in one.
+        """Join the world that torchrun or msrun describes in the environment, unless this rank is in one.
 
-        Without ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, or in a world of one, nothing happens.
+        Without the variables of a launcher, or in a world of one, nothing happens. On CPU, msrun's scheduler ends here
+        with status 0, as MindSpore ends it on cards: it is no rank.
 
         Args:
             device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no card yet takes the
@@ -87,11 +90,31 @@ class GroupsFacet(AgreementFacet):
         Raises:
             RendezvousError: the ranks did not meet.
         """
-        if self.has_world() or launched_world() is None:
+        if self.has_world() or launched_rank() is None:
             return
         if device_type != "cpu":
             self._choose_card(device_type)
         self.init_process_group(BACKENDS[device_type][0])
+
+    def _launched(self, engine: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that msrun gives and the program does not; other launchers' are read by the engine.
+
+        Raises:
+            SystemExit: with status 0, in msrun's scheduler.
+            MeshError: msrun did not number this rank.
+        """
+        launched = launched_rank()
+        if engine != "gloo" or launched is None or launched.init_method is None:
+            return {}
+        if any(asked[name] is not None for name in ("init_method", "store")):
+            return {}
+        if launched.scheduler:
+            sys.exit(0)
+        if launched.rank is None:
+            msg = "init_process_group: msrun set no RANK_ID; start it with --node_rank on each machine"
+            raise MeshError(msg)
+        given = {"rank": launched.rank, "world_size": launched.world_size, "init_method": launched.init_method}
+        return {name: value for name, value in given.items() if asked[name] is None}
 
     def _leave_joined(self) -> None:
         """Leave the world at the end of the process, unless the program has left it already."""

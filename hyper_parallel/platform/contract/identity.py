@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,7 @@ from hyper_parallel.transport.base import Channel
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks, Transport
 
-__all__ = ["IdentityFacet", "distinct_ranks", "is_integer", "launched_world", "unlaunched"]
-
-# What launchers such as torchrun set for each rank.
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+__all__ = ["IdentityFacet", "distinct_ranks", "is_integer"]
 
 
 def is_integer(value: Any) -> bool:
@@ -40,35 +36,6 @@ def distinct_ranks(rank_list: Any, world_size: int) -> Ranks | None:
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
         return None
     return ranks
-
-
-def launched_world() -> tuple[int, int] | None:
-    """Return rank and world size that a launcher such as torchrun gave this process; None if it is the only one.
-
-    Raises:
-        MeshError: ``RANK`` or ``WORLD_SIZE`` is not a number.
-    """
-    values = [os.environ.get(name) for name in _LAUNCHED]
-    if None in values:
-        return None
-    try:
-        rank, size = int(str(values[0])), int(str(values[1]))
-    except ValueError:
-        msg = f"RANK is {values[0]!r} and WORLD_SIZE {values[1]!r}: a launcher sets both to whole numbers"
-        raise MeshError(msg) from None
-    return (rank, size) if size > 1 else None
-
-
-def unlaunched(alone: Transport) -> Transport:
-    """Return ``alone``, the transport of a world of one, for a process that is in no other world.
-
-    Raises:
-        WorldNotJoinedError: (a MeshError) a launcher started this process as one of several ranks.
-    """
-    world = launched_world()
-    if world is not None:
-        raise WorldNotJoinedError(*world)
-    return alone
 
 
 class IdentityFacet(abc.ABC):
@@ -107,10 +74,16 @@ class IdentityFacet(abc.ABC):
         return Channel(purpose) if whole else Channel(purpose, ranks, build)
 
     def get_rank(self) -> int:
-        """Return the global rank of the caller; before it has joined its world, the one that the launcher gave it."""
+        """Return the global rank of the caller; before it has joined its world, the one that the launcher gave it.
+
+        Raises:
+            WorldNotJoinedError: (a MeshError) the launcher gave none: msrun on several machines without --node_rank.
+        """
         try:
             return self.transport().rank
         except WorldNotJoinedError as error:
+            if error.rank is None:
+                raise
             return error.rank
 
     def get_world_size(self) -> int:

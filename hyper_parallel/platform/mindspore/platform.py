@@ -16,7 +16,7 @@ from mindspore.common._grad_function import _Function
 from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.contract.identity import unlaunched
+from hyper_parallel.platform.contract.launched import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable

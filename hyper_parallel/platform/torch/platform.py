@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.autograd.grad_mode import _force_original_view_tracking
 
-from hyper_parallel.platform.contract.identity import unlaunched
+from hyper_parallel.platform.contract.launched import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable

@@ -1,0 +1,91 @@
+"""What a launcher told this process by environment variables: its rank, the number of ranks, and where they meet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.errors import MeshError, WorldNotJoinedError
+
+if TYPE_CHECKING:
+    from hyper_parallel.transport.base import Transport
+
+__all__ = ["LaunchedRank", "launched_rank", "unlaunched"]
+
+# What torchrun sets for each rank, and srun or a script in its place.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What msrun sets for each worker and for its scheduler. Workers of several machines have no RANK_ID without
+# --node_rank: MindSpore numbers them when they join.
+_MSRUN = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRank:
+    """A rank as its launcher numbered it.
+
+    Attributes:
+        rank: of this process; None if the launcher leaves the number to the framework.
+        world_size: number of ranks that it started.
+        variables: the environment variables that say so.
+        init_method: URL where the ranks meet; None if the framework reads it from the environment.
+        scheduler: True for msrun's scheduler: a process beside the ranks, which runs the script until it would join.
+    """
+
+    rank: int | None
+    world_size: int
+    variables: str
+    init_method: str | None = None
+    scheduler: bool = False
+
+    def __str__(self) -> str:
+        """Return what the process is, for messages."""
+        if self.scheduler:
+            return f"the scheduler of {self.world_size} ranks (MS_ROLE)"
+        what = f"one of {self.world_size} ranks" if self.rank is None else f"rank {self.rank} of {self.world_size}"
+        return f"{what} ({self.variables})"
+
+
+def launched_rank() -> LaunchedRank | None:
+    """Return what a launcher such as torchrun or msrun told this process; None if it is the only rank.
+
+    Raises:
+        MeshError: the rank or the number of ranks is not a number.
+    """
+    launched = _of_torchrun() or _of_msrun()
+    return None if launched is None or (launched.world_size == 1 and not launched.scheduler) else launched
+
+
+def unlaunched(alone: Transport) -> Transport:
+    """Return ``alone``, the transport of a world of one, for a process that is in no other world.
+
+    Raises:
+        WorldNotJoinedError: (a MeshError) a launcher started this process as one of several ranks.
+    """
+    launched = launched_rank()
+    if launched is not None:
+        raise WorldNotJoinedError(str(launched), launched.rank, launched.world_size)
+    return alone
+
+
+def _of_torchrun() -> LaunchedRank | None:
+    if any(name not in os.environ for name in _TORCHRUN):
+        return None
+    return LaunchedRank(_number("RANK"), _number("WORLD_SIZE"), "RANK, WORLD_SIZE")
+
+
+def _of_msrun() -> LaunchedRank | None:
+    if any(name not in os.environ for name in _MSRUN):
+        return None
+    rank = _number("RANK_ID") if "RANK_ID" in os.environ else None
+    address = f"tcp://{os.environ['MS_SCHED_HOST']}:{os.environ['MS_SCHED_PORT']}"
+    scheduler = os.environ["MS_ROLE"] == "MS_SCHED"
+    return LaunchedRank(rank, _number("MS_WORKER_NUM"), "RANK_ID, MS_WORKER_NUM", address, scheduler)
+
+
+def _number(variable: str) -> int:
+    try:
+        return int(os.environ[variable])
+    except ValueError:
+        msg = f"{variable} is {os.environ[variable]!r}: a launcher sets it to a whole number"
+        raise MeshError(msg) from None
