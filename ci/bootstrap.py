@@ -38,6 +38,7 @@ WHAT = {
 }
 # Blocking launches are 20 times faster on few cores, and report an error where it happened; 4 silences the C++ log.
 FRAMEWORK_ENV = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
+VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 PIP_ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
@@ -99,9 +100,9 @@ def works(env: Path) -> bool:
     return python_of(env).exists() and succeeds([str(python_of(env)), "-c", code])
 
 
-def run_pip(python: "str | Path", *args: str) -> None:
+def run_pip(python: "str | Path", *args: str, wheels: "dict[str, str] | None" = None) -> None:
     """Run pip with its output streamed to stderr; a failure names the usual causes."""
-    command, env = [str(python), "-m", "pip", *args], {**os.environ, **PIP_ENV}
+    command, env = [str(python), "-m", "pip", *args], {**os.environ, **PIP_ENV, **(wheels or {})}
     sys.stderr.flush()
     done = subprocess.run(command, check=False, env=env, stdout=2)  # stdout is the command's: --json writes there
     if done.returncode:
@@ -112,6 +113,25 @@ def run_pip(python: "str | Path", *args: str) -> None:
         )
 
 
+def checked_wheels(python: "str | Path") -> "dict[str, str]":
+    """Fetch all pinned packages, check their hashes, and return the variables that make pip install from there only.
+
+    Python is the one whose wheels are needed. The folder is named after the pins: other pins have another one.
+    """
+    pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()[:12]
+    version = subprocess.run([str(python), "-c", VERSION], check=True, stdout=subprocess.PIPE).stdout.decode().strip()
+    folder = HOME / "wheels" / f"{version}-{pins}"
+    if not (folder / "complete").exists():
+        say("fetching all pinned packages once, about 1 GB with both frameworks")
+        for older in HOME.glob(f"wheels/{version}-*"):
+            if older != folder:
+                shutil.rmtree(older)
+    command = [str(python), str(ROOT / "ci" / "wheelhouse.py"), str(folder)]
+    if subprocess.run(command, check=False, env={**os.environ, **PIP_ENV}, stdout=2).returncode:
+        raise SetupError("the pinned packages could not be fetched and checked (the message is above)")
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "HP_WHEELHOUSE": str(folder)}
+
+
 def create_with_venv(env: Path) -> bool:
     """Create the environment with the standard library, where that is complete."""
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
@@ -119,11 +139,11 @@ def create_with_venv(env: Path) -> bool:
     return succeeds([sys.executable, "-m", "venv", "--clear", str(env)]) and works(env)
 
 
-def create_with_virtualenv(env: Path) -> None:
+def create_with_virtualenv(env: Path, held: bool) -> None:
     """Create the environment with virtualenv, which brings its own pip, from a folder inside the checkout.
 
     Some distributions package `venv` or `ensurepip` apart, and refuse `pip install` into their own Python; a
-    target folder is allowed everywhere.
+    target folder is allowed everywhere. If ``held``, virtualenv itself comes from the checked wheels.
     """
     if importlib.util.find_spec("pip") is None:
         raise SetupError(
@@ -133,7 +153,9 @@ def create_with_virtualenv(env: Path) -> None:
     tool = HOME / "virtualenv"
     shutil.rmtree(tool, ignore_errors=True)
     say("no complete `venv` module here; fetching virtualenv")
-    run_pip(sys.executable, "install", "--quiet", "--target", str(tool), "-c", str(CONSTRAINTS), "virtualenv")
+    wheels = checked_wheels(sys.executable) if held else None
+    install = ["install", "--quiet", "--target", str(tool), "-c", str(CONSTRAINTS), "virtualenv"]
+    run_pip(sys.executable, *install, wheels=wheels)
     path = os.pathsep.join([str(tool), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "virtualenv", "--quiet", "--clear", "--no-download", str(env)]
     done = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}, stdout=2)
@@ -150,14 +172,17 @@ def fingerprint(name: str) -> str:
     return facts.hexdigest()
 
 
-def ensure(name: str) -> Path:
-    """Return the folder with an environment's scripts, created and filled if it is not up to date.
+def ensure(name: str) -> "tuple[Path, dict[str, str]]":
+    """Return the folder with an environment's scripts, created and filled if it is not up to date, and its variables.
+
+    Tests are held to the hashes of what they install, each time: the variables name the folder of checked wheels. A
+    command that a user runs is not: another platform's files have no hashes here.
 
     The stamp is written last: an interrupted install is taken up again by the next run.
     """
     env, stamp = HOME / name, HOME / name / "installed"
     if stamp.exists() and stamp.read_text() == fingerprint(name) and works(env):
-        return env / "bin"
+        return env / "bin", checked_wheels(python_of(env)) if name == "tox" else {}
     if stamp.exists():
         stamp.unlink()
     started = time.monotonic()
@@ -166,12 +191,13 @@ def ensure(name: str) -> Path:
         say(f"creating {env.relative_to(ROOT)} with Python {'.'.join(map(str, sys.version_info[:3]))}")
         HOME.mkdir(exist_ok=True)
         if not create_with_venv(env):
-            create_with_virtualenv(env)
+            create_with_virtualenv(env, held=name == "tox")
+    wheels = checked_wheels(python_of(env)) if name == "tox" else {}
     say("installing " + WHAT[name])
-    run_pip(python_of(env), "install", "--no-compile", "-c", str(CONSTRAINTS), *REQUIREMENTS[name])
+    run_pip(python_of(env), "install", "--no-compile", "-c", str(CONSTRAINTS), *REQUIREMENTS[name], wheels=wheels)
     stamp.write_text(fingerprint(name))
     say(f"installed in {time.monotonic() - started:.0f} s; the next run starts at once")
-    return env / "bin"
+    return env / "bin", wheels
 
 
 def command_for(args: "list[str]") -> "tuple[str, list[str]]":
@@ -181,10 +207,10 @@ def command_for(args: "list[str]") -> "tuple[str, list[str]]":
     return "coverage" if args[0] == "coverage" else "run", ["hyper-parallel", *args]
 
 
-def child_env(scripts: Path) -> "dict[str, str]":
+def child_env(scripts: Path, wheels: "dict[str, str]") -> "dict[str, str]":
     """Environment of the command: its scripts first on PATH, so that the ranks it starts find the same Python."""
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)])
-    env = {**FRAMEWORK_ENV, **os.environ, "PATH": path, "VIRTUAL_ENV": str(scripts.parent)}
+    env = {**FRAMEWORK_ENV, **os.environ, **wheels, "PATH": path, "VIRTUAL_ENV": str(scripts.parent)}
     env.pop("PYTHONHOME", None)
     return env
 
@@ -196,12 +222,12 @@ def main(args: "list[str]") -> int:
         return 0 if args else 2
     try:
         name, command = command_for(args)
-        scripts = ensure(name)
-    except (SetupError, OSError) as error:
+        scripts, wheels = ensure(name)
+    except (SetupError, subprocess.SubprocessError, OSError) as error:
         say(f"error: {error}")
         return 1
     try:
-        done = subprocess.run([str(scripts / command[0]), *command[1:]], check=False, env=child_env(scripts))
+        done = subprocess.run([str(scripts / command[0]), *command[1:]], check=False, env=child_env(scripts, wheels))
     except KeyboardInterrupt:  # the child got the signal too, and has printed its own message
         return 130
     # A negative status is the number of the signal that ended the child; shells write it as 128 + number.

@@ -49,8 +49,10 @@ def settings(listing: str) -> dict[str, str]:
 
 def options(values: dict[str, str]) -> list[str]:
     """Return the options of uv that mean the same as pip's settings."""
-    pairs = [(option, value) for name, option in OPTIONS.items() for value in values.get(name, "").split()]
     true = {"1", "true", "yes", "on", "t", "y"}
+    if values.get("no-index", "").lower() in true:  # pip then asks no index, whatever else is set
+        values = {name: value for name, value in values.items() if not name.endswith("index-url")}
+    pairs = [(option, value) for name, option in OPTIONS.items() for value in values.get(name, "").split()]
     switches = [switch for name, switch in SWITCHES.items() if values.get(name, "").lower() in true]
     return [*(word for pair in pairs for word in pair), *switches]
 

@@ -29,7 +29,7 @@ def calls(bootstrap, monkeypatch):
         return True
 
     monkeypatch.setattr(bootstrap, "create_with_venv", create)
-    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args: done.append(args[0]))
+    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args, **_wheels: done.append(args[0]))
     monkeypatch.setattr(bootstrap, "works", lambda env: (env / "bin").exists())
     return done
 
@@ -52,7 +52,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(bootstrap,
 def test_an_interrupted_install_is_taken_up_again(bootstrap, calls, monkeypatch):
     """The stamp is written last: an interrupted installation is repeated."""
 
-    def fails(*_args):
+    def fails(*_args, **_wheels):
         raise bootstrap.SetupError("no network")
 
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_a_python_without_venv_and_pip_says_what_to_install(bootstrap, monkeypat
     monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda _name: None)
     assert not bootstrap.create_with_venv(bootstrap.HOME / "run")
     with pytest.raises(bootstrap.SetupError, match="python3-venv, or python3-pip"):
-        bootstrap.create_with_virtualenv(bootstrap.HOME / "run")
+        bootstrap.create_with_virtualenv(bootstrap.HOME / "run", held=False)
 
 
 def test_failing_pip_names_the_usual_causes(bootstrap):
@@ -100,7 +100,7 @@ def test_the_exit_status_is_that_of_the_command(bootstrap, monkeypatch, tmp_path
     script = tmp_path / "hyper-parallel"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(bootstrap, "ensure", lambda _name: tmp_path)
+    monkeypatch.setattr(bootstrap, "ensure", lambda _name: (tmp_path, {}))
     assert bootstrap.main(["verify", "model"]) == status
 
 
@@ -122,7 +122,25 @@ def test_coverage_gets_the_tools_of_the_tests(bootstrap, calls, monkeypatch):
     name, command = bootstrap.command_for(["coverage", "html"])
     assert (name, command) == ("coverage", ["hyper-parallel", "coverage", "html"])
     requirements = []
-    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args: requirements.extend(args))
+    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args, **_wheels: requirements.extend(args))
     bootstrap.ensure(name)
     assert [text for text in requirements if text.endswith("[test]")]
     assert not [text for text in requirements if "torch" in text or "mindspore" in text]
+
+
+def test_tests_install_from_checked_wheels_only(bootstrap, calls, monkeypatch, tmp_path):
+    """The tests get the checked folder instead of an index, in a second run too; a refusal ends the command."""
+    wheels = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/checked", "HP_WHEELHOUSE": "/checked"}
+    given = []
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap, "checked_wheels", lambda _python: wheels)
+        patch.setattr(bootstrap, "run_pip", lambda _python, *_args, wheels: given.append(wheels))
+        assert bootstrap.ensure("tox")[1] == wheels
+        assert bootstrap.ensure("tox")[1] == wheels
+    assert given == [wheels]
+    assert bootstrap.child_env(tmp_path, wheels).items() >= wheels.items()
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "wheelhouse.py").write_text("raise SystemExit(1)")
+    monkeypatch.setattr(bootstrap, "python_of", lambda _env: sys.executable)
+    with pytest.raises(bootstrap.SetupError, match="could not be fetched and checked"):
+        bootstrap.ensure("tox")

@@ -24,9 +24,15 @@ def test_the_environment_wins_over_files_and_install_over_global(install):
 def test_settings_of_pip_become_options_of_uv(install):
     """Lists are split, switches are read as pip reads them, and settings unknown to uv are left out."""
     lists = {"find-links": "/a\n/b", "extra-index-url": "https://one https://two"}
-    arguments = [*install.options({**lists, "no-index": "true", "pre": "0", "user": "1"})]
+    arguments = [*install.options({**lists, "pre": "0", "user": "1"})]
     two = ["--find-links", "/a", "--find-links", "/b", "--index", "https://one", "--index", "https://two"]
-    assert arguments == [*two, "--no-index"]
+    assert arguments == two
+
+
+def test_without_an_index_no_index_is_handed_over(install):
+    """Where pip is told to ask no index, uv gets none either, though a file of pip's settings names some."""
+    values = {"find-links": "/checked", "index-url": "https://one", "extra-index-url": "https://two", "no-index": "1"}
+    assert install.options(values) == ["--find-links", "/checked", "--no-index"]
 
 
 @pytest.fixture
