@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,10 +163,30 @@ def _run_simulated(test: RankedTest, body: bytes) -> RankedOutcome:
     from hyper_parallel.verify.simulate import simulate
 
     try:
-        verdicts = simulate(on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout)
+        with _without_debug_log():
+            verdicts = simulate(on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout)
     except RankFailedError as failure:
         return RankedOutcome(failure=failure)
     return RankedOutcome(verdicts)
+
+
+@contextmanager
+def _without_debug_log() -> Iterator[None]:
+    """Keep out of the report what PyTorch logs, at the level DEBUG, of each error that a collective raises.
+
+    Who sets ``TORCH_DISTRIBUTED_DEBUG`` gets it.
+    """
+    logger = logging.getLogger("c10d-NullHandler-default")
+
+    def above_debug(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.DEBUG
+
+    if not os.environ.get("TORCH_DISTRIBUTED_DEBUG"):
+        logger.addFilter(above_debug)
+    try:
+        yield
+    finally:
+        logger.removeFilter(above_debug)
 
 
 def _run_processes(test: RankedTest, body: bytes) -> RankedOutcome:

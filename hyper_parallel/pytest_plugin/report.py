@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from hyper_parallel._text import first_line
+from hyper_parallel.errors import RankFailedError
 
 if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
@@ -51,9 +52,11 @@ def _headline(failure: BaseException) -> str:
     cause = failure.__cause__
     if first is None or cause is None:
         return first_line(failure)
-    text = str(cause).splitlines() or [""]
-    name = type(cause).__name__
-    return f"rank {first}: {text[0]}" if name == "RankFailedError" else f"rank {first}: {name}: {text[0]}"
+    text = [line.strip() for line in str(cause).splitlines()] or [""]
+    facts = " ".join(text[:2]) if text[0].endswith(":") else text[0]
+    if isinstance(cause, RankFailedError):
+        return facts if facts.startswith(f"rank {first} ") else f"rank {first}: {facts}"
+    return f"rank {first}: {type(cause).__name__}: {facts}"
 
 
 def rank_of_failure(failure: BaseException) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
-from hyper_parallel.transport.checks.compare import listed, message_mismatch
+from hyper_parallel.transport.checks.compare import listed, message_mismatch, ranked
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.deadlock import Waiting, deadlock_text, stuck_ranks
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, Wait
@@ -247,7 +247,7 @@ class Coordinator:
             return self._ended[rank]
         wait = self._waiting.get(rank)
         if wait is None:
-            return "was running, or ready to run"
+            return "was not waiting for another rank"
         if isinstance(wait, MessageFingerprint):
             return f"waited in {wait.text(sending=False)} at {wait.site}"
         if not isinstance(wait, tuple):
@@ -349,7 +349,10 @@ class Coordinator:
         return [other for other in collective.ranks if other in self._ended and other not in collective.joined]
 
     def _absent(self, collective: PendingCollective, gone: list[int]) -> str:
-        ends = ", ".join(f"rank {other} {self._ended[other]}" for other in gone)
+        alike: dict[str, list[int]] = {}
+        for other in gone:
+            alike.setdefault(self._ended[other], []).append(other)
+        ends = ", ".join(f"{ranked(others)} {how}" for how, others in alike.items())
         waiting = listed(collective.fingerprints)
         return f"{ends} without joining {collective.name}, in which others wait:\n{waiting}"
 

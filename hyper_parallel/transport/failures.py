@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.checks.compare import ranked
 from hyper_parallel.transport.out_of_memory import advice
+from hyper_parallel.transport.shown_traceback import trace
 
 __all__ = [
     "NEEDS_GLOO",
@@ -17,30 +17,12 @@ __all__ = [
     "exit_text",
     "gave_up",
     "lost_peer",
-    "trace",
     "world_failed",
     "world_timed_out",
 ]
 
 NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
 """Why a real world of MindSpore cannot be started, and the fix."""
-
-_OWN = (
-    "transport/simulated_threads.py",
-    "transport/simulated.py",
-    "transport/coordinator.py",
-    "transport/c10d/simulated_world.py",
-    "transport/c10d/simulated_work.py",
-    "transport/c10d/simulated_group.py",
-    "transport/simulated_processes.py",
-    "transport/rank_process.py",
-    "transport/launched_rank.py",
-    "transport/checks/guarded.py",
-    "transport/c10d/checked_messages.py",
-    "pytest_plugin/ranks.py",
-    "verify/launch_worker.py",
-    "verify/simulate.py",
-)
 
 
 class WorldFailedError(RankFailedError):
@@ -57,15 +39,6 @@ class WorldFailedError(RankFailedError):
         super().__init__(text)
         self.failures: dict[int, BaseException] = dict(failures)
         self.activities: dict[int, str] = dict(activities or {})
-
-
-def trace(error: BaseException) -> str:
-    """The traceback without the frames of the modules that run ranks."""
-    shown = traceback.TracebackException.from_exception(error)
-    kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
-    if kept:
-        shown.stack = traceback.StackSummary.from_list(kept)
-    return "".join(shown.format()).rstrip()
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.guarded import GuardedTransport
 from hyper_parallel.transport.endpoint import PostingEndpoint
-from hyper_parallel.transport.failures import NEEDS_GLOO, trace
+from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
     RankReport,
@@ -33,6 +33,7 @@ from hyper_parallel.transport.rank_process import (
     run_rank,
 )
 from hyper_parallel.transport.serialization import pack_error
+from hyper_parallel.transport.shown_traceback import trace
 
 __all__ = ["RankSetup", "guarded", "launched_main"]
 

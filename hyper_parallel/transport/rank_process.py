@@ -20,10 +20,10 @@ import numpy as np
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, unwinding
-from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.measurement import Measurement, measured
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
+from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = [

@@ -16,13 +16,14 @@ from pathlib import Path
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.coordinator_server import connect
-from hyper_parallel.transport.failures import NEEDS_GLOO, trace
+from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.processes import rehearsed_engine
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
+from hyper_parallel.transport.shown_traceback import trace
 
 __all__ = ["DEVICE", "SOCKET", "serve"]
 

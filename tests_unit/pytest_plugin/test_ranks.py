@@ -443,8 +443,10 @@ def test_raw_torch_distributed_runs_on_simulated_ranks(run):
             "  rank 1: dist.all_reduce(f32[[]5], MAX) at *.py:*",
             "*rank 1 returned without joining collective 0 of ranks (0, 1, 2), in which others wait:",
             "  ranks 0, 2: dist.barrier() at *.py:*",
+            "*: rank 0: CollectiveMismatchError: rank 1 returned without *, in which others wait: ranks 0, 2: dist.b*",
         ]
     )
+    result.stdout.no_fnmatch_line("*DEBUG*")
 
 
 # What needs a process of its own

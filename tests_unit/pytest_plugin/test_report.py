@@ -5,8 +5,10 @@ import importlib.util
 
 import pytest
 
+from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.pytest_plugin.report import other_framework
+from hyper_parallel.pytest_plugin.report import RanksRepr, other_framework
+from hyper_parallel.transport.failures import world_failed
 
 TORCH_NOTE = (
     "This test ran on MindSpore because both frameworks are installed, but test_it.py imports torch: for a test of "
@@ -46,6 +48,26 @@ def test_a_test_of_the_other_framework_is_explained(tmp_path, code, ran_on, text
     path = tmp_path / "test_it.py"
     path.write_text(code)
     assert other_framework(ran_on, path, text) == note
+
+
+@pytest.mark.parametrize(
+    "cause, line",
+    [
+        (ValueError("bad: batch 7"), "rank 1: ValueError: bad: batch 7"),
+        (ValueError("ranks differ:\n  rank 0: 5\n  rank 1: 7"), "rank 1: ValueError: ranks differ: rank 0: 5"),
+        (ValueError(""), "rank 1: ValueError: "),
+        (RankFailedError("rank 1 died of SIGKILL\nStack"), "rank 1 died of SIGKILL"),
+        (RankFailedError("the world ended"), "rank 1: the world ended"),
+    ],
+)
+def test_the_line_of_the_summary_has_the_rank_the_error_and_its_first_fact(cause, line):
+    """The line that pytest prints last has the first rank that failed, its error, and what the error is about."""
+    assert RanksRepr("text", "test_it.py", 3, world_failed(2, {1: cause}, {})).reprcrash.message == line
+
+
+def test_a_failure_of_no_rank_is_its_own_line():
+    """A world that did not end has no rank that failed first."""
+    assert RanksRepr("text", "test_it.py", 3, RankFailedError("no ranks\nmore")).reprcrash.message == "no ranks"
 
 
 def test_a_module_that_cannot_be_read_explains_nothing(tmp_path):

@@ -138,6 +138,19 @@ def test_member_that_returned_is_missed_at_once():
     assert caught.value.odd_ranks == (1,)
 
 
+def test_members_that_returned_are_named_together():
+    """One message names all ranks that ended without the collective."""
+    world = Coordinator(3)
+    world.finish(0)
+    world.finish(2)
+    world.join(1, call(1, (0, 1, 2)))
+    with pytest.raises(CollectiveMismatchError) as caught:
+        world.take(1)
+    assert str(caught.value).splitlines()[0] == (
+        "ranks 0, 2 returned without joining collective 0 of ranks (0, 1, 2), in which others wait:"
+    )
+
+
 def test_joining_after_a_member_returned_fails_at_once():
     """A collective with a rank that has returned fails when the first member joins."""
     world = Coordinator(2)

@@ -173,7 +173,9 @@ def test_a_fault_of_a_rank_ends_the_world(nothing_left, tmp_path, fault, place):
         assert "ValueError: boom" in text
     else:
         assert first == "rank 1 of 3 failed", text
-        expected = "rank 1 died of SIGKILL; it was running" if fault == "SIGKILL" else "ValueError: boom"
+        expected = (
+            "rank 1 died of SIGKILL; it was not waiting for another rank" if fault == "SIGKILL" else "ValueError: boom"
+        )
         assert expected in text
     if fault == "SIGKILL" and place != "before":
         last = "; last in " if place == "sharded checkpoint" else "; last in dist."

@@ -1,0 +1,93 @@
+"""The traceback of a failed rank as users see it: their own frames, and where the error was raised."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from itertools import groupby
+
+__all__ = ["fold_frames", "trace"]
+
+# Modules that run ranks and check their collectives: their frames say nothing about the program.
+_OWN = (
+    "transport/simulated_threads.py",
+    "transport/simulated.py",
+    "transport/coordinator.py",
+    "transport/c10d/simulated_world.py",
+    "transport/c10d/simulated_work.py",
+    "transport/c10d/simulated_group.py",
+    "transport/simulated_processes.py",
+    "transport/rank_process.py",
+    "transport/launched_rank.py",
+    "transport/checks/guarded.py",
+    "transport/checks/torch_distributed.py",
+    "transport/c10d/checked_messages.py",
+    "pytest_plugin/ranks.py",
+    "verify/launch_worker.py",
+    "verify/simulate.py",
+)
+
+_ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
+# Folders whose frames are counted instead of shown, between those of the program.
+_PACKAGES = re.compile(r".*/site-packages/(?:torch|mindspore)/|.*/hyper_parallel/(?:core|platform|transport)/")
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback without the frames of the modules that run ranks, and with folded ones of packages.
+
+    Every frame of a package is shown if ``HP_FULL_TRACEBACK`` is set to anything but an empty text.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
+    if kept:
+        shown.stack = traceback.StackSummary.from_list(kept)
+    text = "".join(shown.format()).rstrip()
+    return text if os.environ.get("HP_FULL_TRACEBACK") else fold_frames(text)
+
+
+def fold_frames(text: str) -> str:
+    """Return a traceback in which frames of PyTorch, MindSpore and this library between others are a count.
+
+    The last frame of a traceback, which raised the error, is shown wherever it is, and a single frame stays.
+
+    Args:
+        text: as Python formats it, with the tracebacks of causes.
+    """
+    lines: list[str] = []
+    entries = list(_entries(text))
+    runs = [list(run) for _, run in groupby(entries, key=lambda entry: _package(entry) is not None)]
+    for number, run in enumerate(runs):
+        packaged = _package(run[0]) is not None
+        last = number + 1 == len(runs) or not _ENTRY.match(runs[number + 1][0])
+        hidden = run[: -1 if last else None] if packaged else []
+        if len(hidden) > 1:
+            folders = ", ".join(dict.fromkeys(str(_package(entry)) for entry in hidden))
+            lines += [f"  ({len(hidden)} frames of {folders} not shown)", *run[len(hidden) :]]
+        else:
+            lines += run
+    return "\n".join(lines)
+
+
+def _entries(text: str) -> Iterator[str]:
+    """Yield frames with their source lines, and all other lines one by one."""
+    entry: list[str] = []
+    for line in text.split("\n"):
+        if entry and line.startswith("    "):
+            entry.append(line)
+            continue
+        if entry:
+            yield "\n".join(entry)
+        entry = [line] if _ENTRY.match(line) else []
+        if not entry:
+            yield line
+    if entry:
+        yield "\n".join(entry)
+
+
+def _package(entry: str) -> str | None:
+    """Return the folder of the package that a frame is in, or None for other frames and lines."""
+    frame = _ENTRY.match(entry)
+    folder = _PACKAGES.match(frame["path"].replace("\\", "/")) if frame else None
+    return folder[0] if folder else None

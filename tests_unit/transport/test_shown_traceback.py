@@ -1,0 +1,81 @@
+"""The traceback of a failed rank as users see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.transport.shown_traceback import fold_frames, trace
+
+TEXT = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in <module>
+    net(x)
+    ^^^^^^
+  File "/env/site-packages/torch/nn/modules/module.py", line 1, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "/env/site-packages/torch/nn/modules/module.py", line 2, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/env/site-packages/hyper_parallel/core/tensor_parallel/parallelize.py", line 3, in call
+    return forward(x)
+  File "/home/me/train.py", line 8, in forward
+    return self.linear(x)
+  File "/env/site-packages/torch/nn/modules/module.py", line 1, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "/env/site-packages/torch/nn/modules/module.py", line 2, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/env/site-packages/torch/nn/modules/linear.py", line 4, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: shapes cannot be multiplied:
+  File "/of/the/message", line 1"""
+
+SHORT = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in <module>
+    net(x)
+    ^^^^^^
+  (3 frames of /env/site-packages/torch/, /env/site-packages/hyper_parallel/core/ not shown)
+  File "/home/me/train.py", line 8, in forward
+    return self.linear(x)
+  (2 frames of /env/site-packages/torch/ not shown)
+  File "/env/site-packages/torch/nn/modules/linear.py", line 4, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: shapes cannot be multiplied:
+  File "/of/the/message", line 1"""
+
+
+def test_frames_of_packages_are_counted():
+    """Between the program's frames a package's are a count; the one that raised is shown."""
+    assert fold_frames(TEXT) == SHORT
+    assert fold_frames(SHORT) == SHORT
+
+
+def test_one_frame_of_a_package_stays():
+    """A count in the place of a single frame would save nothing."""
+    text = TEXT.replace(TEXT[TEXT.index('  File "/env/site-packages/torch/nn/modules/module.py", line 2') :], "")
+    assert fold_frames(text) == text
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_causes_are_folded_too(monkeypatch, full):
+    """A traceback has the cause's, and both are whole if the user asks for it."""
+    monkeypatch.setenv("HP_FULL_TRACEBACK", "1" if full else "")
+    names = {}
+    where = "/env/site-packages/mindspore/nn/cell.py"
+    exec(compile("def call(f):\n    return inner(f)\ndef inner(f):\n    return f()\n", where, "exec"), names)  # noqa: S102 - frames of a file that is not there
+
+    def fail():
+        raise ValueError("inside")
+
+    def outer():
+        try:
+            names["call"](fail)
+        except ValueError as error:
+            raise TypeError("outside") from error
+
+    with pytest.raises(TypeError) as raised:
+        names["call"](outer)
+    text = trace(raised.value)
+    assert text.count("(2 frames of /env/site-packages/mindspore/ not shown)") == (0 if full else 2)
+    assert text.count(f'File "{where}"') == (4 if full else 0)
+    assert "ValueError: inside" in text
+    assert text.endswith("TypeError: outside")
