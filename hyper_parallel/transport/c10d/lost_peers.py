@@ -68,8 +68,10 @@ class LostPeers:
         except RuntimeError as error:
             if isinstance(error, RankFailedError) or not (lost_peer(error) or gave_up(error)):
                 raise
-            seconds = _ANSWER_SECONDS if gave_up(error) else _ENDED_SECONDS
-            raise self._error(what, ranks, seconds, f"gloo: {first_line(error)}") from error
+            reason = f"gloo: {first_line(error)}"
+            if gave_up(error):
+                raise self._error(what, ranks, reason) from error
+            raise self._error(what, ranks, reason, _ENDED_SECONDS, "lost the connection to another rank") from error
 
     def answered(self, what: str, ranks: Ranks, ask: Callable[[], list[str]]) -> list[str]:
         """Return what ``ask`` returns, which asks the world's store: on a cut link that would wait for ever.
@@ -90,7 +92,7 @@ class LostPeers:
         limit = self._store.timeout.total_seconds()
         asking.join(limit)
         if not answers:
-            raise self._error(what, ranks, _ANSWER_SECONDS, f"the world's store gave no answer within {limit:g} s")
+            raise self._error(what, ranks, f"the world's store gave no answer within {limit:g} s")
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
@@ -120,19 +122,26 @@ class LostPeers:
         building.join(limit := self._store.timeout.total_seconds())
         while building.is_alive():
             if _problem(self._store.host, self._store.port):
-                raise self._error(what, ranks, _ANSWER_SECONDS, f"the group was not built within {limit:g} s")
+                raise self._error(what, ranks, f"the group was not built within {limit:g} s")
             building.join(_ANSWER_SECONDS)
         if isinstance(outcomes[0], (DistStoreError, DistNetworkError)):
             reason = f"the world's store: {first_line(outcomes[0])}"
-            raise self._error(what, ranks, _ANSWER_SECONDS, reason) from outcomes[0]
+            raise self._error(what, ranks, reason) from outcomes[0]
         with self.named(what, ranks):
             if isinstance(outcomes[0], BaseException):
                 raise outcomes[0]
         return outcomes[0]
 
-    def _error(self, what: str, ranks: Ranks, seconds: float, reason: str) -> RankFailedError:
+    def _error(
+        self,
+        what: str,
+        ranks: Ranks,
+        reason: str,
+        seconds: float = _ANSWER_SECONDS,
+        happened: str = "waited in vain for another rank",
+    ) -> RankFailedError:
         call = f"{what} at {call_site(contextlib.__file__)}"
-        lines = [f"{call} failed on rank {self._rank}", *self._facts(call, ranks, seconds), reason]
+        lines = [f"{call}: rank {self._rank} {happened}", *self._facts(call, ranks, seconds), reason]
         return RankFailedError("\n  ".join(lines))
 
     def _facts(self, call: str, ranks: Ranks, seconds: float) -> list[str]:
@@ -158,7 +167,10 @@ class LostPeers:
         try:
             lines.extend(self._answers(call, others, seconds))
         except (RuntimeError, OSError) as error:
-            lines.append(f"the store of the world does not answer: {first_line(error)}")
+            lines.append(
+                "the store of the world does not answer, perhaps because the process that keeps it (rank 0, or the "
+                f"launcher) has ended: {first_line(error)}"
+            )
 
     def _answers(self, call: str, others: list[int], seconds: float) -> list[str]:
         """Leave a note in the store, and wait a moment for those of the others."""

@@ -33,12 +33,17 @@ Facts = tuple[tuple[str, Any], ...]
 _CHECKS_DIR = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with co_filename
 _TRANSPORT_DIR = os.path.dirname(_CHECKS_DIR) + os.sep  # noqa: PTH120
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(_CHECKS_DIR)) + os.sep  # noqa: PTH120
+_INSTALLED = f"-packages{os.sep}"
+_FRAMEWORKS = tuple(f"{_INSTALLED}{name}{os.sep}" for name in ("torch", "mindspore"))
 _CORPUS_DIR = os.path.join(_PACKAGE_DIR, "verify", "bugs", "")  # noqa: PTH118 - its programs stand for a user's
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a collective was called: the first frame outside the transport, and the first outside the library."""
+    """Where a collective was called: the first frame outside the transport, and the first of the program.
+
+    The program's is the first that belongs neither to this library nor to the framework.
+    """
 
     near: tuple[str, int]
     user: tuple[str, int] | None = None
@@ -223,9 +228,14 @@ def call_site(*beneath: str) -> Site:
     near = (frame.f_code.co_filename, frame.f_lineno)
     if not near[0].startswith(_PACKAGE_DIR) or near[0].startswith(_CORPUS_DIR):
         return Site(near)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+    while frame is not None and _of_libraries(frame.f_code.co_filename):
         frame = frame.f_back
     return Site(near, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def _of_libraries(path: str) -> bool:
+    """Return whether a file is of this library or of the framework: between them, modules call each other."""
+    return path.startswith(_PACKAGE_DIR) or (_INSTALLED in path and any(package in path for package in _FRAMEWORKS))
 
 
 def _parts(facts: Facts, sends: Sequence[Shape] | None = None, expects: Sequence[Shape] | None = None) -> list[str]:

@@ -54,7 +54,7 @@ def test_ranks_that_failed_as_well_are_told_with_their_lines(lost_peers):
     for rank in range(2):
         first, other, gloo = told[rank]
         assert first.startswith(f"all_gather of ranks (0, 1) at {__file__}:")
-        assert first.endswith(f" failed on rank {rank}")
+        assert first.endswith(f": rank {rank} waited in vain for another rank")
         assert other.startswith(f"rank {1 - rank} has failed, too, in all_gather of ranks (0, 1) at {__file__}:")
         assert gloo == "gloo: " + GAVE_UP.splitlines()[0]
 
@@ -64,7 +64,8 @@ def test_a_silent_rank_is_named_with_its_host(lost_peers):
     module, store = lost_peers
     peers = module.LostPeers(0)
     store.set("hyper_parallel/lost/host/2", "far")
-    _, *silent, gloo = failed(peers, CLOSED, (0, 1, 2))
+    first, *silent, gloo = failed(peers, CLOSED, (0, 1, 2))
+    assert first.endswith(": rank 0 lost the connection to another rank")
     reason = "cannot be reached, or the rank has ended, is stopped, or does something else"
     assert silent == [
         "rank 1 does not answer; its host is not known",
@@ -127,7 +128,7 @@ def test_a_store_that_gives_no_answer_is_an_error_at_the_limit(lost_peers, monke
     with pytest.raises(KeyError, match="no"):
         peers.answered("claim", (0, 1), lambda: {}["no"])
     peers._store = SimpleNamespace(host=store.host, port=store.port, timeout=timedelta(seconds=0.2))
-    with pytest.raises(RankFailedError, match=r"^claim at .* failed on rank 0\n") as caught:
+    with pytest.raises(RankFailedError, match=r"^claim at .*: rank 0 waited in vain for another rank\n") as caught:
         peers.answered("claim", (0, 1), never.wait)
     never.set()
     assert str(caught.value).endswith("\n  the world's store gave no answer within 0.2 s")
@@ -151,7 +152,7 @@ def test_a_group_that_cannot_be_built_is_an_error_at_the_limit(lost_peers, monke
     peers, never = module.LostPeers(0), threading.Event()
     assert peers.limits() == {"timeout": store.timeout}
     with pytest.raises(
-        RankFailedError, match=r"^building the group of ranks \(0, 1\) at .* failed on rank 0\n"
+        RankFailedError, match=r"^building the group of ranks \(0, 1\) at .*: rank 0 waited in vain for another rank\n"
     ) as caught:
         peers.built((0, 1), fail)
     assert str(caught.value).endswith("\n  the world's store: wait timeout after 200ms, keys: /a")

@@ -30,6 +30,26 @@ def test_site_inside_the_library_names_the_user_too():
     assert str(Site(("redistribute.py", 8), ("train.py", 3))) == "train.py:3 (through redistribute.py:8)"
 
 
+def called_through(*paths):
+    """Return the site of a call that goes through functions of files with these paths, the innermost last."""
+    function = call_site
+    for path in reversed(paths):
+        names = {"inner": function}
+        exec(compile("def outer():\n    return inner()", path, "exec"), names)  # noqa: S102 - files that do not exist
+        function = names["outer"]
+    return function()
+
+
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_frames_of_the_framework_are_not_the_users(framework):
+    """A module's forward is called by the framework: the line of the program is the one that called the module."""
+    package = str(Path(fingerprint.__file__).parents[2])
+    steps, module = f"{package}/core/dtensor/steps.py", f"/env/lib/site-packages/{framework}/nn/module.py"
+    assert called_through("train.py", module, module, steps) == Site((steps, 2), ("train.py", 2))
+    assert called_through("train.py", steps) == Site((steps, 2), ("train.py", 2))
+    assert called_through("/home/torch/train.py", steps).user == ("/home/torch/train.py", 2)
+
+
 def in_words(operation, facts, sends=None, expects=None):
     """The text of a fingerprint."""
     return str(CollectiveFingerprint(operation, (0, 1), facts, Site(("train.py", 1)), sends, expects))
