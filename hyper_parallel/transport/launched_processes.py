@@ -356,6 +356,7 @@ def _shorten(stack: str) -> str:
 _MACHINERY = (
     "transport/launched_rank.py",
     "transport/rank_process.py",
+    "pytest_plugin/ranks.py",
     "Extension modules:",
     "multiprocessing/forkserver.py",
     "multiprocessing/spawn.py",

@@ -65,6 +65,7 @@ class Explanation:
         local, total = (sum(map(count, self.parameters)) for count in (self._local_bytes, self._bytes))
         lines = [f"{self.name} on {self.platform}, mesh {self.mesh}", *aligned(rows, text=2)]
         lines.append(f"    {len(self.parameters)} parameters, {local} of {total} bytes on a rank")
+        lines += [f"    {note}" for note in self.empty_shards()]
         if self.with_values:
             lines.append(f"  built with values, because without them: {self.with_values}")
         return "\n".join([*lines, *table(self.traffic)])
@@ -84,9 +85,28 @@ class Explanation:
                 }
                 for parameter in self.parameters
             ],
+            "empty_shards": self.empty_shards(),
             "collectives": [asdict(row) for row in self.traffic],
             "with_values": self.with_values,
         }
+
+    def empty_shards(self) -> list[str]:
+        """Return, in words, which parameters have fewer rows in a sharded dim than there are ranks to hold them."""
+        notes: dict[str, list[str]] = {}
+        for parameter in self.parameters:
+            layout = parameter.layout
+            if layout is None:
+                continue
+            for dim, axes in enumerate(layout.dim_axes):
+                ranks = math.prod([layout.mesh.shape[axis] for axis in axes])
+                if (size := parameter.shape[dim]) < ranks:
+                    names = " and ".join(layout.mesh.names[axis] for axis in axes)
+                    note = f"size {size} over {ranks} ranks of {names}, {ranks - size} of which hold nothing"
+                    notes.setdefault(note, []).append(f"dim {dim} of {parameter.path}")
+        return [
+            f"{', '.join(subjects[:4])}{' and others' * (len(subjects) > 4)}: {note}"
+            for note, subjects in notes.items()
+        ]
 
     def _layout(self, parameter: ParameterLayout) -> str:
         layout, dtype = parameter.layout, self.dtypes[parameter.path]

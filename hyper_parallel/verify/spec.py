@@ -49,11 +49,22 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
     load = _load_file if module_name.endswith(".py") else _import_module
     module = load(module_name, source)
     function = getattr(module, name, None)
+    if function is None:
+        functions = ", ".join(_public_functions(module)) or "none"
+        msg = f"{source} {spec!r}: {module_name} has no function {name!r}; it has {functions}"
+        raise InputError(msg)
     if not callable(function):
-        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        msg = f"{source} {spec!r}: {module_name} has no function {name!r}; it has {', '.join(functions) or 'none'}"
+        takes = " takes the mesh and" if source == "PLAN" else ""
+        msg = f"{source} {spec!r}: {name} is of type {type(function).__name__}; write a function that{takes} returns it"
         raise InputError(msg)
     return function  # type: ignore[no-any-return] # callable, checked above
+
+
+def _public_functions(module: Any) -> list[str]:
+    """Return the names of a module's own functions and classes; of those that it imported only if it has no own."""
+    names = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    own = [key for key, value in names.items() if getattr(value, "__module__", None) == module.__name__]
+    return sorted(own or names)
 
 
 def _is_module(name: str) -> bool:

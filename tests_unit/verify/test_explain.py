@@ -85,6 +85,20 @@ def test_thousands_of_ranks(spec, capsys):
 
 
 @pytest.mark.platforms("torch")
+def test_ranks_that_hold_nothing(spec, capsys):
+    """A dim with fewer rows than there are ranks along its axes is told, with the number of empty ranks."""
+    command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--platform", "torch", "--mesh"]
+    note = "dim 0 of up.weight, dim 0 of up.bias, dim 1 of down.weight: size 10 over 12 ranks of tp, 2 of which hold"
+    assert main([*command, "2x12"]) == 0
+    assert f"    {note} nothing\n" in capsys.readouterr().out
+    assert main([*command, "2x12", "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)["rows"]
+    assert document["empty_shards"] == [f"{note} nothing"]
+    assert main([*command, "2x10"]) == 0
+    assert "hold nothing" not in capsys.readouterr().out
+
+
+@pytest.mark.platforms("torch")
 def test_a_model_that_raises_is_an_input_error(spec, capsys):
     """An exception of the model or its loss is reported with the user's line; a refusal is reported unchanged."""
     lines = spec.read_text().splitlines()

@@ -26,8 +26,8 @@ ROWS = (
     "another number of rows"
 )
 CONSTANT = (
-    "errors in the gradient path through them: norm.weight is 1 everywhere in the first forward; initialise it at "
-    "random"
+    "errors in gradients that pass parameters of one value: norm.weight is 1 everywhere in the first forward; "
+    "initialise it at random"
 )
 
 

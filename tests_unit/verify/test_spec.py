@@ -73,7 +73,7 @@ def test_module_and_file(here):
         ("own_case", "SPEC 'own_case' must look like package.module:function or path/file.py:function"),
         ("own_case:", "SPEC 'own_case:' must look like package.module:function or path/file.py:function"),
         ("own_case:cas", "SPEC 'own_case:cas': own_case has no function 'cas'; it has case"),
-        ("own_case:SIZE", "SPEC 'own_case:SIZE': own_case has no function 'SIZE'; it has case"),
+        ("own_case:SIZE", "SPEC 'own_case:SIZE': SIZE is of type int; write a function that returns it"),
         (
             "no_such:f",
             "SPEC: cannot import no_such: ModuleNotFoundError: No module named 'no_such'",
@@ -92,6 +92,24 @@ def test_mistakes(here, spec, text):
     with pytest.raises(InputError) as caught:
         find_function(spec, "SPEC")
     assert str(caught.value) == text.replace("HERE", str(here))
+
+
+def test_a_value_instead_of_a_function(here):
+    """A plan that is a value is answered with the function to write."""
+    with pytest.raises(InputError) as caught:
+        find_function("own_case:SIZE", "PLAN")
+    message = "PLAN 'own_case:SIZE': SIZE is of type int; write a function that takes the mesh and returns it"
+    assert str(caught.value) == message
+
+
+def test_imported_functions_are_listed_only_if_there_are_no_own(here):
+    """Names that a file imports are no candidates, unless it has only those."""
+    (here / "own_imports.py").write_text("from math import prod\n")
+    (here / "own_both.py").write_text("from math import prod\ndef case(): pass\n")
+    for module, names in (("own_imports", "prod"), ("own_both", "case")):
+        with pytest.raises(InputError) as caught:
+            find_function(f"{module}:cas", "SPEC")
+        assert str(caught.value) == f"SPEC '{module}:cas': {module} has no function 'cas'; it has {names}"
 
 
 def test_missing_file(here):

@@ -339,8 +339,10 @@ class DeviceMesh:
         return self
 
     def __repr__(self) -> str:
-        """``DeviceMesh(cpu, dp=2, tp=3, ranks=[0..5])``."""
+        """``DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])``; without names, ``DeviceMesh(cpu, 2x3, ...)``."""
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
+        if self.mesh_dim_names is None:
+            axes = "x".join(map(str, self.shape))
         ranks = ", ".join(map(str, self.ranks))
         if len(self.ranks) > _MAX_PRINTED_RANKS:
             ranks = f"{self.ranks[0]}, {self.ranks[1]}, ..., {self.ranks[-1]}"

@@ -11,13 +11,13 @@ BLIND = {
     "equal-sizes": "a reduction over the wrong axis, a rank taken from the wrong group",
     "even-dims": "wrong boundaries of uneven shards, averages weighted wrongly",
     "constant-cotangents": "wrong scales and shapes in the backward",
-    "constant-parameters": "errors in the gradient path through them",
+    "constant-parameters": "errors in gradients that pass parameters of one value",
     "symmetric-inputs": "permuted rows, another rank's rows",
     "one-step": "stale values, weights that are not updated, replicas that drift",
     "equal-masks": "divisions by local instead of global counts",
     "contiguous-inputs": "code that ignores strides",
-    "zero-gradients": "any error in those gradients",
-    "untrained-parameters": "what training does to them",
+    "zero-gradients": "errors in gradients that are zero",
+    "untrained-parameters": "errors in weights that no step changes",
 }
 """What cannot be shown, by kind of blind spot."""
 

@@ -34,7 +34,9 @@ def run_in_process(
         output: where it prints to, ``stderr`` or ``nothing``.
         changes: of the case, by rank.
     """
-    with started_by_python(program, output), forget_own_modules(), _environment():
+    transport = get_platform().transport()
+    ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
+    with started_by_python(program, output, ranks), forget_own_modules(), _environment():
         return run_program(program, mesh, limits, perturbation, changes=changes)
 
 

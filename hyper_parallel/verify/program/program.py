@@ -6,11 +6,12 @@ import contextlib
 import inspect
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.platform.contract.recording import (
@@ -167,17 +168,19 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
 
 
 @contextlib.contextmanager
-def started_by_python(program: Program, output: str) -> Iterator[None]:
+def started_by_python(program: Program, output: str, ranks: str) -> Iterator[None]:
     """Inside, arguments, search path and standard output of this process are the program's.
 
     Args:
         program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
         output: where it prints to: ``stderr``, since stdout is the report's, or ``nothing``.
+        ranks: who prints, such as ``2 ranks``: the title above what is printed.
     """
     argv, path = sys.argv, list(sys.path)
     with contextlib.ExitStack() as stack:
         if output == "stderr":
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            titled = _TitledOutput(sys.stderr, f"{program.name} on {ranks} prints:\n")
+            stack.enter_context(contextlib.redirect_stdout(cast("TextIO", titled)))
         else:
             nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
@@ -189,3 +192,21 @@ def started_by_python(program: Program, output: str) -> Iterator[None]:
             yield
         finally:
             sys.argv, sys.path[:] = argv, path
+
+
+class _TitledOutput:
+    """A text stream that writes a title before the first text."""
+
+    def __init__(self, stream: TextIO, title: str) -> None:
+        """Write to ``stream``, and ``title`` once, if anything is written."""
+        self._stream, self._title, self._lock = stream, title, threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Write ``text``."""
+        with self._lock:
+            title, self._title = self._title, ""
+            return self._stream.write(title + text) - len(title)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the stream has, such as ``flush``."""
+        return getattr(self._stream, name)

@@ -52,7 +52,8 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
     if world.size != processes.world_size:
         msg = f"--world-size is {world.size}, and torchrun has started {processes.world_size} processes; leave it out"
         raise InputError(msg)
-    with processes.keep_groups(), started_by_python(program, "stderr"), forget_own_modules():
+    ranks = f"rank {processes.rank} of {processes.world_size}"
+    with processes.keep_groups(), started_by_python(program, "stderr", ranks), forget_own_modules():
         own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
     gathered = processes.gather(pickle.dumps(own))
     if processes.rank:

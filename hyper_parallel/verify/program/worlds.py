@@ -89,7 +89,8 @@ def _simulated(
         in_process = (program, world.mesh, world.limits, perturbation, world.output, changes)
         return simulate(run_in_process, world.size, world.platform, in_process, timeout=world.timeout)
     arguments = (program, world.mesh, world.limits, perturbation, None, changes)
-    with started_by_python(program, world.output), guarded(program.name):
+    ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
+    with started_by_python(program, world.output, ranks), guarded(program.name):
         return simulate(
             run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path)
         )

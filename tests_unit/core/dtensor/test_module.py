@@ -374,7 +374,7 @@ def test_a_rank_outside_of_the_mesh(run):
         10.0,
         10.0,
         (
-            "rank 2 is not in DeviceMesh(cpu, 0=2, ranks=[0, 1]): it holds no shard of tensors on that mesh and "
+            "rank 2 is not in DeviceMesh(cpu, 2, ranks=[0, 1]): it holds no shard of tensors on that mesh and "
             "takes no part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
         ),
     ]

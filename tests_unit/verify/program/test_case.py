@@ -136,7 +136,10 @@ def test_a_program_that_changes_nothing_is_told():
     case = Case()
     case.updated = False
     (spot,) = case.spots()
-    assert str(spot) == "what training does to them: no step changes any parameter; take a learning rate above 0"
+    assert (
+        str(spot)
+        == "errors in weights that no step changes: no step changes any parameter; take a learning rate above 0"
+    )
     assert not spot.refused
     case.optimizer = "made too early"
     (spot,) = case.spots()

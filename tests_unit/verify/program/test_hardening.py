@@ -439,8 +439,8 @@ def test_a_program_that_trains_nothing_is_refused():
     report = verify_program(program, 2, platform="torch")
     assert report.status == 3, report.text()
     assert report.text().endswith(
-        "REFUSED: this case cannot show any error in those gradients: the gradient of bias is zero in every step; make "
-        "the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
+        "REFUSED: this case cannot show errors in gradients that are zero: the gradient of bias is zero in every step; "
+        "make the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
     )
 
 
@@ -469,9 +469,9 @@ def test_an_optimizer_that_was_made_before_the_model_was_sharded_is_refused(stal
         0 if stale == "all" else 2 :
     ]
     assert (
-        f"REFUSED: this case cannot show what training does to them: no step changes 1.bias, and an optimizer has a "
-        f"parameter [{OUT}] that is in no model; make the optimizer after parallelize_module, fully_shard or whatever "
-        "else replaces parameters, or accept it with --allow untrained-parameters"
+        "REFUSED: this case cannot show errors in weights that no step changes: no step changes 1.bias, and an "
+        f"optimizer has a parameter [{OUT}] that is in no model; make the optimizer after parallelize_module, "
+        "fully_shard or whatever else replaces parameters, or accept it with --allow untrained-parameters"
     ) in report.text().splitlines()
 
 

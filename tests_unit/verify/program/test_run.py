@@ -90,7 +90,11 @@ def test_a_script_runs_as_torchrun_starts_it(script, capsys):
     assert (report.steps, report.verdict.counts["gradient"]) == (2, 24)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines() == [f"trained __main__ {script}"] * 4
+    trained = f"trained __main__ {script}"
+    assert err.splitlines() == [
+        *(f"{script} on one rank prints:", trained),
+        *(f"{script} on 3 ranks prints:", *[trained] * 3),
+    ]
 
 
 def test_a_bug_is_found_with_its_cause(script):

@@ -181,7 +181,7 @@ def test_a_dtensor_of_another_mesh_is_refused(twin):
 
     assert twin.on_mesh((2,), rank)[0] == (
         "Linear: input is on DeviceMesh(cpu, x=2, ranks=[0, 1]), but the module was parallelized on "
-        "DeviceMesh(cpu, 0=2, ranks=[0, 1]); distribute input on the module's mesh"
+        "DeviceMesh(cpu, 2, ranks=[0, 1]); distribute input on the module's mesh"
     )
 
 
