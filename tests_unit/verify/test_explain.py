@@ -32,6 +32,9 @@ def model():
 def plan(mesh):
     return {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel(use_local_output=False)}
 
+def half(mesh):
+    return {"up": ColwiseParallel(output_layouts=Replicate())}
+
 def narrow():
     batch = (np.ones((4, 5), np.float32), np.zeros((4, 6), np.float32))
     return Mlp(), [batch], lambda out, batch: out.sum()
@@ -96,6 +99,23 @@ def test_ranks_that_hold_nothing(spec, capsys):
     assert document["empty_shards"] == [f"{note} nothing"]
     assert main([*command, "2x10"]) == 0
     assert "hold nothing" not in capsys.readouterr().out
+
+
+@pytest.mark.platforms("torch")
+def test_a_parameter_that_the_plan_leaves_plain(spec, capsys):
+    """A parameter that no style covers stays plain: every rank holds the whole of it, so no rank holds nothing."""
+    command = ["explain", f"{spec}:model", "--plan", f"{spec}:half", "--platform", "torch", "--mesh", "12", "--json"]
+    assert main(command) == 0
+    (document,) = json.loads(capsys.readouterr().out)["rows"]
+    assert document["parameters"] == [
+        {"path": "up.weight", "layout": "f32[10@tp, 6]", "bytes": 24, "of": 240},
+        {"path": "up.bias", "layout": "f32[10@tp]", "bytes": 4, "of": 40},
+        {"path": "down.weight", "layout": "f32[6, 10] plain", "bytes": 240, "of": 240},
+        {"path": "down.bias", "layout": "f32[6] plain", "bytes": 24, "of": 24},
+    ]
+    assert document["empty_shards"] == [
+        "dim 0 of up.weight, dim 0 of up.bias: size 10 over 12 ranks of tp, 2 of which hold nothing"
+    ]
 
 
 @pytest.mark.platforms("torch")
