@@ -267,16 +267,19 @@ class SimulatedTransport(Transport):
         Raises:
             MeshError: ``group`` is no group of a simulated world.
         """
+        if self._is_frameworks(group):
+            self.group(self.ranks_of(group))
+            return
         if not isinstance(group, SimulatedGroup):
             msg = f"{group!r} is no group of this world; create_group builds one"
             raise MeshError(msg)
         self._groups[group.ranks] = group
 
-    def drop(self, group: SimulatedGroup) -> None:
+    def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
-        self.ranks_of(group)
-        del self._groups[group.ranks]
-        ranks = tuple(sorted(group.ranks))
+        ranks = self.ranks_of(group)
+        self._groups.pop(ranks, None)
+        ranks = tuple(sorted(ranks))
         if len(ranks) < self.world_size:
             self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
 
@@ -292,6 +295,8 @@ class SimulatedTransport(Transport):
         """
         if group is None:
             return tuple(range(self.world_size))
+        if self._is_frameworks(group):
+            return tuple(group.ranks)
         if not isinstance(group, SimulatedGroup) or group.ranks not in self._groups:
             msg = (
                 f"{group!r} is no group of this world, or was destroyed; "
@@ -299,6 +304,10 @@ class SimulatedTransport(Transport):
             )
             raise MeshError(msg)
         return group.ranks
+
+    def _is_frameworks(self, group: Any) -> bool:
+        """Whether ``group`` is one that this rank's framework has built on this transport."""
+        return getattr(group, "transport", None) is self
 
     def _plain(self, operation: str, ranks: Ranks, payload: Any) -> _Collective:
         """A collective without tensors."""

@@ -152,7 +152,7 @@ class Fault:
         if not isinstance(weight, DTensor) or not any(weight.layout.dim_axes[1:]):
             return
         layout = weight.layout
-        values = platform.tensor_to_numpy(weight.detach().full_tensor()).reshape(-1)  # type: ignore[attr-defined]
+        values = platform.tensor_to_numpy(weight.detach().full_tensor()).reshape(-1)
         box = layout.local_box()
         start = box[1][0] * layout.shape[0]  # type: ignore[index] # a weight has a shape
         shard = values[start : start + int(np.prod(layout.local_shape))].reshape(layout.local_shape)

@@ -143,5 +143,5 @@ def _scattered(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> Layout | No
 def global_array(platform: Platform, value: Any) -> Any:
     """Return the global value of a plain tensor or DTensor as a NumPy array."""
     if isinstance(value, DTensor):
-        value = value.detach().full_tensor()  # type: ignore[attr-defined] # every framework's class has detach
+        value = value.detach().full_tensor()
     return platform.tensor_to_numpy(platform.detach(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.data_parallel.sharding import REPLICATED, groups_of
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["replicate"]
 
+ModuleT = TypeVar("ModuleT")
+
 _MIB = 1024 * 1024
 
 
 def replicate(
-    module: Any,
+    module: ModuleT,
     mesh: DeviceMesh | None = None,
     *,
     bucket_cap_mb: float = 25,
     src_data_rank: int | None = 0,
-) -> Any:
+) -> ModuleT:
     """Average the gradients of ``module`` over a data axis, in buckets, while backward computes (as PyTorch's DDP).
 
     What is averaged is ``parameter.grad`` after each backward outside of :func:`no_sync`: the sum over the ranks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.data_parallel.layouts import sharded_layout
 from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["REPLICATED", "fully_shard", "groups_of"]
 
+ModuleT = TypeVar("ModuleT")
+
 _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _MOST_AXES = 2
 
 
 def fully_shard(
-    module: Any,
+    module: ModuleT,
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
-) -> Any:
+) -> ModuleT:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 
     The parameters that no ``fully_shard`` of a submodule has taken form one group: one all-gather before the module's

@@ -16,8 +16,8 @@ from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, own_placements
-from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
-from hyper_parallel.core.dtensor.transition import plan_transition
+from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute, redistribute_in_dtypes
+from hyper_parallel.core.dtensor.transition import dual, plan_gradient, plan_transition
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["DTensor", "require_dense", "resolve_mesh", "varying_axes"]
 
 
-class DTensor:
+if TYPE_CHECKING:
+    # At run time it is the tensor type of one of the frameworks, too: either's functions take it, and it has its
+    # methods.
+    _FrameworkTensor: Any
+else:
+    _FrameworkTensor = object
+
+
+class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
     """A tensor that is distributed over the ranks of a mesh.
 
     Shards are assumed to be even; for uneven shards use :meth:`from_local` with ``shape``.
@@ -78,10 +86,11 @@ class DTensor:
         run_check: bool = False,
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
-    ) -> Any:
+        grad_placements: Sequence[Any] | None = None,
+    ) -> DTensor:
         """Return a DTensor with the local tensor ``local`` on this rank.
 
-        ``local`` receives its gradient in the dual layout.
+        ``local`` receives its gradient in the dual layout, unless ``grad_placements`` says otherwise.
 
         Args:
             local: this rank's local tensor.
@@ -91,9 +100,11 @@ class DTensor:
                 values those of the first of them, as PyTorch does (communicates).
             shape: global shape; without it, shards are assumed to be even.
             stride: ignored; accepted for PyTorch's signature.
+            grad_placements: placements of the gradient that ``local`` receives. Along an axis on which the tensor is
+                Replicate or Partial(sum) it may be Partial(sum): the ranks' gradients then add up to the true one.
 
         Raises:
-            LayoutError: the placements do not fit the mesh or the tensor.
+            LayoutError: the placements do not fit the mesh or the tensor, or the gradient cannot have its own.
             MeshMismatchError: the placements are a layout of another mesh.
             ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
@@ -125,20 +136,23 @@ class DTensor:
                 f"but local has {list(local_shape)}"
             )
             raise ShardMismatchError(msg)
-        tensor = platform.wrap(local, layout)
+        if grad_placements is not None:
+            partial = varying_axes(layout, grad_placements, "from_local", sums=True)
+            local = redistribute(local, plan_gradient(layout, dual(layout, partial)), platform)
+        tensor: DTensor = platform.wrap(local, layout)
         if not platform.loses_writes_through_views:
             tensor._is_callers_leaf = platform.needs_grad(local) and not platform.passes_gradient(local)
         return tensor
 
     @staticmethod
-    def from_torch(tensor: Any) -> Any:
+    def from_torch(tensor: Any) -> DTensor:
         """Return PyTorch's own ``torch.distributed.tensor.DTensor`` as a DTensor of this library, on the same graph.
 
         Raises:
             ArgumentTypeError: (a TypeError) ``tensor`` is not such a DTensor.
             UnsupportedOperatorError: it has a placement that only PyTorch has.
         """
-        return platform_of(tensor).from_torch(tensor)
+        return platform_of(tensor).from_torch(tensor)  # type: ignore[no-any-return]
 
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
         """Return this rank's local tensor, on the graph.
@@ -157,18 +171,29 @@ class DTensor:
         return self.local_for(self._layout, axes)
 
     def redistribute(
-        self, device_mesh: DeviceMesh | None = None, placements: Any = None, *, async_op: bool = False
-    ) -> Any:
-        """Return the same tensor in another layout; the tensor itself if the layout is equal.
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Any = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: Any = None,
+        backward_dtype: Any = None,
+    ) -> DTensor:
+        """Return the same tensor in another layout; the tensor itself if layout and dtype are equal.
 
         Args:
             device_mesh: must be this tensor's mesh, if given.
             placements: placements or aliases; all Replicate by default.
             async_op: accepted; the result is always complete.
+            forward_dtype: floating dtype to which values are cast before they are communicated, and of the result;
+                by default the tensor's.
+            backward_dtype: floating dtype in which the gradient is communicated, before it is cast to the tensor's;
+                by default the tensor's, whatever ``forward_dtype`` is.
 
         Raises:
             LayoutError: the placements do not fit the mesh or the tensor.
             MeshMismatchError: the tensor, or the layout given as placements, is on another mesh.
+            UnsupportedOperatorError: dtypes for a tensor that is not floating, or for a reduction that is no sum.
         """
         del async_op
         layout = self._layout
@@ -177,9 +202,14 @@ class DTensor:
             raise MeshMismatchError(msg)
         if placements is None:
             placements = [Replicate()] * layout.mesh.ndim
-        return self.redistribute_to(Layout.place(layout.mesh, placements, layout.shape))  # type: ignore[arg-type]
+        target = Layout.place(layout.mesh, placements, layout.shape)  # type: ignore[arg-type]
+        if forward_dtype is None and backward_dtype is None:
+            return self.redistribute_to(target)
+        platform, transition = self._platform, plan_transition(layout, target)
+        local = redistribute_in_dtypes(self._local, transition, platform, forward_dtype, backward_dtype)
+        return self if local is self._local and target is layout else platform.wrap(local, target)
 
-    def redistribute_to(self, target: Layout, cause: Cause | None = None) -> Any:
+    def redistribute_to(self, target: Layout, cause: Cause | None = None) -> DTensor:
         """Return the same tensor in the layout ``target``; ``cause`` is for the event log."""
         if target is self._layout:
             return self
@@ -195,7 +225,7 @@ class DTensor:
         """Return the whole tensor, as a plain tensor on every rank; ``grad_placements`` as for :meth:`to_local`."""
         return self.redistribute().to_local(grad_placements)
 
-    def reduce_partial(self) -> Any:
+    def reduce_partial(self) -> DTensor:
         """Return the same tensor with its partial values reduced."""
         layout = self._layout
         return self.redistribute_to(Layout.of(layout.mesh, layout.dim_axes, (), layout.shape))
@@ -326,17 +356,18 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
     return untyped
 
 
-def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> tuple[int, ...]:
+def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str, *, sums: bool = False) -> tuple[int, ...]:
     """Return the axes along which the gradient of a replicated tensor is Partial.
 
     Args:
         layout: the tensor's layout.
         grad_placements: placements of the gradient, one per axis.
         where: start of the message.
+        sums: along axes on which the tensor is Partial(sum), the gradient may be Partial as well.
 
     Raises:
         PlacementError: there is not one placement per axis.
-        LayoutError: a placement that is neither Partial(sum) of a replicated axis nor the dual.
+        LayoutError: a placement that is neither Partial(sum) where that may be nor the dual.
     """
     grad_placements = own_placements(tuple(grad_placements))
     if len(grad_placements) != layout.mesh.ndim:
@@ -348,10 +379,11 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> 
     for axis, placement in enumerate(grad_placements):
         own = layout.placement_on(axis)
         grad = Shard(placement.dim % max(layout.ndim, 1)) if isinstance(placement, Shard) else placement
-        if own == Replicate() and grad == Partial():
+        may_be_partial = own == Replicate() or (sums and own == Partial())
+        if may_be_partial and grad == Partial():
             varying.append(axis)
         elif grad != (own if isinstance(own, Shard) else Replicate()):
-            unsharded = "Replicate() or Partial(sum)" if own == Replicate() else "Replicate()"
+            unsharded = "Replicate() or Partial(sum)" if may_be_partial else "Replicate()"
             allowed = repr(own) if isinstance(own, Shard) else unsharded
             msg = (
                 f"{where}: on axis {layout.mesh.names[axis]} the tensor is {own!r}; its gradient can be {allowed}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor import random, sampling
-from hyper_parallel.core.dtensor.dtensor import resolve_mesh
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
@@ -33,7 +33,7 @@ def full(
     requires_grad: bool = False,
     device_mesh: DeviceMesh | None = None,
     placements: Any = None,
-) -> Any:
+) -> DTensor:
     """Return a DTensor filled with ``fill_value``.
 
     Args:
@@ -57,22 +57,22 @@ def full(
     return _create(_size((size,), {}), constant, requires_grad, device_mesh, placements)
 
 
-def zeros(*size: Any, **options: Any) -> Any:
+def zeros(*size: Any, **options: Any) -> DTensor:
     """Return a DTensor of zeros; ``size`` as ints, one sequence or by keyword, options as for :func:`full`."""
     return full(_size(size, options), 0.0, **options)
 
 
-def ones(*size: Any, **options: Any) -> Any:
+def ones(*size: Any, **options: Any) -> DTensor:
     """Return a DTensor of ones; ``size`` as ints, one sequence or by keyword, options as for :func:`full`."""
     return full(_size(size, options), 1.0, **options)
 
 
-def empty(*size: Any, **options: Any) -> Any:
+def empty(*size: Any, **options: Any) -> DTensor:
     """Return a DTensor with unspecified values (currently zeros); ``size`` and options as for :func:`zeros`."""
     return zeros(*size, **options)
 
 
-def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
+def rand(*size: Any, dtype: Any = None, **options: Any) -> DTensor:
     """Return a DTensor of values uniform in ``[0, 1)``, which are the same for every layout, mesh and framework.
 
     :func:`manual_seed` starts the stream of random numbers. ``size`` as ints, one sequence or by keyword, options as
@@ -81,12 +81,12 @@ def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
     return _random(_size(size, options), sampling.uniform, dtype, **options)
 
 
-def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
+def randn(*size: Any, dtype: Any = None, **options: Any) -> DTensor:
     """Return a DTensor of standard normal values; otherwise as :func:`rand`."""
     return _random(_size(size, options), sampling.normal, dtype, **options)
 
 
-def _random(size: tuple[int, ...], distribution: Callable[[int], Distribution], dtype: Any, **options: Any) -> Any:
+def _random(size: tuple[int, ...], distribution: Callable[[int], Distribution], dtype: Any, **options: Any) -> DTensor:
     platform = current_platform()
 
     def fill(layout: Layout) -> Any:
@@ -103,12 +103,12 @@ def _create(
     requires_grad: bool = False,
     device_mesh: DeviceMesh | None = None,
     placements: Any = None,
-) -> Any:
+) -> DTensor:
     """Return a leaf whose shards ``fill`` creates; along Partial axes the first rank keeps them, others hold zeros."""
     mesh, platform = resolve_mesh(device_mesh), current_platform()
     layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
     reduced = Layout.of(mesh, layout.dim_axes, (), shape)
-    tensor = platform.wrap(redistribute(fill(reduced), plan_transition(reduced, layout), platform), layout)
+    tensor: DTensor = platform.wrap(redistribute(fill(reduced), plan_transition(reduced, layout), platform), layout)
     return platform.set_tensor_requires_grad(tensor) if requires_grad else tensor
 
 

@@ -220,9 +220,9 @@ class DeviceMesh:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """Return the transport's group along one axis; it is created on first use."""
+        """Return the group along one axis, which the framework's own functions take; it is created on first use."""
         axis = self._resolve_axis(mesh_dim, "get_group")
-        return current_platform().transport().group(self.ranks_along((axis,)))
+        return current_platform().mesh_group(self.ranks_along((axis,)))
 
     def get_all_groups(self) -> list[Any]:
         """One group per axis."""

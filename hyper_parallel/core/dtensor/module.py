@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["distribute_module", "distribute_tensor", "local_data_for", "place_parameter", "replicate_module"]
 
+ModuleT = TypeVar("ModuleT")
+
 _APPLIED = "_distribute_module_applied"
 _HOOK_ARGUMENTS = 3
 
@@ -37,7 +39,7 @@ def distribute_tensor(
     placements: Any = None,
     *,
     src_data_rank: int | None = 0,
-) -> Any:
+) -> DTensor:
     """Distribute a tensor over a mesh.
 
     Args:
@@ -74,13 +76,13 @@ def distribute_tensor(
     local = redistribute(
         _own_shard(platform, whole, reduced, src_data_rank), plan_transition(reduced, layout), platform
     )
-    result = platform.wrap(local, layout)
+    result: DTensor = platform.wrap(local, layout)
     if platform.needs_grad(tensor):
         platform.set_tensor_requires_grad(result)
     return result
 
 
-def _require_layout(tensor: Any, layout: Layout) -> Any:
+def _require_layout(tensor: DTensor, layout: Layout) -> DTensor:
     if tensor.layout is layout:
         return tensor
     msg = (
@@ -236,12 +238,12 @@ def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_d
 
 
 def distribute_module(
-    module: Any,
+    module: ModuleT,
     device_mesh: DeviceMesh | None = None,
     partition_fn: Callable[[str, Any, DeviceMesh], None] | None = None,
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
-) -> Any:
+) -> ModuleT:
     """Replace a module's parameters and buffers by DTensors, and convert its inputs and outputs.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.steps import AllReduce
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["gathered_view", "redistribute", "reduce_deferred"]
+__all__ = ["gathered_view", "redistribute", "redistribute_in_dtypes", "reduce_deferred"]
 
 _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_redistribution"
@@ -53,6 +53,7 @@ class _Functions(NamedTuple):
     linear: Any
     extremum: Any
     gathered: Any
+    cast: Any
 
 
 def redistribute(
@@ -90,6 +91,37 @@ def redistribute(
         return local
     context = _Context(platform, cause, module_path(), watchers(), on_backward, defer=defer)
     return _differentiable(local, transition, context)
+
+
+def redistribute_in_dtypes(
+    local: Any, transition: Transition, platform: Platform, forward_dtype: Any, backward_dtype: Any
+) -> Any:
+    """Return the local tensor in the target layout and ``forward_dtype``, on the graph.
+
+    Args:
+        local: this rank's plain tensor in the source layout.
+        transition: from :func:`~hyper_parallel.core.dtensor.transition.plan_transition`.
+        platform: the framework of ``local``.
+        forward_dtype: in which forward communicates, and of the result; None: that of ``local``.
+        backward_dtype: in which backward communicates, before the gradient is cast to that of ``local``; None: that.
+
+    Raises:
+        UnsupportedOperatorError: ``local`` or a dtype is not floating, or the transition reduces by another operation
+            than a sum.
+    """
+    before = platform.tensor_type_cast(local, local.dtype if forward_dtype is None else forward_dtype)
+    gradient = platform.zeros((1,), local.dtype if backward_dtype is None else backward_dtype)
+    if transition.extremum is not None or not all(map(platform.is_real_floating, (local, before, gradient))):
+        msg = (
+            f"redistribute: forward_dtype and backward_dtype are floating dtypes for sums and copies of floating "
+            f"values, got {before.dtype} and {gradient.dtype} for {transition.source.notation(local.dtype)}; cast the "
+            "tensor before or after redistribute() instead"
+        )
+        raise UnsupportedOperatorError(msg)
+    if not (platform.grad_enabled() and platform.needs_grad(local)):
+        return redistribute(before, transition, platform)
+    context = _Context(platform, None, module_path(), watchers())
+    return _functions(platform).cast.apply(local, transition, context, (before.dtype, gradient.dtype))
 
 
 def gathered_view(
@@ -204,7 +236,9 @@ def _functions(platform: Platform) -> _Functions:
             functions = platform.__dict__.get(_CACHE)
             if functions is None:
                 base = platform.Function
-                functions = _Functions(_linear_function(base), _extremum_function(base), _gathered_function(base))
+                functions = _Functions(
+                    _linear_function(base), _extremum_function(base), _gathered_function(base), _cast_function(base)
+                )
                 platform.__dict__[_CACHE] = functions
     return functions
 
@@ -228,6 +262,26 @@ def _linear_function(base: Any) -> Any:
             return _run_adjoint(grad, ctx.transition.adjoint, ctx.context), None, None
 
     return RedistributeFunction
+
+
+def _cast_function(base: Any) -> Any:
+    class CastRedistributeFunction(base):  # type: ignore[misc] # as above
+        """Forward and backward run a transition and its adjoint, each in a dtype of its own."""
+
+        @staticmethod
+        def forward(ctx: Any, local: Any, transition: Transition, context: _Context, dtypes: tuple[Any, Any]) -> Any:
+            """Cast, and run the transition."""
+            ctx.transition, ctx.context, ctx.gradient_dtype, ctx.dtype = transition, context, dtypes[1], local.dtype
+            return _run(context.platform.tensor_type_cast(local, dtypes[0]), transition, context)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:
+            """Cast the gradient, run the adjoint, and cast its result to the dtype of the tensor."""
+            cast = ctx.context.platform.tensor_type_cast
+            reduced = _run_adjoint(cast(grad, ctx.gradient_dtype), ctx.transition.adjoint, ctx.context)
+            return cast(reduced, ctx.dtype), None, None, None
+
+    return CastRedistributeFunction
 
 
 def _gathered_function(base: Any) -> Any:

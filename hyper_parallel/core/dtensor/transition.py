@@ -21,7 +21,7 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Transition", "clear_transition_cache", "dual", "plan_transition"]
+__all__ = ["Cost", "Transition", "clear_transition_cache", "dual", "plan_gradient", "plan_transition"]
 
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
@@ -33,7 +33,7 @@ _LOCK = threading.RLock()
 
 
 class Transition:
-    """The steps from ``source`` to ``target``; interned, created only by :func:`plan_transition`.
+    """The steps from ``source`` to ``target``; created by :func:`plan_transition`, which interns, or plan_gradient.
 
     Attributes:
         source: layout before.
@@ -146,6 +146,16 @@ def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ())
                 _TRANSITIONS.clear()
             _TRANSITIONS[key] = transition
     return transition
+
+
+def plan_gradient(layout: Layout, gradient: Layout) -> Transition:
+    """Return the transition that leaves a value laid out as ``layout`` as it is, and its gradient in ``gradient``.
+
+    Args:
+        layout: of the value.
+        gradient: the dual of ``layout``, or that with Partial(sum) along more axes.
+    """
+    return Transition(layout, layout, (), (), adjoint=plan_transition(dual(layout), gradient))
 
 
 def clear_transition_cache() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["parallelize_module"]
 
+ModuleT = TypeVar("ModuleT")
+
 
 def parallelize_module(
-    module: Any,
+    module: ModuleT,
     device_mesh: DeviceMesh | None = None,
     parallelize_plan: ParallelStyle | Mapping[str, Any] | str | None = None,
     *,
     src_data_rank: int | None = 0,
-) -> Any:
+) -> ModuleT:
     """Parallelize ``module`` in place, as ``parallelize_plan`` says.
 
     Styles act on the mesh axis ``tp``, or on the only axis. On a 1-D mesh, parameters that no style covers stay plain.

@@ -12,7 +12,7 @@ from hyper_parallel.errors import MeshError, WorldNotJoinedError
 from hyper_parallel.platform.contract.agreement import AgreementFacet
 from hyper_parallel.platform.contract.identity import distinct_ranks
 from hyper_parallel.platform.contract.launched import launched_rank
-from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.base import Ranks, Transport, active_transport
 from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work
 
@@ -190,6 +190,10 @@ class GroupsFacet(AgreementFacet):
     def _create_group(self, rank_list: Sequence[int]) -> Any:
         """Build the group of these ranks, which the transport keeps."""
         return self.transport().group(self._distinct("_create_group", rank_list))
+
+    def mesh_group(self, ranks: Ranks) -> Any:
+        """Return the group of ``ranks``, this one included, that the framework's own functions take."""
+        return self.transport().group(ranks)
 
     def get_created_group(self, rank_list: Sequence[int]) -> Any:
         """Return the group of these ranks if it was created or adopted and not destroyed, else None."""

@@ -96,7 +96,7 @@ def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
         msg = f"{what}: {len(outputs)} tensors and {len(cotangents)} gradients given"
         raise RuntimeError(msg)
     pairs = [
-        output._root(seed, what) if isinstance(output, DTensor) else (output, seed)  # type: ignore[attr-defined] # noqa: SLF001
+        output._root(seed, what) if isinstance(output, DTensor) else (output, seed)  # noqa: SLF001
         for output, seed in zip(outputs, cotangents, strict=True)
     ]
     return [root for root, _ in pairs], [seed for _, seed in pairs]
@@ -113,7 +113,7 @@ def _refuse_partial(tensor: Any, what: str) -> None:
 
 
 def _watched(tensor: Any, what: str) -> Any:
-    return tensor._watched(what) if isinstance(tensor, DTensor) else tensor  # type: ignore[attr-defined] # noqa: SLF001
+    return tensor._watched(what) if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
 
 
 def _sequence(value: Any) -> list[Any]:
@@ -276,7 +276,7 @@ def _returned(cls: Any, index: int, result: Any, arg: Any) -> Any:
         return None
     what = f"{cls.__name__}.backward: gradient {index}"
     if isinstance(arg, DTensor):
-        return arg._as_gradient(result, what)  # type: ignore[attr-defined] # noqa: SLF001
+        return arg._as_gradient(result, what)  # noqa: SLF001
     if isinstance(result, DTensor):
         msg = f"{what} is a DTensor, the argument is a {type(arg).__name__}; return what to_local() gives"
         raise (MixedTensorError if isinstance(arg, torch.Tensor) else LayoutError)(msg)

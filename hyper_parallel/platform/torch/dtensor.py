@@ -489,7 +489,7 @@ def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
         return
     followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
     copy.__class__ = MovedView
-    vars(copy)["_followed"] = followed
+    copy.__dict__["_followed"] = followed
 
 
 # Entries by function, filled once before the first DTensor exists.
@@ -566,7 +566,7 @@ def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
         )
         raise LayoutError(msg)
     tensor = wrap(local, layout)
-    vars(tensor).update(extras)
+    tensor.__dict__.update(extras)
     return tensor
 
 

@@ -9,13 +9,22 @@ from typing import Any
 import torch
 
 from hyper_parallel.platform.contract.groups import GroupsFacet
+from hyper_parallel.transport.base import Ranks, active_transport
 from hyper_parallel.transport.c10d import join_world
+from hyper_parallel.transport.c10d.rank_groups import current_rank
 
 __all__ = ["TorchGroups"]
 
 
 class TorchGroups(GroupsFacet):
     """Process groups of ``torch.distributed``."""
+
+    def mesh_group(self, ranks: Ranks) -> Any:
+        """A ``ProcessGroup``, on simulated ranks as well."""
+        rank = current_rank()
+        if rank is not None and active_transport() is rank.transport:
+            return rank.group_of(ranks)
+        return super().mesh_group(ranks)
 
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""

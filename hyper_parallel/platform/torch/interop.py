@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
 
-__all__ = ["from_torch", "own_mesh", "own_placement", "to_torch"]
+__all__ = ["from_torch", "own_mesh", "own_placement", "to_torch", "torch_mesh"]
 
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
@@ -33,7 +33,8 @@ _LOCK = threading.Lock()
 def to_torch(tensor: DTensor) -> peer.DTensor:
     """The same tensor as PyTorch's own DTensor, over the same storage and on the same graph.
 
-    The first call with a mesh creates PyTorch's mesh of it, which is a collective call of every rank of the world.
+    The first call with a mesh creates PyTorch's mesh of it, and groups that do not exist yet: a collective call of the
+    ranks of the mesh.
 
     Raises:
         UnsupportedOnBackend: ``torch.distributed`` is not initialised.
@@ -51,7 +52,7 @@ def to_torch(tensor: DTensor) -> peer.DTensor:
     placements = [_theirs(placement) for placement in layout.placements]
     shape = torch.Size(layout.shape or ())
     converted = peer.DTensor.from_local(
-        tensor.to_local(), _mesh(layout.mesh), placements, run_check=False, shape=shape, stride=_dense(shape)
+        tensor.to_local(), torch_mesh(layout.mesh), placements, run_check=False, shape=shape, stride=_dense(shape)
     )
     return converted  # noqa: RET504 - the annotation of from_local is looser
 
@@ -137,7 +138,7 @@ def _refuse_uneven(layout: Layout) -> None:
             raise UnsupportedOperatorError(msg)
 
 
-def _mesh(mesh: DeviceMesh) -> Any:
+def torch_mesh(mesh: DeviceMesh) -> Any:
     """PyTorch's mesh; built once per rank, without the lock where ranks are threads that build it together."""
     rank = active_transport()
     if rank is not None:
@@ -151,7 +152,13 @@ def _known(mesh: DeviceMesh, owner: Any) -> Any:
 
     meshes = _MESHES.setdefault(owner, {})
     if mesh not in meshes:
-        meshes[mesh] = TorchMesh(mesh.device_type, torch.tensor(mesh.mesh), mesh_dim_names=mesh.mesh_dim_names)
+        ranks = torch.tensor(mesh.mesh, dtype=torch.int)
+        theirs = TorchMesh(mesh.device_type, ranks, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
+        # As DeviceMesh.from_group does, which wants names. Ranks outside of the mesh need not take part.
+        groups = mesh.get_all_groups()
+        theirs._dim_group_names = [group.group_name for group in groups]  # noqa: SLF001 - no public spelling
+        theirs._pg_registry.update({group.group_name: group for group in groups})  # noqa: SLF001 - as above
+        meshes[mesh] = theirs
     return meshes[mesh]
 
 

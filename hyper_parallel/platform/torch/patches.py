@@ -15,18 +15,24 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._comparison import TensorLikePair
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
+from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
+from hyper_parallel.platform.torch.interop import torch_mesh
 
-__all__ = ["PATCHES", "Patch", "install"]
+__all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
 
 Call = Callable[..., Any]
 _ORIGINAL = "_hyper_parallel_original"
@@ -93,6 +99,8 @@ def install() -> None:
     """Apply every patch; again does nothing new."""
     for patch in PATCHES:
         patch.install()
+    for module, late in LATE_PATCHES.items():
+        after_import(module, lambda imported, late=late: late(imported).install())  # type: ignore[misc]
     random.forbid_sampling_while(_recomputes)
 
 
@@ -165,7 +173,94 @@ def _pair_with_storage_format(method: Call) -> Call:
     return call
 
 
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def _group_of_mesh(resolve: Call) -> Call:
+    """``_resolve_group`` and ``_expand_group``, which take a mesh of this library, or a pair of it and an axis."""
+
+    @wraps(resolve)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        match group:
+            case DeviceMesh():
+                group = group.get_group()
+            case (DeviceMesh(), _):
+                group = group[0].get_group(group[1])
+        return resolve(group, *args, **kwargs)
+
+    return call
+
+
+# -- data parallelism of PyTorch's over modules of this library --------------------------------------------------------
+
+
+def _refuse_dtensor(function: str, name: str, parameter: Any, instead: str) -> None:
+    if isinstance(parameter, DTensor):
+        msg = (
+            f"PyTorch's {function} does not know parameter {name}, a DTensor "
+            f"{parameter.layout.notation(parameter.dtype)} of hyper_parallel; use {instead} of hyper_parallel, with "
+            "the data axis of one mesh whose other axes are those of tensor parallelism"
+        )
+        raise PlanError(msg)
+
+
+def _constructor_without_dtensors(init: Call) -> Call:
+    @wraps(init)
+    def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kind = init.__qualname__.partition(".")[0]
+        instead = "replicate(module, mesh)" if kind == "DistributedDataParallel" else "fully_shard(module, mesh=mesh)"
+        for name, parameter in module.named_parameters():
+            _refuse_dtensor(kind, name, parameter, instead)
+        if isinstance(kwargs.get("device_mesh"), DeviceMesh):
+            kwargs["device_mesh"] = torch_mesh(kwargs["device_mesh"])
+        init(self, module, *args, **kwargs)
+
+    return construct
+
+
+def _managed_without_dtensors(verify: Call) -> Call:
+    @wraps(verify)
+    def call(name: str, param: Any) -> None:
+        _refuse_dtensor("fully_shard", name, param, "fully_shard(module, mesh=mesh)")
+        verify(name, param)
+
+    return call
+
+
+def _with_their_mesh(mesh_info: Call) -> Call:
+    @wraps(mesh_info)
+    def call(mesh: Any, *args: Any, **kwargs: Any) -> Any:
+        return mesh_info(torch_mesh(mesh) if isinstance(mesh, DeviceMesh) else mesh, *args, **kwargs)
+
+    return call
+
+
+_OUR_PARAMETERS = "it would take a DTensor for a plain tensor, and gather or average the wrong elements"
+_FSDP = "torch.distributed.fsdp"
+LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
+    f"{_FSDP}._fully_shard._fsdp_init": lambda module: Patch(
+        ((module, "_verify_managed_param"),), _managed_without_dtensors, _OUR_PARAMETERS
+    ),
+    f"{_FSDP}._fully_shard._fully_shard": lambda module: Patch(
+        ((module, "_get_mesh_info"),), _with_their_mesh, "PyTorch's DTensors are on PyTorch's meshes only"
+    ),
+    f"{_FSDP}.fully_sharded_data_parallel": lambda module: Patch(
+        ((module.FullyShardedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS
+    ),
+}
+"""Patches by the module that they change, which is imported by the program: this library would wait for it."""
+
+
 PATCHES: tuple[Patch, ...] = (
+    Patch(((DistributedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS),
+    *(
+        Patch(
+            ((functional, name),),
+            _group_of_mesh,
+            "functional collectives know only PyTorch's own mesh",
+        )
+        for name in ("_resolve_group", "_expand_group")
+    ),
     Patch(
         ((torch.autograd.Function, "apply"),),
         lambda _: apply_function,

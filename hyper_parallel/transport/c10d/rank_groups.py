@@ -86,6 +86,19 @@ class RankGroups:
         if self._fields is not None:
             self._fields[name] = value
 
+    def group_of(self, ranks: Ranks) -> Any:
+        """The group of ``ranks``, this one included; built without communication, once."""
+        members = tuple(sorted(ranks))
+        if len(members) == self.transport.world_size:
+            return self.get("default_pg")
+        name = f"hyper_parallel {'-'.join(map(str, members))}"
+        for known, known_name in self.get("pg_names").items():
+            if known_name == name:
+                return known
+        store = PrefixStore(f"{name}/", self.store)
+        group = SimulatedProcessGroup(self.transport, members, store, name, None)
+        return self.register(group, members, _BACKEND, store, name, None)
+
     def clear(self) -> None:
         """Forget every group."""
         self.splits.clear()

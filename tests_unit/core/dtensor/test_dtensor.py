@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError
+from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -213,6 +213,126 @@ def test_gradient_placements_that_cannot_be():
         "to_local: on axis tp the tensor is Replicate(); its gradient can be Replicate() or Partial(sum), not Shard(0)",
         "to_local: on axis tp the tensor is Partial(sum); its gradient can be Replicate(), not Partial(sum)",
         "to_local: 2 grad_placements given for the 1 axes ('tp',)",
+    ]
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
+def test_from_local_takes_gradient_placements(shape):
+    """With grad_placements Partial, the gradients of the ranks' local tensors add up to the true one."""
+    import torch
+
+    seed = torch.randn(5, 3, generator=torch.Generator().manual_seed(4))
+
+    def on_rank(mesh):
+        inner = [S0] * (mesh.ndim - 1)
+        box = Layout.place(mesh, [R, *inner], (5, 3)).local_box()
+        own = seed[tuple(slice(*part) for part in box)]
+        result = []
+        for kind in (R, P):
+            local = torch.ones(own.shape, requires_grad=True)
+            x = DTensor.from_local(local, mesh, [kind, *inner], shape=(5, 3), grad_placements=[P, *inner])
+            assert x.placements == (kind, *inner)
+            (x.full_tensor() * seed).sum().backward()
+            result.append(local.grad)
+            fixed = DTensor.from_local(local.detach(), mesh, [kind, *inner], shape=(5, 3), grad_placements=[P, *inner])
+            assert not fixed.requires_grad
+        local.grad = None
+        x = DTensor.from_local(local, mesh, [R, *inner], shape=(5, 3), grad_placements=[R, *inner])
+        (x.full_tensor() * seed).sum().backward()
+        assert torch.equal(local.grad, own)
+        return [mesh.coordinate[1:], own, *result]
+
+    rows = on_ranks(on_rank, *shape)
+    for coordinate in {row[0] for row in rows}:
+        members = [row[1:] for row in rows if row[0] == coordinate]
+        for kind in (1, 2):
+            assert torch.equal(sum(row[kind] for row in members), members[0][0])
+
+
+def test_gradients_that_local_cannot_have():
+    """from_local refuses gradient placements of another shape, with the legal ones."""
+    import torch
+
+    def on_rank(mesh):
+        whole = torch.ones(4, 4, requires_grad=True)
+
+        def tried(kind, gradient):
+            return text_of(LayoutError, lambda: DTensor.from_local(whole, mesh, [kind], grad_placements=[gradient]))
+
+        return [tried(S0, P), tried(R, S0), tried(Partial("avg"), P)]
+
+    facts = (
+        ("Shard(0)", "Shard(0)", "Partial(sum)"),
+        ("Replicate()", "Replicate() or Partial(sum)", "Shard(0)"),
+        ("Partial(avg)", "Replicate()", "Partial(sum)"),
+    )
+    assert on_ranks(on_rank, 2)[0] == [
+        f"from_local: on axis tp the tensor is {own}; its gradient can be {allowed}, not {asked}"
+        for own, allowed, asked in facts
+    ]
+
+
+_GATHERED_BACKWARD = {(R, S0), (R, S1), (S0, S1), (S1, S0), (P, S0), (P, S1)}
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,)])
+def test_dtypes_of_a_redistribution(shape):
+    """Forward and backward communicate in their own dtypes; the gradient has the tensor's, also of second order."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    whole, seed, again = (torch.randn(5, 7, generator=generator) for _ in range(3))
+
+    def on_rank(mesh):
+        for source in (R, S0, S1, P):
+            for target in (R, S0, S1):
+                x = distribute_tensor(whole, mesh, [source]).requires_grad_()
+                with record_events() as log:
+                    y = x.redistribute(placements=[target], forward_dtype=torch.float64, backward_dtype=torch.bfloat16)
+                    (y.full_tensor() * seed).sum().backward()
+                assert (y.dtype, y.placements, x.grad.dtype) == (torch.float64, (target,), torch.float32)
+                assert torch.equal(y.full_tensor().float(), whole)
+                assert torch.equal(x.grad.full_tensor(), seed.bfloat16().float())
+                sources = {event.source.partition("[")[0] for event in log if event.phase == "backward"}
+                assert sources == ({"bf16"} if (source, target) in _GATHERED_BACKWARD else set())
+        x = distribute_tensor(whole, mesh, [S0]).requires_grad_()
+        y = x.redistribute(forward_dtype=torch.float64).full_tensor()
+        (grad,) = torch.autograd.grad((y * y * seed).sum(), x, create_graph=True)
+        (grad.full_tensor() * again).sum().backward()
+        torch.testing.assert_close(x.grad.full_tensor(), 2 * seed * again)
+        fixed = distribute_tensor(whole, mesh, [S0])
+        assert fixed.redistribute(placements=[S0], backward_dtype=torch.float64) is fixed
+        assert fixed.redistribute(forward_dtype=torch.bfloat16).dtype is torch.bfloat16
+
+    on_ranks(on_rank, *shape)
+
+
+def test_functions_say_that_they_return_dtensors():
+    """Editors and type checkers know what comes back, so that completion works."""
+    functions = [distribute_tensor, zeros, DTensor.from_local, DTensor.redistribute, DTensor.reduce_partial]
+    assert [function.__annotations__["return"] for function in functions] == ["DTensor"] * len(functions)
+
+
+def test_dtypes_that_a_redistribution_cannot_have():
+    """Integers, and reductions that are no sums, are cast by themselves: the message says so."""
+    import torch
+
+    def on_rank(mesh):
+        numbers = distribute_tensor(torch.arange(4), mesh, [S0])
+        layout = Layout.place(mesh, [Partial("max")], (4,))
+        highest = get_torch_platform().wrap(torch.ones(4), layout)
+        return [
+            text_of(UnsupportedOperatorError, lambda: numbers.redistribute(forward_dtype=torch.bfloat16)),
+            text_of(UnsupportedOperatorError, lambda: highest.redistribute(backward_dtype=torch.float64)),
+        ]
+
+    message = (
+        "redistribute: forward_dtype and backward_dtype are floating dtypes for sums and copies of floating values, "
+        "got {}; cast the tensor before or after redistribute() instead"
+    )
+    assert on_ranks(on_rank, 2)[0] == [
+        message.format("torch.bfloat16 and torch.int64 for i64[4@tp]"),
+        message.format("torch.float32 and torch.float64 for f32[4] + Partial(max)@tp"),
     ]
 
 

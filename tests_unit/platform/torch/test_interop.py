@@ -85,6 +85,40 @@ def saved(folder):
     return fresh.full_tensor().tolist()
 
 
+def counted():
+    """What PyTorch's CommDebugMode counts, and collectives over the slices of a mesh, on this rank of four."""
+    import torch
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from hyper_parallel import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    counts = []
+    x = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh["tp"], [Shard(0)]).requires_grad_()
+    for call in (
+        lambda: x.redistribute(placements=[Replicate()]),
+        lambda: x.redistribute(placements=[Shard(1)]),
+        lambda: x * 2,
+        lambda: (x.full_tensor() * 2).sum().backward(),
+    ):
+        with CommDebugMode() as mode:
+            call()
+        counts.append(mode.get_total_counts())
+    own = torch.tensor([float(mesh.rank)])
+    sums = [functional.all_reduce(own, "sum", (mesh, axis)).item() for axis in (0, 1)]
+    assert sums == [sum(mesh.get_rank_list_along_axis(axis)) for axis in (0, 1)]
+    theirs = x.detach().to_torch()  # the mesh of PyTorch is made of the ranks of this slice alone
+    assert torch.equal(theirs.full_tensor(), torch.arange(12.0).reshape(4, 3))
+    return counts
+
+
+@pytest.mark.slow
+def test_pytorch_counts_our_collectives():
+    """On real ranks, CommDebugMode sees the collectives of redistributions, and no others."""
+    assert launch(counted, 4, "torch") == [[1, 1, 0, 1]] * 4
+
+
 @pytest.mark.slow
 def test_there_and_back():
     """Conversions keep storage, placements and graph; placements that PyTorch lacks are refused by name."""

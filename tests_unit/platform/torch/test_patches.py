@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import importlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,16 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch.distributed._composable import checkpoint as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint as ways
 
+from hyper_parallel.core.data_parallel import fully_shard, replicate
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from hyper_parallel.errors import MeshError, MixedTensorError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.platform.torch.patches import PATCHES, install
+from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, install
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -33,7 +38,7 @@ pytestmark = pytest.mark.platforms("torch")
 def test_every_patch_names_its_reason_and_the_installed_version():
     """An upgrade of PyTorch fails here until the reason of each patch has been checked and its version renewed."""
     platform_named("torch")
-    for patch in PATCHES:
+    for patch in [*PATCHES, *(late(importlib.import_module(name)) for name, late in LATE_PATCHES.items())]:
         assert torch.__version__.startswith(f"{patch.version}."), patch.reason
         assert patch.reason
         assert patch.places, patch.reason
@@ -48,6 +53,14 @@ def test_every_patch_is_installed_once():
     assert all(hasattr(function, "_hyper_parallel_original") for function in before)
     patched = {f"{owner.__name__}.{name}" for patch in PATCHES for owner, name in patch.places}
     assert {"Function.apply", "CheckpointFunction.forward", "_CheckpointFrame.__init__", "torch.masked.sum"} < patched
+
+
+def test_modules_that_are_imported_later_are_patched():
+    """What PyTorch imports only with its ``fully_shard`` has its replacements once it is there."""
+    platform_named("torch")
+    for name, late in LATE_PATCHES.items():
+        for owner, attribute in late(importlib.import_module(name)).places:
+            assert hasattr(getattr(owner, attribute), "_hyper_parallel_original"), attribute
 
 
 def test_pytorch_is_patched_in_one_file_only():
@@ -256,3 +269,134 @@ def test_a_plain_mask_is_refused():
     assert message.startswith(
         "argument condition is a plain tensor [5, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2"
     )
+
+
+# -- meshes and modules of this library in PyTorch's own functions -----------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_functional_collectives_take_our_mesh(world):
+    """A mesh, or a mesh and an axis, is the group of that axis, in forward and in backward."""
+
+    def rank():
+        from torch.distributed import _functional_collectives as functional
+
+        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "tp"))
+        own = torch.arange(6.0).reshape(2, 3) * (mesh.rank + 1)
+        total = torch.arange(6.0).reshape(2, 3) * sum(range(1, world + 1))
+        groups = (mesh["tp"], (mesh, 1), (mesh, "tp"), (mesh, -1), mesh.get_group("tp"))
+        for group in groups:
+            assert torch.equal(functional.all_reduce(own, "sum", group), total)
+        assert torch.equal(functional.all_reduce(own, "sum", (mesh, 0)), own)
+        rows = functional.all_gather_tensor(own, 0, mesh["tp"])
+        assert rows.shape == (2 * world, 3)
+        assert torch.equal(functional.reduce_scatter_tensor(rows, "sum", 0, (mesh, 1)), own * world)
+        x = own.clone().requires_grad_()
+        functional.all_gather_tensor_autograd(x, 0, mesh["tp"]).mul(rows).sum().backward()
+        assert torch.equal(x.grad, own * world)
+        with pytest.raises(MeshError) as caught:
+            functional.all_reduce(own, "sum", mesh)
+        return str(caught.value)
+
+    assert simulate(rank, world, "torch")[0] == "get_group: the mesh has axes ('dp', 'tp'); name one of them"
+
+
+def test_groups_of_a_mesh_are_pytorchs():
+    """``dist`` takes the group of a mesh, and this library takes it back; equal ranks have one group."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        platform = platform_named("torch")
+        for axis in ("tp", "dp"):
+            group = mesh.get_group(axis)
+            assert group is mesh[axis].get_group()
+            assert torch.distributed.get_process_group_ranks(group) == mesh.get_rank_list_along_axis(axis)
+            x = torch.tensor([float(mesh.rank)])
+            torch.distributed.all_reduce(x, group=group)
+            assert x.item() == sum(mesh.get_rank_list_along_axis(axis))
+            assert platform.all_reduce(torch.ones(2), group).tolist() == [2.0, 2.0]
+            assert DeviceMesh.from_group(group, "cpu", mesh_dim_names=(axis,)) is mesh[axis]
+            platform.mark_created_groups(group)
+            assert platform.get_created_group(mesh.get_rank_list_along_axis(axis)) is not None
+            platform.destroy_process_group(group)
+        assert mesh.flatten().get_group() is torch.distributed.group.WORLD
+        return platform.get_created_group(mesh.get_rank_list_along_axis("tp"))
+
+    assert simulate(rank, 4, "torch") == [None] * 4
+
+
+def _trained(model, rank, world):
+    """Gradients of the mean over all ranks' unequal batches' sums, by name."""
+    generator = torch.Generator().manual_seed(7)
+    batches = [torch.randn(2, 4, generator=generator) for _ in range(world)]
+    for batch in batches if rank is None else [batches[rank]]:
+        (model(batch).square().sum() / (world if rank is None else 1)).backward()
+    return {
+        name.removeprefix("module."): value.grad.full_tensor() if hasattr(value.grad, "full_tensor") else value.grad
+        for name, value in model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_pytorchs_data_parallelism_takes_our_mesh(world):
+    """``fully_shard`` over one axis and over replicas, and DDP, train plain modules as one device does."""
+    torch.manual_seed(0)
+    dense = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    expected = _trained(copy.deepcopy(dense), None, world)
+
+    def rank():
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("replica", "dp"))
+        wrapped = [
+            fully_shard(copy.deepcopy(dense), mesh=mesh["dp"]),
+            fully_shard(copy.deepcopy(dense), mesh=mesh),
+            DistributedDataParallel(copy.deepcopy(dense), device_mesh=mesh["dp"]),
+            DistributedDataParallel(copy.deepcopy(dense), process_group=mesh.get_group("dp")),
+        ]
+        for model in wrapped:
+            for name, gradient in _trained(model, mesh.rank, world).items():
+                torch.testing.assert_close(gradient, expected[name])
+
+    simulate(rank, world, "torch")
+
+
+def test_pytorchs_data_parallelism_refuses_our_dtensors():
+    """PyTorch's wrappers over a tensor-parallel module say what to use; the module is as before, and that works."""
+    torch.manual_seed(0)
+    dense = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    expected = _trained(copy.deepcopy(dense), None, 2)
+
+    def rank():
+        from torch.distributed import fsdp
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        messages = []
+        for ours in (replicate, lambda model, axis: fully_shard(model, mesh=axis)):
+            model = copy.deepcopy(dense)
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            for wrap in (
+                lambda: DistributedDataParallel(model, process_group=mesh.get_group("dp")),  # noqa: B023 - called here
+                lambda: fsdp.fully_shard(model, mesh=mesh["dp"]),  # noqa: B023 - as above
+                lambda: fsdp.FullyShardedDataParallel(model, process_group=mesh.get_group("dp")),  # noqa: B023
+            ):
+                with pytest.raises(PlanError) as caught:
+                    wrap()
+                messages.append(str(caught.value))
+            ours(model, mesh["dp"])
+            for name, gradient in _trained(model, mesh.coordinate[0], 2).items():
+                torch.testing.assert_close(gradient, expected[name])
+        assert messages[:3] == messages[3:]
+        return messages[:3]
+
+    rest = (
+        "of hyper_parallel; use {} of hyper_parallel, with the data axis of one mesh whose other axes are those of "
+        "tensor parallelism"
+    )
+    sharded = "a DTensor f32[5@tp, 4] " + rest.format("fully_shard(module, mesh=mesh)")
+    assert simulate(rank, 4, "torch")[0] == [
+        "PyTorch's DistributedDataParallel does not know parameter 0.weight, a DTensor f32[5@tp, 4] "
+        + rest.format("replicate(module, mesh)"),
+        f"PyTorch's fully_shard does not know parameter weight, {sharded}",
+        f"PyTorch's FullyShardedDataParallel does not know parameter 0.weight, {sharded}",
+    ]

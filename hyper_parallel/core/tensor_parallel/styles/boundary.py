@@ -130,7 +130,7 @@ class Boundary:
             msg = f"{self.module}: {argument} must be a DTensor for {self.style} to redistribute it, got {type_name}"
             raise ValueError(msg)  # noqa: TRY004 - the contract says ValueError for every wrong argument
         target = self._target(value.layout, spec)
-        return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
+        return value.redistribute_to(target, Cause(self.style, argument))
 
     def require_tensor(self, value: Any, argument: str) -> None:
         """Raise ValueError unless ``value`` is a tensor."""
