@@ -297,6 +297,30 @@ def test_a_constant_may_be_written_into_a_pending_value(op, shape):
         close(results, [torch.full((5, 4), 3.0), torch.full((5, 4), 7.0)])
 
 
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
+def test_a_tensor_may_be_written_into_a_pending_value(shape):
+    """fill_ of a pending value with a tensor gives that tensor's value on every rank, and its gradient."""
+    cotangent, ops = values(5, 4, seed=7), ("sum", "avg", "max", "min")
+
+    def filled(mesh, op):
+        whole_places = [R] * mesh.ndim
+        x = get_torch_platform().wrap(
+            values(5, 4, seed=mesh.rank), Layout.place(mesh, [Partial(op)] * mesh.ndim, (5, 4))
+        )
+        constant = distribute_tensor(torch.tensor(3.0), mesh, whole_places).requires_grad_()
+        with strict():
+            x.fill_(constant)
+        assert x.placements == tuple(Partial(op) for _ in shape)
+        (gradient,) = torch.autograd.grad(x, constant, distribute_tensor(cotangent, mesh, whole_places))
+        with strict():
+            other = x.detach().fill_(torch.tensor(4.0, dtype=torch.float64))
+        return [whole(gradient), whole(other)]
+
+    for results in on_ranks(lambda mesh: [filled(mesh, op) for op in ops], *shape):
+        for result in results:
+            close(result, [cotangent.sum(), torch.full((5, 4), 4.0)])
+
+
 @pytest.mark.parametrize("dim", [0, 1, None])
 def test_weights_by_length_and_direction_train_alike(dim):
     """nn.utils.parametrizations.weight_norm over distributed weights has the outputs and gradients of one device."""

@@ -275,12 +275,15 @@ def is_floating_dtype(dtype: object) -> bool:
 
 
 def _copy(call: OpCall) -> Strategies:
-    """``x`` gets the values of ``y``; Partial passes if both are Partial and the conversion is linear."""
-    x, y = call["x"], call["y"]
-    if not isinstance(y, Operand):
-        return elementwise(call)
-    same = x.dtype == y.dtype
-    ops = PARTIAL_OPS if same else LINEAR_OPS if x.floating and y.floating else ()
+    y = call["y"]
+    return _written(call, y) if isinstance(y, Operand) else elementwise(call)
+
+
+def _written(call: OpCall, values: Operand) -> Strategies:
+    """``x`` gets ``values``; Partial passes if both are Partial and the conversion is linear and keeps the order."""
+    x = call["x"]
+    between_floats = (*LINEAR_OPS, "max", "min") if x.floating and values.floating else ()
+    ops = PARTIAL_OPS if x.dtype == values.dtype else between_floats
     return elementwise(call, extra=partial_rows(2, (0, 1), ops))
 
 
@@ -314,7 +317,7 @@ def _zero(call: OpCall) -> Strategies:
 
 def _fill(call: OpCall) -> Strategies:
     if isinstance(call["value"], Operand):
-        return elementwise(call)
+        return _written(call, call["value"])
     # The average and the extrema of equal constants are the constant; of a sum the first rank holds all of it.
     elements = elementwise(call, extra=partial_rows(1, (0,), ("sum", "avg", "max", "min")))
     return Strategies(elements.rows, elements.outputs, _summand)
@@ -353,7 +356,7 @@ for _name, _base in (("linspace", ""), ("logspace", ", base=10.0")):
     register_rule(Rule(_name, f"start, end, steps{_base}, *, {_OPTIONS}", _range))
 register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
 register_rule(Rule("zero", "x", _zero))
-register_rule(Rule("fill", "x, value", _fill, by_value=False))
+register_rule(Rule("fill", "x, value", _fill, by_value=False, by_dtype=True))
 
 
 # -- parts of complex numbers ------------------------------------------------------------------------------------------

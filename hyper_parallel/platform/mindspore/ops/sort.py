@@ -6,9 +6,16 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops as native
 
-from hyper_parallel.platform.mindspore.ops.registry import METHOD, computes_on_cpu, decomposition, kernel, spellings
+from hyper_parallel.platform.mindspore.ops.registry import (
+    METHOD,
+    computes_on_cpu,
+    decomposition,
+    kernel,
+    replicated,
+    spellings,
+)
 
 __all__: list[str] = []
 
@@ -105,3 +112,18 @@ def _method_argsort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = 
 def _method_topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002 - MindSpore's name
     values, indices = ops.topk(x, k, dim, largest, sorted)
     return values, ops.cast(indices, dtype=_index_dtype(x))
+
+
+@decomposition("Unique")
+def _unique(_ops: Any, _: Any, x: Any) -> Any:
+    """Values in the order of their first appearance, and where each element is among them; ``x`` is gathered.
+
+    MindSpore has no gradient of it on CPU. Its kernel returns values of an earlier call for a tensor without elements.
+    """
+    whole = x.full_tensor()
+    if whole.size:
+        values, places = native.unique(whole)
+    else:
+        dtype = whole.dtype if whole.dtype == mindspore.int64 else mindspore.int32
+        values, places = whole.reshape(-1), Tensor(np.zeros(whole.shape), dtype)
+    return replicated(values, x), replicated(places, x)
