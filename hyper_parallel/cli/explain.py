@@ -7,6 +7,7 @@ from typing import Any
 
 from hyper_parallel.cli.arguments import whole
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
@@ -45,14 +46,19 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Explain the plan on each framework."""
     from hyper_parallel.cli.verify_model import user_platforms
-    from hyper_parallel.verify.explain import explain_model
+    from hyper_parallel.verify.explain import Explanation, explain_model
     from hyper_parallel.verify.run_arguments import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size, _MOST_RANKS)
-    explanations = [
-        explain_model(arguments.spec, arguments.plan, shape, names, platform=platform)
-        for platform in user_platforms(arguments)
-    ]
+    frameworks = user_platforms(arguments)
+    progress, explanations = Progress(len(frameworks)), list[Explanation]()
+    try:
+        with progress.ticking():
+            for platform in frameworks:
+                progress.next(f"{arguments.spec} on {platform}")
+                explanations.append(explain_model(arguments.spec, arguments.plan, shape, names, platform=platform))
+    finally:
+        progress.clear()
     if arguments.json:
         print(report_json([explanation.json() for explanation in explanations]))
     else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rich import progress as rich_progress
 
@@ -30,8 +32,8 @@ class Progress:
     """Counts finished parts and shows them, the running part and the time left.
 
     Where stderr is no terminal, a line is written when a part starts, the first after two seconds, further ones ten
-    seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below and by no
-    thread: commands fork rank processes.
+    seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below. A thread
+    redraws it only inside ``ticking``, in commands that do not fork this process.
 
     Args:
         total: number of parts.
@@ -41,6 +43,8 @@ class Progress:
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.done, self.clock = total, 0, clock
         self._running = False
+        self._part: str | None = None
+        self._lock = threading.Lock()
         self._shown: tuple[rich_progress.Progress, rich_progress.TaskID] | None = None
         self._is_terminal = sys.stderr.isatty()
         self._started = clock()
@@ -48,6 +52,11 @@ class Progress:
 
     def start(self, part: str) -> None:
         """Show that ``part`` is running."""
+        with self._lock:
+            self._part = part
+            self._show(part)
+
+    def _show(self, part: str) -> None:
         if not self._is_terminal:
             self._line(part)
             return
@@ -72,10 +81,30 @@ class Progress:
 
     def clear(self) -> None:
         """Clear the line."""
-        if self._shown is not None:
-            bar, task = self._shown
-            bar.update(task, completed=self.done)
-            bar.stop()
+        with self._lock:
+            self._part = None
+            if self._shown is not None:
+                bar, task = self._shown
+                bar.update(task, completed=self.done)
+                bar.stop()
+
+    @contextlib.contextmanager
+    def ticking(self, seconds: float = 1.0) -> Iterator[None]:
+        """Show the running part again every so many seconds until the block ends, for parts that take long."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._show_again, args=(stop, seconds), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _show_again(self, stop: threading.Event, seconds: float) -> None:
+        while not stop.wait(seconds):
+            with self._lock:
+                if self._part is not None:
+                    self._show(self._part)
 
     def _line(self, part: str) -> None:
         """Write a line if one is due."""
@@ -87,7 +116,9 @@ class Progress:
         print(f"{count} done{self._left(now)}: {part}", file=sys.stderr, flush=True)
 
     def _left(self, now: float) -> str:
-        """Return the time left at the pace so far, or nothing where it cannot be told."""
+        """Return the time left at the pace so far, or before the first part has finished the time that has passed."""
+        if self.done == 0:
+            return f" after {round(now - self._started)} s"
         if not 0 < self.done <= self.total:
             return ""
         seconds = round((now - self._started) / self.done * (self.total - self.done))

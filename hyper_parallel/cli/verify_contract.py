@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run every check; return 0 if all held."""
     from hyper_parallel.verify.contract.results import examine, measure
 
-    facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
+    facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet is not None else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
     can_be_written("--report", arguments.report, folder=True)
     frameworks = platforms(arguments.platform, arguments.device)

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
@@ -14,7 +13,13 @@ from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
+from hyper_parallel.platform.select import (
+    FRAMEWORKS,
+    MissingFrameworkError,
+    frameworks_used_by,
+    installed_frameworks,
+    require_framework,
+)
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json, write_report
 
@@ -85,12 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     done: list[ModelReport] = []
     progress = Progress(len(jobs))
     try:
-        for name, job in jobs:
-            progress.start(name)
-            done.append(job())
-            progress.finish()
-            if not arguments.json:
-                print(coloured(done[-1].text()), end="\n\n", flush=True)
+        with progress.ticking():
+            for name, job in jobs:
+                progress.start(name)
+                done.append(job())
+                progress.finish()
+                if not arguments.json:
+                    print(coloured(done[-1].text()), end="\n\n", flush=True)
     except KeyboardInterrupt:
         progress.clear()
         line = _partial(done, len(jobs))
@@ -208,7 +214,8 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
     if arguments.platform is not None:
         return requested
     imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]
-    imported = imported or [name for name in FRAMEWORKS if any(_names_module(function, name) for function in functions)]
+    used = {name for function in functions for name in frameworks_used_by(function)}
+    imported = imported or [name for name in FRAMEWORKS if name in used]
     if len(imported) != 1:
         # It may be chosen inside the function; then only the user knows.
         usable = platforms(None)
@@ -218,12 +225,6 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(msg)
     require_framework(imported[0])
     return imported
-
-
-def _names_module(function: Callable[..., Any], framework: str) -> bool:
-    """Return whether the file of a function has a name for the framework, or for one of its modules."""
-    names = getattr(function, "__globals__", {}).values()
-    return any(isinstance(value, ModuleType) and value.__name__.partition(".")[0] == framework for value in names)
 
 
 def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:

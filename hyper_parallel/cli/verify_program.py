@@ -10,7 +10,7 @@ from hyper_parallel.cli.arguments import MOST_STEPS, real, seed, whole
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.platform.select import FRAMEWORKS, installed_frameworks, require_framework
+from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def add_parser(kinds: Any) -> None:
         "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
-    subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that is installed")
+    subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
     subparser.add_argument(
         "--timeout", type=real(_MOST_SECONDS), default=300.0, metavar="S", help="seconds for a run (default: 300)"
@@ -94,25 +94,26 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report)
     progress = Progress(2 * _RUNS if arguments.harden else _RUNS)
     try:
-        report = verify_program(
-            arguments.file,
-            arguments.world_size,
-            single=arguments.single,
-            mesh=arguments.mesh,
-            steps=arguments.steps,
-            platform=_platform(arguments.platform),
-            seed=arguments.seed,
-            launch=arguments.launch,
-            declared=_declared(arguments.declare or ()),
-            args=arguments.arguments,
-            single_args=_words(arguments.single_args),
-            only=arguments.only or (),
-            timeout=arguments.timeout,
-            harden=arguments.harden,
-            allow=arguments.allow or (),
-            memory=int(arguments.memory * (1 << 30)),
-            progress=progress.next,
-        )
+        with progress.ticking():
+            report = verify_program(
+                arguments.file,
+                arguments.world_size,
+                single=arguments.single,
+                mesh=arguments.mesh,
+                steps=arguments.steps,
+                platform=arguments.platform,
+                seed=arguments.seed,
+                launch=arguments.launch,
+                declared=_declared(arguments.declare or ()),
+                args=arguments.arguments,
+                single_args=_words(arguments.single_args),
+                only=arguments.only or (),
+                timeout=arguments.timeout,
+                harden=arguments.harden,
+                allow=arguments.allow or (),
+                memory=int(arguments.memory * (1 << 30)),
+                progress=progress.next,
+            )
     except ValueError:
         if not is_first_rank():  # which says what is wrong
             return 2
@@ -133,12 +134,6 @@ def _words(text: str | None) -> list[str] | None:
     except ValueError as error:
         msg = f"--single-args {text!r} cannot be split into arguments: {error}"
         raise ValueError(msg) from None
-
-
-def _platform(asked: str | None) -> str:
-    name = asked or next(iter(installed_frameworks()), "torch")
-    require_framework(name)
-    return name
 
 
 def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:

@@ -6,6 +6,7 @@ has imported, MindSpore if it is installed, PyTorch. Code that has a tensor call
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import ArgumentTypeError, HyperParallelError
@@ -29,7 +31,9 @@ __all__ = [
     "MissingFrameworkError",
     "current_platform",
     "default_framework",
+    "framework_for",
     "framework_of",
+    "frameworks_used_by",
     "get_mindspore_platform",
     "get_platform",
     "get_torch_platform",
@@ -217,6 +221,33 @@ def default_framework() -> str:
         msg = "neither PyTorch nor MindSpore is installed; one of them is needed: " + ", or ".join(INSTALL.values())
         raise MissingFrameworkError(msg)
     return "mindspore" if "mindspore" in installed else "torch"
+
+
+def framework_for(function: Callable[..., Any], arguments: Sequence[Any] = ()) -> str:
+    """Return the framework on which ranks call ``function`` where the caller names none; imports neither.
+
+    In this order: ``use_platform``, the environment variable, the only framework of tensors and modules among the
+    arguments, the only framework that the function's module uses by name, :func:`default_framework`.
+    """
+    chosen = _CHOSEN.get()
+    if chosen is not None:
+        return chosen
+    if os.environ.get(ENVIRONMENT_VARIABLE):
+        return default_framework()
+    for named in ({framework_of(argument) for argument in arguments} - {""}, set(frameworks_used_by(function))):
+        if len(named) == 1:
+            return named.pop()
+    return default_framework()
+
+
+def frameworks_used_by(function: Callable[..., Any]) -> list[str]:
+    """Return the frameworks of which the module of a function has a module, a class or an object under some name."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    values = list(getattr(function, "__globals__", {}).values())
+    modules = {value.__name__.partition(".")[0] for value in values if isinstance(value, ModuleType)}
+    used = modules | {framework_of(value) for value in values}
+    return [name for name in FRAMEWORKS if name in used]
 
 
 def require_framework(name: str) -> None:

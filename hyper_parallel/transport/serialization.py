@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+import io
 import pickle
 import sys
 import sysconfig
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -34,17 +36,15 @@ def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
         for module in registered:
             cloudpickle.register_pickle_by_value(module)
         try:
-            packed: bytes = cloudpickle.dumps(obj)
+            return _dumps(obj)
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
-    return packed
 
 
 def pack_back(obj: Any) -> bytes:
     """Pickle a result on its way back: what came here by value goes back by value, and is recognised there."""
-    packed: bytes = cloudpickle.dumps(obj)
-    return packed
+    return _dumps(obj)
 
 
 def unpack(packed: bytes) -> Any:
@@ -62,6 +62,28 @@ def pack_error(error: BaseException) -> bytes:
     except Exception:  # noqa: BLE001 - whatever its pickling raises, the text must get through
         return pack_back(RuntimeError(f"{type(error).__name__}: {error}"))
     return packed
+
+
+def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """Return how to make a code object with the name of its file, which cloudpickle leaves out from 3.1.3 on."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (make, arguments, code.co_filename)
+
+
+def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    """cloudpickle's pickler, whose functions keep their files: tracebacks and call sites of ranks show them."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
+def _dumps(obj: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(obj)
+    return buffer.getvalue()
 
 
 def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterator
 from itertools import groupby
 
+from hyper_parallel.errors import HyperParallelError
+
 __all__ = ["fold_frames", "trace"]
 
 # Modules that run ranks and check their collectives: their frames say nothing about the program.
@@ -44,27 +46,35 @@ def trace(error: BaseException) -> str:
     if kept:
         shown.stack = traceback.StackSummary.from_list(kept)
     text = "".join(shown.format()).rstrip()
-    return text if os.environ.get("HP_FULL_TRACEBACK") else fold_frames(text)
+    if os.environ.get("HP_FULL_TRACEBACK"):
+        return text
+    return fold_frames(text, shows_last=not isinstance(error, HyperParallelError))
 
 
-def fold_frames(text: str) -> str:
+def fold_frames(text: str, *, shows_last: bool = True) -> str:
     """Return a traceback in which frames of PyTorch, MindSpore and this library between others are a count.
 
     The last frame of a traceback, which raised the error, is shown wherever it is, and a single frame stays.
 
     Args:
         text: as Python formats it, with the tracebacks of causes.
+        shows_last: False for an error of this library, whose message says everything: then the frames after the
+            program's last one are left out to the end.
     """
     lines: list[str] = []
     entries = list(_entries(text))
     runs = [list(run) for _, run in groupby(entries, key=lambda entry: _package(entry) is not None)]
+    final = max((number for number, run in enumerate(runs) if _package(run[0])), default=0)
     for number, run in enumerate(runs):
         packaged = _package(run[0]) is not None
         last = number + 1 == len(runs) or not _ENTRY.match(runs[number + 1][0])
-        hidden = run[: -1 if last else None] if packaged else []
-        if len(hidden) > 1:
+        after_program = last and number == final > 0 and _ENTRY.match(runs[number - 1][-1]) is not None
+        drops_last = after_program and not shows_last
+        hidden = run[: -1 if last and not drops_last else None] if packaged else []
+        if len(hidden) > 1 or drops_last:
             folders = ", ".join(dict.fromkeys(str(_package(entry)) for entry in hidden))
-            lines += [f"  ({len(hidden)} frames of {folders} not shown)", *run[len(hidden) :]]
+            count = f"{len(hidden)} frame{'s' * (len(hidden) > 1)}"
+            lines += [f"  ({count} of {folders} not shown)", *run[len(hidden) :]]
         else:
             lines += run
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.platform.select import FRAMEWORKS, default_framework
+from hyper_parallel.platform.select import FRAMEWORKS, framework_for
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
@@ -55,7 +55,8 @@ def launch(
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
+        platform: ``"torch"`` or ``"mindspore"``; None takes that of the
+            arguments, or the one that the module of ``fn`` uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the processes are ended and the error shows every rank's stack.
         device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on card i. More ranks than
@@ -72,7 +73,7 @@ def launch(
     """
     require_ranks(world_size)
     timeout = positive_seconds(timeout, f"timeout={timeout!r}")
-    platform = platform or default_framework()
+    platform = platform or framework_for(fn, args)
     if platform not in FRAMEWORKS:
         msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
         raise ValueError(msg)

@@ -307,7 +307,7 @@ def table(rows: Sequence[Traffic]) -> list[str]:
     ]  # fmt: skip
     lines = ["  collectives of one training step, bytes received by the worst rank:", *aligned(cells, text=4)]
     count, volume = sum(row.count for row in rows), sum(row.bytes for row in rows)
-    return [*lines, f"    {count} collectives, {volume} bytes"]
+    return [*lines, f"    {count} collective{'s' * (count != 1)}, {volume} bytes"]
 
 
 def _plural(kind: str) -> str:

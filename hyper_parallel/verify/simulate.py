@@ -9,7 +9,7 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.select import FRAMEWORKS, default_framework, platform_named, use_platform
+from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 
 __all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
@@ -38,7 +38,8 @@ def simulate(
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
+        platform: ``"torch"`` or ``"mindspore"``; None takes that of the
+            arguments, or the one that the module of ``fn`` uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the run ends with an error that shows every rank's stack; None takes
             HP_RANK_TIMEOUT, or 60 without it.
@@ -58,7 +59,7 @@ def simulate(
     """
     timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
     require_ranks(world_size)
-    platform = platform or default_framework()
+    platform = platform or framework_for(fn, args)
     require_device(device, platform)
     if platform == "torch":
         from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported

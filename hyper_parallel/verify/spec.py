@@ -20,7 +20,15 @@ import hyper_parallel
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.model_case import InputError
 
-__all__ = ["blame_user", "call_user_function", "error_summary", "find_function", "from_user_frames", "user_function"]
+__all__ = [
+    "blame_user",
+    "call_user_function",
+    "error_summary",
+    "find_function",
+    "from_user_frames",
+    "user_file",
+    "user_function",
+]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
@@ -96,11 +104,7 @@ def _import_module(name: str, source: str) -> Any:
 
 
 def _load_file(name: str, source: str) -> Any:
-    path = Path(name).resolve()
-    try:
-        is_file = path.is_file()
-    except OSError:  # a name that no file can have
-        is_file = False
+    path, is_file = user_file(name)
     if not is_file:
         msg = f"{source}: there is no file {path}"
         raise InputError(msg)
@@ -120,6 +124,15 @@ def _load_file(name: str, source: str) -> Any:
         del sys.modules[module_name]
         raise _import_error(source, str(path), error) from error
     return module
+
+
+def user_file(name: str) -> tuple[Path, bool]:
+    """Return the absolute path of a file that the user named, and whether it is one."""
+    try:
+        path = Path(name).resolve()
+        return path, path.is_file()
+    except (OSError, RuntimeError):  # a name that no file can have, and links in a circle
+        return Path(name).absolute(), False
 
 
 def _import_error(source: str, name: str, error: BaseException) -> InputError:

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import threading
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_pipe_gets_a_line_now_and_then(monkeypatch):
         progress.start(part)
         progress.done = {"a": 0, "b": 1, "c": 4, "d": 198, "e": 199}[part]
     assert sys.stderr.getvalue().splitlines() == [
-        "0 of 200 done: b",
+        "0 of 200 done after 2 s: b",
         "4 of 200 done, about 10 min left: d",
         "198 of 200 done, about 2 s left: e",
     ]
@@ -117,3 +118,43 @@ def test_a_line_without_a_total_tells_the_count(monkeypatch):
     progress.done, now[0] = 7, 3.0
     progress.start("no findings")
     assert sys.stderr.getvalue() == "7 done: no findings\n"
+
+
+def test_a_long_part_is_shown_again(monkeypatch):
+    """Inside `ticking` the running part gets a line now and then by itself; after `clear` there is none."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now, read = [0.0], threading.Event()
+
+    def clock():
+        read.set()
+        return now[0]
+
+    progress = Progress(1, clock)
+    with progress.ticking(0.001):
+        progress.start("the only one")
+        now[0] = 31.0
+        read.clear()
+        assert read.wait(60)
+        progress.clear()
+        shown = sys.stderr.getvalue()
+        now[0] = 90.0
+        assert progress._part is None
+    assert shown == sys.stderr.getvalue() == "0 of 1 done after 31 s: the only one\n"
+
+
+def test_nothing_is_shown_before_a_part_starts(monkeypatch):
+    """`ticking` shows nothing as long as no part runs."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress, looked = Progress(1, lambda: 99.0), threading.Event()
+
+    class Stop:
+        """An event that is set at the second look."""
+
+        def wait(self, _):
+            """Return False once, and then True."""
+            before = looked.is_set()
+            looked.set()
+            return before
+
+    progress._show_again(Stop(), 1.0)
+    assert sys.stderr.getvalue() == ""

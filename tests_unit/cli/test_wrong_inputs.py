@@ -16,6 +16,7 @@ FILES = {
     "syntax.py": b"def plan(mesh:\n",
     "raising.py": b'raise RuntimeError("at import")\n',
     "exiting.py": b"raise SystemExit(0)\n",
+    "nulls.py": "x = 1".encode("utf-16"),
     "nothing.py": b"x = 1\n",
     "train.py": b"import torch\n",
     "text.txt": b"hello",
@@ -57,12 +58,14 @@ def folder(tmp_path_factory):
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+    (folder / "circle.py").symlink_to(folder / "circle.py")
     return folder
 
 
 def said(folder, words, monkeypatch, capsys):
     """Run a command in the folder; return its status and its two outputs."""
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("HYPER_PARALLEL_PLATFORM", "torch")  # for files that tell no framework, where both are installed
     status = main(words)
     captured = capsys.readouterr()
     return status, captured.err.replace(str(folder), "FOLDER"), captured.out.replace(str(folder), "FOLDER")

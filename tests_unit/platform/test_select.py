@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
@@ -99,6 +100,40 @@ def test_order_of_choice(bare, monkeypatch, present, imported, asked, expected):
     if asked:
         monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, asked)
     assert select.get_platform() == f"built hyper_parallel.platform.{expected}.platform"
+
+
+def _function_of(**names):
+    """Return a function whose module has these names."""
+    exec("def function(): pass", names)  # noqa: S102 - a module made up of names
+    return names["function"]
+
+
+class _Tensor:
+    """A tensor of PyTorch, to those who look at the module of its type."""
+
+
+_Tensor.__module__ = "torch"
+
+
+@pytest.mark.parametrize("names, arguments, expected", [
+    ({}, (), "mindspore"),
+    ({"nn": types.ModuleType("torch.nn"), "np": types.ModuleType("numpy")}, (), "torch"),
+    ({"Tensor": _Tensor}, (), "torch"),
+    ({"nn": types.ModuleType("torch.nn"), "ms": types.ModuleType("mindspore")}, (), "mindspore"),
+    ({"ms": types.ModuleType("mindspore")}, (3, _Tensor()), "torch"),
+])  # fmt: skip
+def test_ranks_run_on_the_framework_of_arguments_or_module(bare, monkeypatch, names, arguments, expected):
+    """With both frameworks imported, tensors among the arguments decide, then names in the function's module."""
+    bare.update(select.FRAMEWORKS)
+    for name in select.FRAMEWORKS:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    function = functools.partial(_function_of(**names))
+    assert select.framework_for(function, arguments) == expected
+    monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, "mindspore")
+    assert select.framework_for(function, arguments) == "mindspore"
+    built(monkeypatch)
+    with select.use_platform("torch"):
+        assert select.framework_for(function, arguments) == "torch"
 
 
 def test_an_explicit_choice_wins_in_its_thread(bare, monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 
+import cloudpickle
 import pytest
 
 from hyper_parallel.transport.serialization import _by_value, pack, pack_back, pack_error, unpack
@@ -27,6 +28,20 @@ def elsewhere(packed):
 def test_functions_of_this_module_travel_by_value(fn):
     """Functions, lambdas and partials of a test module run in a process that cannot import it."""
     assert elsewhere(pack(fn, fn)) == fn(4)
+
+
+def test_functions_keep_their_file(monkeypatch):
+    """Functions and those inside them name their file on the other side, also where cloudpickle leaves it out."""
+    reduce = cloudpickle.Pickler.dispatch_table[types.CodeType]
+    without_files = lambda code: reduce(code.replace(co_filename="<dynamic-code>"))  # noqa: E731
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, types.CodeType, without_files)
+
+    def outer():
+        return lambda: None
+
+    for packed in (pack(outer, outer), pack_back(outer)):
+        arrived = unpack(packed)
+        assert (arrived.__code__.co_filename, arrived().__code__.co_filename) == (__file__, __file__)
 
 
 def test_installed_modules_travel_by_reference():

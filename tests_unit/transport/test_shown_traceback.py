@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.shown_traceback import fold_frames, trace
 
 TEXT = """\
@@ -47,6 +48,35 @@ def test_frames_of_packages_are_counted():
     """Between the program's frames a package's are a count; the one that raised is shown."""
     assert fold_frames(TEXT) == SHORT
     assert fold_frames(SHORT) == SHORT
+
+
+def test_frames_after_the_program_are_left_out_for_errors_of_the_library():
+    """An error of this library says everything itself: no frame of a package follows the program's last line."""
+    end = SHORT.index("  (2 frames")
+    short = SHORT[:end] + "  (3 frames of /env/site-packages/torch/ not shown)\n" + SHORT[SHORT.index("RuntimeError") :]
+    assert fold_frames(TEXT, shows_last=False) == short
+    single = (
+        TEXT[: TEXT.index('  File "/env')] + TEXT[TEXT.index('  File "/env/site-packages/torch/nn/modules/linear') :]
+    )
+    assert fold_frames(single, shows_last=False).splitlines()[4] == "  (1 frame of /env/site-packages/torch/ not shown)"
+    without_program = "Traceback (most recent call last):\n" + TEXT[TEXT.rindex('  File "/env') :]
+    assert fold_frames(without_program, shows_last=False) == without_program
+
+
+def test_errors_of_the_library_end_at_the_program(monkeypatch):
+    """The traceback of a CollectiveMismatchError ends with the program's call, unless the user asks for every frame."""
+    names = {"error": CollectiveMismatchError("ranks disagree")}
+    where = "/env/site-packages/torch/distributed/distributed_c10d.py"
+    exec(compile("def call():\n    raise error\n", where, "exec"), names)  # noqa: S102 - a frame of a file that is not there
+    with pytest.raises(CollectiveMismatchError) as raised:
+        names["call"]()
+    monkeypatch.delenv("HP_FULL_TRACEBACK", raising=False)
+    assert trace(raised.value).splitlines()[-2:] == [
+        "  (1 frame of /env/site-packages/torch/ not shown)",
+        "hyper_parallel.errors.CollectiveMismatchError: ranks disagree",
+    ]
+    monkeypatch.setenv("HP_FULL_TRACEBACK", "1")
+    assert f'File "{where}", line 2, in call' in trace(raised.value)
 
 
 def test_one_frame_of_a_package_stays():

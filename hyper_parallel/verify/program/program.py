@@ -24,6 +24,7 @@ from hyper_parallel.platform.contract.records import RankRecords
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.own_modules import PROGRAM_MODULE
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.spec import user_file
 
 __all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
 
@@ -70,8 +71,8 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
     else:
         file, _, function = target.rpartition(":") if target.rpartition(":")[2].isidentifier() else (target, "", "")
         file, function = (file, function) if file else (function, "")
-        path = Path(file).resolve()
-        _check_file(path, source)
+        path, is_file = user_file(file)
+        _check_file(path, source, is_file=is_file)
         program = Program(target, str(path), function, tuple(arguments))
     if arguments and program.function:
         msg = f"{source} {program.name!r} is a function, which takes no arguments {list(arguments)}; only scripts do"
@@ -79,14 +80,15 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
     return program
 
 
-def _check_file(path: Path, source: str) -> None:
-    if not path.is_file():
+def _check_file(path: Path, source: str, *, is_file: bool) -> None:
+    if not is_file:
         msg = f"{source}: there is no file {path}"
         raise InputError(msg)
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        number = getattr(error, "lineno", None)  # none of the whole file, where it has null bytes
+        line = f":{number}" if number else ""
         msg = f"{source}: {path}{line} is not Python: {error.args[0]}"
         raise InputError(msg) from None
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.contract.recording import RecordLimits
-from hyper_parallel.platform.select import default_framework
+from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
+from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.harden import STEPS
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
@@ -70,7 +71,7 @@ def verify_program(
         single: another script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: axes for messages, and for functions that take a mesh.
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
-        platform: ``torch`` or ``mindspore``; None takes the default framework.
+        platform: ``torch`` or ``mindspore``; None takes the one that the file imports, or the function's module has.
         seed: of the perturbations.
         launch: ``simulated`` or ``processes``; the reference is always simulated. Under torchrun its processes are
             the ranks, and every one of them gets the report.
@@ -105,7 +106,8 @@ def verify_program(
     alone = program if single is None and single_args is None else find_program(
         parallel if single is None else single, args if single_args is None else single_args, "--single"
     )  # fmt: skip
-    platform = platform or default_framework()
+    platform = platform or program_framework(program)
+    require_framework(platform)
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
     world = World(size, platform, launch, axes, limits, timeout)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})

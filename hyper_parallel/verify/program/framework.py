@@ -1,0 +1,77 @@
+"""The framework that a program trains with, read from the imports of its file; nothing is run for it."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyper_parallel.platform.select import (
+    ENVIRONMENT_VARIABLE,
+    FRAMEWORKS,
+    default_framework,
+    framework_for,
+    installed_frameworks,
+)
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.program import Program
+
+__all__ = ["imported_frameworks", "program_framework"]
+
+
+def program_framework(program: Program) -> str:
+    """Return the framework of a program: the one that its file imports, or that a function's module has.
+
+    Raises:
+        InputError: (a ValueError) the file imports both or none, both are installed, and the environment chooses none.
+        MissingFrameworkError: (an ImportError) neither is installed.
+    """
+    if callable(program.function):
+        return framework_for(program.function)
+    named = imported_frameworks(Path(program.path))
+    if len(named) == 1:
+        return named[0]
+    if len(installed_frameworks()) < len(FRAMEWORKS) or os.environ.get(ENVIRONMENT_VARIABLE):
+        return default_framework()
+    imports = "imports both PyTorch and MindSpore" if named else "imports neither PyTorch nor MindSpore"
+    msg = f"FILE {program.name!r} {imports}; add --platform torch or --platform mindspore"
+    raise InputError(msg)
+
+
+def imported_frameworks(path: Path) -> list[str]:
+    """Return the frameworks that a file imports, or else those that files beside it import for it.
+
+    Args:
+        path: of a file that compiles.
+    """
+    seen, waiting = {path}, [path]
+    while waiting:
+        modules = [module for file in waiting for module in _imports(file)]
+        named = [name for name in FRAMEWORKS if any(module.partition(".")[0] == name for module in modules)]
+        if named:
+            return named
+        waiting = list(dict.fromkeys(file for module in modules for file in _files(path.parent, module) - seen))
+        seen.update(waiting)
+    return []
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the names of the modules that a file imports anywhere in it, without the dots of relative imports."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # a file beside it, which running the program will complain about
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names)
+
+
+def _files(folder: Path, module: str) -> set[Path]:
+    """Return the files of a module and of its packages that are in the folder."""
+    parts = module.split(".")
+    stems = [folder.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
+    return {file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()}
