@@ -58,10 +58,10 @@ def _groups(module: Any, caller: str, *, recurse: bool) -> list[Any]:
     if hasattr(module, REPLICATED):
         return [getattr(module, REPLICATED)]
     own, nested = groups_of(module)
-    if own is None:
+    if not own:
         msg = (
             f"{caller}: neither fully_shard nor replicate was applied to this {type(module).__name__}; pass a module "
             "that one of them returned"
         )
         raise PlanError(msg)
-    return [own, *nested] if recurse else [own]
+    return [*own, *nested] if recurse else own

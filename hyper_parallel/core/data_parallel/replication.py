@@ -68,7 +68,7 @@ def replicate(
 
 def _check(module: Any, mesh: DeviceMesh, bucket_cap_mb: float, src_data_rank: int | None) -> None:
     own, nested = groups_of(module)
-    if own is not None or nested:
+    if own or nested:
         msg = (
             f"replicate: fully_shard was applied to this {type(module).__name__}, which reduces its gradients; use one"
         )

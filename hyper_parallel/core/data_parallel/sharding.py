@@ -38,11 +38,16 @@ def fully_shard(
 
     The parameters that no ``fully_shard`` of a submodule has taken form one group: one all-gather before the module's
     forward, one before its backward, and one reduce-scatter of its gradients, which are averaged over the data axis and
-    the replicas. Apply it to submodules first, to the whole model last, and build the optimizer afterwards: the step of
-    an optimizer that holds parameters from before raises PlanError.
+    the replicas. Parameters of several dtypes form a group for each. Apply it to submodules first, to the whole model
+    last, and build the optimizer afterwards: the step of an optimizer that holds parameters from before raises
+    PlanError.
 
     Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
     become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard.
+
+    Parameters may be on the meta device: call ``module.to_empty(device=...)``, initialise or load all values, and build
+    the optimizer, before the first forward. Random initial values are those of :func:`manual_seed`, equal for every
+    number of ranks.
 
     Args:
         module: the module, which is changed in place. All ranks hold the same values; each keeps its shards of them.
@@ -67,17 +72,28 @@ def fully_shard(
     for path, _, _, parameter in places:
         _check_parameter(path, parameter, mesh, taken=id(parameter) in owned)
     options = _options(mesh, reshard_after_forward, mp_policy or MixedPrecisionPolicy())
-    group = platform.fully_sharded(module, options, _sharded(platform, places, mesh))
-    group.take(nested)
-    setattr(module, _GROUP, group)
+    groups = [platform.fully_sharded(module, options, part) for part in _by_dtype(_sharded(platform, places, mesh))]
+    for number, group in enumerate(groups):
+        group.take([*nested, *groups[:number]])
+    for group in groups:
+        group.is_outermost = True  # until a module that holds this one is sharded
+    setattr(module, _GROUP, groups)
     return module
 
 
-def groups_of(module: Any) -> tuple[Any, list[Any]]:
-    """Return the group of ``module``, None if ``fully_shard`` was not applied to it, and those of its submodules."""
+def groups_of(module: Any) -> tuple[list[Any], list[Any]]:
+    """Return the groups of ``module``, none if ``fully_shard`` was not applied to it, and those of its submodules."""
     platform = platform_of_argument(module, "fully_shard: module", module=True)
-    nested = {id(child): getattr(child, _GROUP, None) for path, child in platform.get_cells_and_names(module) if path}
-    return getattr(module, _GROUP, None), [group for group in nested.values() if group is not None]
+    nested = {id(child): getattr(child, _GROUP, []) for path, child in platform.get_cells_and_names(module) if path}
+    return getattr(module, _GROUP, []), [group for groups in nested.values() for group in groups]
+
+
+def _by_dtype(parameters: list[Any]) -> list[list[Any]]:
+    """Return the parameters of each dtype; one empty list if there are no parameters."""
+    parts: dict[str, list[Any]] = {}
+    for parameter in parameters:
+        parts.setdefault(str(parameter[0].dtype), []).append(parameter)
+    return list(parts.values()) or [[]]
 
 
 def _check(module: Any, mesh: DeviceMesh) -> None:

@@ -67,7 +67,7 @@ class FullyShardedGroup:
         platform: PyTorch's platform.
         module: the module.
         options: how parameters are sharded.
-        parameters: original, DTensor parameter and owners of each.
+        parameters: original, DTensor parameter and owners of each; all of one dtype.
     """
 
     def __init__(
@@ -78,10 +78,6 @@ class FullyShardedGroup:
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
     ) -> None:
         self.platform = platform
-        if len({original.dtype for original, _, _ in parameters}) > 1:
-            names = sorted({str(original.dtype) for original, _, _ in parameters})
-            msg = f"fully_shard: parameters of one module have dtypes {', '.join(names)}; shard them separately"
-            raise PlanError(msg)
         refuse_wrong_steps()
         for original, _, owners in parameters:
             owner, name = owners[0]
@@ -98,6 +94,7 @@ class FullyShardedGroup:
         self.trained = [member for member in self.members if member.whole.requires_grad]
         self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
         self.is_gathered = self.in_backward = self.is_reduced = False
+        self.is_meta = any(member.local.is_meta for member in self.members)
         self.reduces = True
         self.versions: list[tuple[int, int]] = []
         self.pending: _Gathering | None = None
@@ -108,11 +105,24 @@ class FullyShardedGroup:
         self.schedule: ShardedSchedule  # set by take
         if self.members:
             self._prepare_rows()
-        self.device = self.members[0].local.device if self.members else None
-        for member in self.members:
-            member.expose(whole=False)
+        self._expose(whole=False)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Of the shards; None if there are none, or not yet: parameters of the meta device."""
+        local = self.members[0].local if self.members else None
+        return None if local is None or local.is_meta else local.device
+
+    def _materialize(self) -> None:
+        """Take the parameters that a program has made on a device after they were sharded on the meta device."""
+        for member in self.members:
+            if member.local.is_meta:
+                member.materialize()
+        self._prepare_rows()
+        self.schedule.set_device(self.device)
+        self.is_meta = False
 
     def _prepare_rows(self) -> None:
         first = self.members[0].local
@@ -141,12 +151,13 @@ class FullyShardedGroup:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_meta:
+            self._materialize()
         for member in self.members:
             member.check_unreplaced()
         self.schedule.enter_forward(self)
         self.gather()
-        for member in self.members:
-            member.expose(whole=True)
+        self._expose(whole=True)
         if torch.is_grad_enabled() and not self.in_backward:
             call = _Call()
             self.entered.append(call)
@@ -158,11 +169,12 @@ class FullyShardedGroup:
 
     def _after_forward(self, _module: Any, args: Any, output: Any) -> Any:
         del args
+        if self.is_meta:
+            return output  # the forward was refused
         if self.options.output_dtype is not None:
             output = tree_map(partial(_cast, self.options.output_dtype), output)
-        for member in self.members:
-            member.expose(whole=False)
         if not self.in_backward:  # else activations were recomputed
+            self._expose(whole=False)
             leaves = [leaf for leaf in tree_leaves(output) if _is_computed(leaf)]
             if torch.is_grad_enabled() and self.entered:
                 call = self.entered.pop()
@@ -174,6 +186,11 @@ class FullyShardedGroup:
                 self.free()
         self.schedule.leave_forward()
         return output
+
+    def _expose(self, *, whole: bool) -> None:
+        """Let the modules see the whole parameters, or the shards."""
+        for member in self.members:
+            member.expose(whole=whole)
 
     def _versions(self) -> list[tuple[int, int]]:
         return [(id(member.local), member.local._version) for member in self.members]  # noqa: SLF001
@@ -226,6 +243,7 @@ class FullyShardedGroup:
         call.remaining = call.inputs
         self.running.add(call)
         self.gather()
+        self._expose(whole=True)  # parts of the module may be recomputed, whose forward is not the module's own
         return gradient
 
     def _after_input(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:
@@ -237,8 +255,7 @@ class FullyShardedGroup:
         return gradient
 
     def _after_backward(self) -> None:
-        for member in self.members:
-            member.expose(whole=False)
+        self._expose(whole=False)
         if not self.is_reduced or any(member.whole.grad is not None for member in self.trained):
             self._finish()
         for member in self.trained:
@@ -252,6 +269,7 @@ class FullyShardedGroup:
     def abandon_backward(self) -> None:
         """Forget a backward that has raised; its gradients that are not reduced yet are lost."""
         self.in_backward = False
+        self._expose(whole=False)
         self.running.clear()
         self.entered.clear()
         for member in self.trained:
@@ -271,6 +289,7 @@ class FullyShardedGroup:
             raise PlanError(msg)
 
     def _finish(self) -> None:
+        self._expose(whole=False)
         self.free()
         if self.trained and self.reduces:
             self._reduce()

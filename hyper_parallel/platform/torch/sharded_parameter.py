@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.torch.dtensor import TorchDTensor, wrap
+from hyper_parallel.platform.torch.dtensor import wrap
+from hyper_parallel.platform.torch.refused_steps import set_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,18 +35,52 @@ class ShardedParameter:
     def __init__(
         self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot, dtype: torch.dtype
     ) -> None:
-        self.sharded, self.owners, self.slot = sharded, owners, slot
-        # A parameter of its own, because gradients must reach it however its storage comes and goes.
-        empty = torch.empty(slot.shape, dtype=dtype, device=original.device)
-        self.whole = torch.nn.Parameter(empty, requires_grad=original.requires_grad)
-        # Not a parameter: ``defer_grad_reduce`` would keep the gradient of one from the reduction over the data axis.
-        self.exposed = wrap(self.whole, original.layout) if isinstance(original, TorchDTensor) else self.whole
-        self.flat = self.whole.detach().view(-1)  # of the same storage
+        self.owners, self.slot = owners, slot
+        self._whole_dtype, self._original_layout = dtype, getattr(original, "_layout", None)
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
+        self._hold(sharded)
+
+    def _hold(self, sharded: Any) -> None:
+        """Take ``sharded`` as the shard, and make the whole, freed, on its device."""
+        self.sharded = sharded
+        # A parameter of its own, because gradients must reach it however its storage comes and goes.
+        empty = torch.empty(self.slot.shape, dtype=self._whole_dtype, device=sharded.device)
+        self.whole = torch.nn.Parameter(empty, requires_grad=sharded.requires_grad)
+        layout = self._original_layout
+        # Not a parameter: ``defer_grad_reduce`` would keep the gradient of one from the reduction over the data axis.
+        self.exposed = self.whole if layout is None else wrap(self.whole, layout)
+        self.flat = self.whole.detach().view(-1)  # of the same storage
         self._dtype = self.local.dtype
         self._version = 0  # of the values: even; while freed, autograd sees the next odd number
         self.free()
+
+    def materialize(self) -> None:
+        """Take the parameter that now stands where one without storage, of the meta device, was sharded.
+
+        Raises:
+            PlanError: there is none, it is not sharded in the same way, or a tied one is no longer tied.
+        """
+        places = [f"{name} of {type(owner).__name__}" for owner, name in self.owners]
+        present = [owner._parameters.get(name) for owner, name in self.owners]  # noqa: SLF001 - no public spelling
+        first = present[0]
+        if any(other is not first for other in present):
+            msg = (
+                f"fully_shard: parameters {', '.join(places)} were one before they were made on a device; assign the "
+                "first to the other places, before the optimizer is built"
+            )
+            raise PlanError(msg)
+        before = self.sharded
+        layout, dtype = getattr(first, "_layout", None), getattr(first, "dtype", None)
+        if first is None or first.is_meta or layout is not before._layout or dtype is not before.dtype:
+            msg = (
+                f"fully_shard: parameter {places[0]} was sharded on the meta device, and is not on a device as "
+                f"{before._layout.notation(before.dtype)} yet; call module.to_empty(device=...), and initialise or "
+                "load all values, before the first forward"
+            )
+            raise PlanError(msg)
+        set_replaced(before, ".".join(reversed(places[0].split(" of "))))
+        self._hold(first)
 
     @property
     def local(self) -> torch.Tensor:

@@ -38,6 +38,10 @@ class ShardedSchedule:
         self._carrier.device = self._carrier.device or group.device
         group.schedule, group.name = self, name
 
+    def set_device(self, device: torch.device | None) -> None:
+        """Set the device of rows, which was not known before."""
+        self._carrier.device = device
+
     def enter_forward(self, group: Any) -> None:
         """Begin the forward of ``group``; the outermost one opens a window."""
         if self.sequence.window is not None and self._is_stale():

@@ -99,6 +99,6 @@ def test_a_step_before_the_reduction_is_refused():
             "returned"
         )
         set_requires_gradient_sync(model, False, recurse=False)
-        assert not model._hyper_parallel_fully_sharded.reduces
+        assert not model._hyper_parallel_fully_sharded[0].reduces
 
     simulate(rank, 2, platform="torch")

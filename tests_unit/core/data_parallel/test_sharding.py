@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from hyper_parallel import DTensor, Shard, clip_grad_norm_, init_device_mesh
-from hyper_parallel.core.data_parallel import fully_shard
+from hyper_parallel.core.data_parallel import fully_shard, no_sync
 from hyper_parallel.errors import MeshError, PlanError
 from hyper_parallel.verify import simulate
 
@@ -145,7 +145,7 @@ def test_one_collective_per_group_and_storage_is_freed(monkeypatch):
         groups = []
         for layer in model:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-            groups.append(layer._hyper_parallel_fully_sharded)
+            groups += layer._hyper_parallel_fully_sharded
 
         def look(*_):
             peak[0] = max(peak[0], sum(counted(group) for group in groups))
@@ -178,7 +178,7 @@ def test_evaluation_recompute_and_a_stale_graph():
         x = random(2, 4)
         with torch.no_grad():
             assert_same(model(x), dense(x), "output")
-        assert counted(model._hyper_parallel_fully_sharded) == 0
+        assert counted(model._hyper_parallel_fully_sharded[0]) == 0
         checkpoint(model, x, use_reentrant=False).sum().backward()
         dense(x).sum().backward()
         for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
@@ -221,12 +221,6 @@ def test_what_cannot_be_sharded_is_refused():
             PlanError,
             "fully_shard: parameter value has no dim to shard; give it the shape (1,)",
             lambda: fully_shard(scalar, mesh=mesh),
-        )
-        mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).double())
-        refused(
-            PlanError,
-            "fully_shard: parameters of one module have dtypes torch.float32, torch.float64; shard them separately",
-            lambda: fully_shard(mixed, mesh=mesh),
         )
         tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         tied[1].weight = tied[0].weight
@@ -441,7 +435,7 @@ def test_memory_is_that_of_two_groups_and_one_gathered_ahead(world):
 
     def rank(mesh):
         model = torch.nn.Sequential(*(torch.nn.Linear(5, 5).double() for _ in range(5)))
-        groups = [fully_shard(layer, mesh=mesh)._hyper_parallel_fully_sharded for layer in model]
+        groups = [fully_shard(layer, mesh=mesh)._hyper_parallel_fully_sharded[0] for layer in model]
         most = {"forward": [0, 0], "backward": [0, 0]}
 
         def look(phase):
@@ -461,3 +455,178 @@ def test_memory_is_that_of_two_groups_and_one_gathered_ahead(world):
             assert not any(counted(group) or group.pending for group in groups)
 
     on_ranks(world, rank)
+
+
+def make_mixed():
+    """A module whose own parameters have two dtypes, one of them frozen, with a submodule that is sharded by itself."""
+    import torch
+    from torch import nn
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(4, 7), nn.Linear(7, 3)
+            self.gain = nn.Parameter(torch.ones(7, dtype=torch.float64))
+            self.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+            self.head = nn.Linear(3, 5)
+
+        def reset_parameters(self):
+            with torch.no_grad():
+                self.gain.fill_(2)
+                self.frozen.fill_(0.5)
+
+        def forward(self, x):
+            return self.head(self.fc2((torch.tanh(self.fc1(x)) * self.gain).float()) * self.frozen.float())
+
+    return Mixed()
+
+
+def trained_beside(model, mesh):
+    """Train ``model`` and a plain copy of it for three steps over unequal batches; gradients and weights are equal."""
+    import torch
+
+    dense = make_mixed()
+    dense.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, dense)]
+    for step in range(3):
+        batches = torch.randn(mesh.size(), 2, 4, generator=torch.Generator().manual_seed(step))
+        for each in batches:
+            (dense(each).square().sum() / mesh.size()).backward()
+        model(batches[mesh.rank]).square().sum().backward()
+        pairs = list(zip(model.named_parameters(), dense.parameters(), strict=True))
+        for (name, mine), theirs in pairs:
+            assert (mine.grad is None) == (theirs.grad is None), name
+            if theirs.grad is not None:
+                torch.testing.assert_close(
+                    mine.grad.full_tensor(), theirs.grad, msg=lambda t, name=name: f"{name}: {t}"
+                )
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for (_, mine), theirs in pairs:
+            torch.testing.assert_close(mine.full_tensor(), theirs)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("reshard", [None, True, False])
+def test_several_dtypes_in_one_module(world, reshard):
+    """Parameters of each dtype are a group of their own; gradients and weights keep their dtype and are right."""
+
+    def rank(mesh):
+        import torch
+
+        torch.manual_seed(0)
+        model = make_mixed()
+        fully_shard(model.fc1, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        assert [len(each._hyper_parallel_fully_sharded) for each in (model.fc1, model)] == [1, 3]
+        dtypes = [str(parameter.dtype) for parameter in model.parameters()]
+        assert sorted(set(dtypes)) == ["torch.bfloat16", "torch.float32", "torch.float64"]
+        trained_beside(model, mesh)
+        assert [str(parameter.dtype) for parameter in model.parameters()] == dtypes
+        with no_sync(model):
+            model(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(PlanError, match="no_sync"):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    on_ranks(world, rank)
+
+
+def on_meta(place, notation):
+    """The message about a parameter that is not on a device yet."""
+    return (
+        f"fully_shard: parameter {place} was sharded on the meta device, and is not on a device as {notation} yet; "
+        "call module.to_empty(device=...), and initialise or load all values, before the first forward"
+    )
+
+
+def test_modules_of_the_meta_device_are_made_after_sharding():
+    """Values drawn shard by shard are equal for every number of ranks, and training is that of one device."""
+
+    def rank(mesh):
+        import torch
+
+        from hyper_parallel import manual_seed
+
+        manual_seed(3)
+        with torch.device("meta"):
+            model = make_mixed()
+        for each in (model.fc1, model):
+            fully_shard(each, mesh=mesh)
+        stale = torch.optim.SGD(model.parameters(), lr=0.1)
+        messages = []
+        with pytest.raises(PlanError) as caught:
+            model(torch.ones(2, 4))
+        messages.append(str(caught.value))
+        model.to_empty(device="cpu")
+        for each in model.modules():
+            if hasattr(each, "reset_parameters"):
+                each.reset_parameters()
+        first = [parameter.full_tensor().clone() for parameter in model.parameters()]
+        trained_beside(model, mesh)
+        with pytest.raises(PlanError) as caught:
+            stale.step()
+        messages.append(str(caught.value))
+        return messages, first
+
+    results = [on_ranks(world, rank)[0] for world in (1, 2, 3)]
+    assert results[0][0] == results[1][0] == results[2][0]
+    assert results[0][0] == [
+        on_meta("weight of Linear", "f32[3@dp, 7]"),
+        (
+            "optimizer step: parameter 0 of group 0 is Mixed.gain from before fully_shard, which no longer trains; "
+            "build the optimizer after fully_shard"
+        ),
+    ]
+    for other in results[1:]:
+        for mine, theirs in zip(results[0][1], other[1], strict=True):
+            assert mine.equal(theirs)
+
+
+def test_values_of_the_meta_device_that_do_not_fit():
+    """Parameters that are made one by one, in another dtype, as plain tensors, or without their tie are refused."""
+
+    def rank(mesh):
+        import torch
+        from torch import nn
+
+        def sharded():
+            with torch.device("meta"):
+                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+                model[1].weight = model[0].weight
+            return fully_shard(model, mesh=mesh)
+
+        def refused(model):
+            with pytest.raises(PlanError) as caught:
+                model(torch.ones(2, 4))
+            return str(caught.value)
+
+        messages = []
+        model = sharded()
+        model.to_empty(device="cpu")
+        messages.append(refused(model))
+        model[1].weight = model[0].weight
+        bias, model[1].bias = model[1].bias, None
+        messages.append(refused(model))
+        model[1].bias = nn.Parameter(torch.ones(4))
+        messages.append(refused(model))
+        model[1].bias = bias
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+        output = model(torch.ones(2, 4))
+        assert output.tolist() == [[21.0] * 4] * 2
+        model = sharded()
+        model.to_empty(device="cpu").double()
+        model[1].weight = model[0].weight
+        messages.append(refused(model))
+        return messages
+
+    assert on_ranks(2, rank)[0] == [
+        (
+            "fully_shard: parameters weight of Linear, weight of Linear were one before they were made on a device; "
+            "assign the first to the other places, before the optimizer is built"
+        ),
+        on_meta("bias of Linear", "f32[4@dp]"),
+        on_meta("bias of Linear", "f32[4@dp]"),
+        on_meta("weight of Linear", "f32[4@dp, 4]"),
+    ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyper_parallel import get_torch_platform
+from hyper_parallel import get_torch_platform, init_device_mesh
 from hyper_parallel.transport.processes import python_command
 
 pytestmark = pytest.mark.platforms("torch")
@@ -178,3 +178,9 @@ def test_a_world_that_was_left_has_no_threads(tmp_path):
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_world_of_one_has_groups_of_meshes():
+    """Outside of simulations and launchers, the group of a mesh is that of the only rank."""
+    group = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)).get_group("dp")
+    assert get_torch_platform().get_process_group_ranks(group) == [0]
