@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
 from hyper_parallel.pytest_plugin.capability import count_cards
+from hyper_parallel.transport.launched_processes import run_launched, warm_up
+from hyper_parallel.transport.processes import ENGINE_VARIABLE
+from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.timeouts import rank_seconds
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
+from hyper_parallel.verify.simulate import on_platform
 
 _SIZES = (1, 2, 4, 8)
 _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
+_WITHOUT_RULES = ("test_rehearsal.py", "test_contract.py")  # its tests choose; not tried yet
+_ON_REHEARSAL = "HP_REHEARSAL_CARDS" in os.environ  # the device of rehearsal/README.md
+if _ON_REHEARSAL:
+    import torch  # noqa: F401 - registers the device, whose cards have no device nodes
 
 
 def pytest_addoption(parser):
     """Declare the options."""
     parser.addoption("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
     parser.addoption("--cards", type=int, choices=_SIZES, help="only worlds of this size (default: 1, 2, 4; 8 on NPUs)")
+
+
+def rehearsed(config):
+    """Whether nothing of the run is on a real card: it is on CPU, or on the rehearsal device."""
+    return config.getoption("hp_device") == "cpu" or _ON_REHEARSAL
+
+
+@pytest.fixture(scope="session")
+def effort(request):
+    """How much a test does: ``rehearsal`` for the everyday check, ``night`` on cards."""
+    return "rehearsal" if rehearsed(request.config) else "night"
+
+
+@pytest.fixture(autouse=True)
+def engine_rules(request, monkeypatch):
+    """Rehearsals refuse what HCCL refuses; a card has its own engine."""
+    if rehearsed(request.config) and not os.environ.get(ENGINE_VARIABLE) and request.path.name not in _WITHOUT_RULES:
+        monkeypatch.setenv(ENGINE_VARIABLE, "hccl")
+
+
+def pytest_configure(config):
+    """On cards, and on the rehearsal device, hold what is skipped against the ledger."""
+    if config.getoption("hp_device") != "cpu":
+        path = Path(__file__).with_name("ledger.py")
+        specification = importlib.util.spec_from_file_location("hp_device_ledger", path)
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        config.pluginmanager.register(module.Ledger(), "hp_device_ledger")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_server():
+    """Let ranks of PyTorch find imported what its optimizers import, which takes seconds."""
+    warm_up("torch", "torch._dynamo")
 
 
 def pytest_generate_tests(metafunc):
@@ -31,7 +76,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("scenario", chosen, ids=lambda scenario: scenario.name)
     if "world_size" in metafunc.fixturenames:
         cards = config.getoption("cards")
-        sizes = (cards,) if cards else _REHEARSED if config.getoption("hp_device") == "cpu" else _SIZES
+        sizes = (cards,) if cards else _REHEARSED if rehearsed(config) else _SIZES
         metafunc.parametrize("world_size", sizes, ids=lambda size: f"{size}cards")
 
 
@@ -43,11 +88,17 @@ def reports(request, tmp_path):
 
 
 @pytest.fixture
-def on_processor(request):
-    """Skip a test whose ranks cannot run on a card yet; it runs on CPU."""
-    device = request.config.getoption("hp_device")
-    if device != "cpu":
-        skip_without(SkipReason.NO_TRANSPORT, f"the suite of collectives takes tensors of the host, none of {device}")
+def on_ranks(suite_device, platform_name):
+    """A function that calls another on the warm ranks of a real world, and returns their results or raises."""
+
+    def run(function, size, *arguments, device=suite_device):
+        called = pack((on_platform, (platform_name, device, function, *arguments)), function)
+        done = run_launched(called, size, platform_name, rank_seconds(), device)
+        if done.failure is not None:
+            raise done.failure
+        return done.results
+
+    return run
 
 
 @pytest.fixture
@@ -58,4 +109,5 @@ def suite_device(request, platform_name):
         skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts ranks of MindSpore on CPU only, not on {device}")
     if not count_cards(device):
         skip_without(SkipReason.NO_CARD, f"there is no {device} card")
+    request.node.user_properties.append(("device", device))
     return device

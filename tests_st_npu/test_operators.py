@@ -47,15 +47,16 @@ def test_an_operator_equals_numpy(name, mesh, device, world_size):
         np.testing.assert_array_equal(global_array(ours(*operands)), numpys(*arrays), err_msg=f"{name} of {placements}")
 
 
-def test_a_redistribution_changes_no_value(mesh, device):
+def test_a_redistribution_changes_no_value(mesh, device, world_size):
     """From every placement to every other one, the global value is unchanged."""
     array = np.arange(35, dtype="float32").reshape(5, 7)
+    assert mesh.size() == world_size
     for before, after in itertools.product(PLACEMENTS, repeat=2):
         moved = spread(array, mesh, device, before).redistribute(placements=[after])
         np.testing.assert_array_equal(global_array(moved), array, err_msg=f"{before} to {after}")
 
 
-def test_two_runs_are_equal_bit_for_bit(mesh, device, rank):
+def test_two_runs_are_equal_bit_for_bit(mesh, device, rank, world_size):
     """A second run sums in the same order and gives the same bits, on every rank."""
     array = np.random.default_rng(5).standard_normal((64, 33)).astype("float32")
 
@@ -63,4 +64,4 @@ def test_two_runs_are_equal_bit_for_bit(mesh, device, rank):
         a, b = spread(array, mesh, device, Shard(1)), spread(np.ascontiguousarray(array.T), mesh, device, Shard(0))
         return global_array(a @ b).tobytes()
 
-    assert run() == run(), f"rank {rank}"
+    assert run() == run(), f"rank {rank} of {world_size}"

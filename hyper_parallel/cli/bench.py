@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.arguments import add_device, whole
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
     subparser.add_argument(
         "--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores"
     )
+    add_device(subparser, "of the tensors; what is measured is the host's time, there too")
     subparser.add_argument("--report", metavar="FILE", help="also write the measurements as JSON, for `coverage html`")
     subparser.add_argument("--json", action="store_true", help="the rows as JSON")
     subparser.set_defaults(run=run)
@@ -41,13 +42,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the measurements; return 0 if each is within its budget.
 
     Raises:
-        ValueError: the report cannot be written.
+        ValueError: the report cannot be written, or the harness is to be timed on a card.
+        UnsupportedOnBackend: PyTorch sees no such card.
     """
     can_be_written("--report", arguments.report)
     if arguments.harness:
+        if arguments.device != "cpu":
+            msg = "--harness times the commands on cpu; leave out --device, or --harness"
+            raise ValueError(msg)
         rows = [{**asdict(timing), "ok": timing.ok} for timing in _harness_timings()]
     else:
-        measured = _measured_rows(arguments.repeats)
+        measured = _measured_rows(arguments.repeats, arguments.device)
         rows = [{**asdict(row), "ratio": row.ratio, "ok": row.ratio <= row.budget} for row in measured]
     if arguments.report is not None:
         write_text(arguments.report, report_json(rows), "--report")
@@ -72,8 +77,9 @@ def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "{name:48}{seconds:10.2f}{budget:10.1f}  {problem}".format(**row).rstrip()
 
 
-def _measured_rows(repeats: int) -> list[Any]:
-    count, rows = platform_named("torch").benchmark(repeats)
+def _measured_rows(repeats: int, device: str) -> list[Any]:
+    platforms("torch", device)
+    count, rows = platform_named("torch").benchmark(repeats, device)
     with use_platform("torch"):  # also where MindSpore is installed, or was used before in this process
         return _with_progress(count, rows)
 

@@ -13,6 +13,7 @@ __all__ = ["contradictions", "described", "present", "require_settings"]
 
 _NODES = {"cuda": r"nvidia(\d+)", "npu": r"davinci(\d+)"}
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+_TOOLKIT = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _SECONDS = 10.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
@@ -34,6 +35,9 @@ def contradictions(device: str, environment: Mapping[str, str], folder: Path = P
     found = _hidden(device, environment, present(device, folder))
     if device != "npu":
         return found
+    if present(device, folder) and not any(environment.get(name) for name in _TOOLKIT):
+        text = f"there is a driver and no toolkit: neither {_TOOLKIT[0]} nor {_TOOLKIT[1]} is set"
+        found.append((text, "source the set_env.sh of the CANN toolkit"))
     links = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
     if all(environment.get(name) == "1" for name in links):
         found.append((f"{links[0]}=1 and {links[1]}=1: HCCL takes one of them", f"unset {links[0]} or {links[1]}"))
@@ -66,6 +70,8 @@ def require_settings(device: str, environment: Mapping[str, str] | None = None) 
     Raises:
         ValueError: they do; one line with what was found and what to set.
     """
+    if device == "cpu":
+        return
     for text, fix in contradictions(device, os.environ if environment is None else environment):
         msg = f"--device {device}: {text}; {fix}"
         raise ValueError(msg)
@@ -99,5 +105,5 @@ def _ascend(environment: Mapping[str, str]) -> str:
     """Return the version of the driver and the folder of the toolkit."""
     driver = Path("/usr/local/Ascend/driver/version.info")
     line = re.search(r"^Version=(.+)$", driver.read_text(errors="replace"), re.MULTILINE) if driver.is_file() else None
-    toolkit = environment.get("ASCEND_HOME_PATH") or environment.get("ASCEND_TOOLKIT_HOME")
-    return f"driver {line[1] if line else 'unknown'}, toolkit {toolkit or 'not set up: source its set_env.sh'}"
+    toolkit = next(filter(None, map(environment.get, _TOOLKIT)), "not set up")
+    return f"driver {line[1] if line else 'unknown'}, toolkit {toolkit}"

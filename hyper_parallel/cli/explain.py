@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.arguments import add_device, whole
+from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
@@ -21,7 +22,8 @@ nothing is communicated or compared.
 
 SPEC and PLAN are those of hyper-parallel verify model. On PyTorch tensors have
 shapes and no values, so the size of the model does not matter; a program that reads values is run with them, up to
-4 GiB of parameters. On MindSpore this process builds the whole model.
+4 GiB of parameters. On MindSpore this process builds the whole model. With --device cuda or npu the step runs on a
+card, with values, and the most bytes that it takes there are shown.
 
 Exit status: 0 on success, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -39,6 +41,7 @@ def add_parser(commands: Any) -> None:
     subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
+    add_device(subparser, "on which the step runs with values, so that its memory is measured")
     subparser.add_argument("--json", action="store_true", help="as JSON")
     subparser.set_defaults(run=run)
 
@@ -49,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.explain import Explanation, explain_model
     from hyper_parallel.verify.run_arguments import parse_mesh
 
+    require_settings(arguments.device)
     shape, names = parse_mesh(arguments.mesh, arguments.world_size, _MOST_RANKS)
     frameworks = user_platforms(arguments)
     progress, explanations = Progress(len(frameworks)), list[Explanation]()
@@ -56,7 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         with progress.ticking():
             for platform in frameworks:
                 progress.next(f"{arguments.spec} on {platform}")
-                explanations.append(explain_model(arguments.spec, arguments.plan, shape, names, platform=platform))
+                explanations.append(
+                    explain_model(
+                        arguments.spec, arguments.plan, shape, names, platform=platform, device=arguments.device
+                    )
+                )
     finally:
         progress.clear()
     if arguments.json:

@@ -115,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     launches = names_of(arguments.launch, "--launch", ("simulated", "processes"))
-    if arguments.device != "cpu":
-        require_settings(arguments.device)
+    require_settings(arguments.device)
     if arguments.spec is None:
         yield from _scenario_jobs(arguments, launches)
         return

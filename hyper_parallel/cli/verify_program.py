@@ -6,7 +6,8 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, real, seed, whole
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, real, seed, whole
+from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -72,6 +73,7 @@ def add_parser(kinds: Any) -> None:
         "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
+    add_device(subparser, "where the program makes its tensors: simulated ranks share a card, processes have one each")
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
     subparser.add_argument(
@@ -92,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.program.torchrun import is_first_rank
 
     can_be_written("--report", arguments.report)
+    require_settings(arguments.device)
     progress = Progress(2 * _RUNS if arguments.harden else _RUNS)
     try:
         with progress.ticking():
@@ -113,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
                 allow=arguments.allow or (),
                 memory=int(arguments.memory * (1 << 30)),
                 progress=progress.next,
+                device=arguments.device,
             )
     except ValueError:
         if not is_first_rank():  # which says what is wrong

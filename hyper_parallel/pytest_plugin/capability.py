@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -40,15 +41,19 @@ class Requirement:
 
 
 def count_cards(device: str, folder: Path = Path("/dev")) -> int:
-    """Count the cards of ``device`` that this process may use, without a framework; CPU counts as unlimited."""
+    """Count the cards of ``device`` that this process may use; CPU counts as unlimited.
+
+    No framework is imported. Where PyTorch is, and sees more cards than there are device nodes, its number counts.
+    """
     if device == "cpu":
         return 1 << 16
     prefix = _NODES[device]
     present = len([path for path in folder.glob(f"{prefix}*") if path.name[len(prefix) :].isdigit()])
     visible = os.environ.get(_VISIBLE[device])
-    if visible is None:
-        return present
-    return min(present, len([card for card in visible.split(",") if card.strip() and card.strip() != "-1"]))
+    if visible is not None:
+        present = min(present, len([card for card in visible.split(",") if card.strip() and card.strip() != "-1"]))
+    engine = getattr(sys.modules.get("torch"), device, None)
+    return present if engine is None else max(present, engine.device_count())
 
 
 def requirement(text: str, source: str) -> Requirement | None:

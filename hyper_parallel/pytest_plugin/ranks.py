@@ -54,7 +54,15 @@ class RankedTest:
         """For reports: ``3 simulated ranks of MindSpore``."""
         kind = {"simulated": "simulated", "processes": "real"}[self.launch]
         ranks = "rank" if self.world_size == 1 else "ranks"
-        return f"{self.world_size} {kind} {ranks} of {TITLES[self.framework]}"
+        return f"{self.world_size} {kind} {ranks} of {TITLES[self.framework]}{self._where()}"
+
+    def _where(self) -> str:
+        """Return on which cards the ranks are; nothing for the CPU."""
+        if self.device == "cpu":
+            return ""
+        cards = 1 if self.launch == "simulated" else min(self.world_size, count_cards(self.device))
+        shared = f" on {cards} {self.device} card{'' if cards == 1 else 's'}, shared"
+        return shared if cards < self.world_size else f" on {self.device}"
 
     def properties(self) -> list[tuple[str, object]]:
         """Return the properties for JUnit reports."""
@@ -141,13 +149,10 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
 
 def _require_cards(test: RankedTest) -> None:
-    here = count_cards(test.device)
-    if here < test.world_size:
-        reason = SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD
-        skip_without(reason, f"{test.world_size} ranks need as many {test.device} cards, there are {here}")
-    if test.launch != "processes":
-        msg = f"--device {test.device} needs real processes: --hp-launch processes"
-        raise pytest.UsageError(msg)
+    if not count_cards(test.device):
+        skip_without(SkipReason.NO_CARD, f"{test.world_size} ranks need a {test.device} card, there is none")
+    if test.launch == "simulated" and test.framework == "mindspore":
+        skip_without(SkipReason.NO_TRANSPORT, f"simulated ranks of MindSpore are on CPU only, not on {test.device}")
 
 
 def require_transport(framework: str) -> None:
@@ -164,7 +169,9 @@ def _run_simulated(test: RankedTest, body: bytes) -> RankedOutcome:
 
     try:
         with _without_debug_log():
-            verdicts = simulate(on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout)
+            verdicts = simulate(
+                on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout, device=test.device
+            )
     except RankFailedError as failure:
         return RankedOutcome(failure=failure)
     return RankedOutcome(verdicts)

@@ -19,8 +19,10 @@ from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.single_process import FakeTransport
+from hyper_parallel.verify.card_errors import card_errors
 from hyper_parallel.verify.model_case import InputError, as_case
 from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
+from hyper_parallel.verify.simulate import require_device
 from hyper_parallel.verify.spec import user_function
 from hyper_parallel.verify.train_compare import ParallelStep, run_parallel_step
 from hyper_parallel.verify.training_runs import build_model
@@ -44,6 +46,8 @@ class Explanation:
         itemsizes: bytes of an element, by path.
         traffic: collectives, per module.
         with_values: why tensors had values; empty if they had none, and so took no memory.
+        device: where the step ran.
+        peak: most bytes that were in use there; 0 where none were counted.
     """
 
     name: str
@@ -54,6 +58,8 @@ class Explanation:
     itemsizes: dict[str, int]
     traffic: list[Traffic]
     with_values: str = ""
+    device: str = "cpu"
+    peak: int = 0
 
     def text(self) -> str:
         """Return a table of parameters, and one of collectives."""
@@ -65,9 +71,12 @@ class Explanation:
         local, total = (sum(map(count, self.parameters)) for count in (self._local_bytes, self._bytes))
         lines = [f"{self.name} on {self.platform}, mesh {self.mesh}", *aligned(rows, text=2)]
         lines.append(f"    {len(self.parameters)} parameters, {local} of {total} bytes on a rank")
+        if self.peak:
+            lines.append(f"    {self.peak} bytes in use on {self.device} at most, measured on rank 0 in this step")
         lines += [f"    {note}" for note in self.empty_shards()]
         if self.with_values:
-            lines.append(f"  built with values, because without them: {self.with_values}")
+            reason = "" if self.peak else "without them: "
+            lines.append(f"  built with values, because {reason}{self.with_values}")
         return "\n".join([*lines, *table(self.traffic)])
 
     def json(self) -> dict[str, Any]:
@@ -88,6 +97,8 @@ class Explanation:
             "empty_shards": self.empty_shards(),
             "collectives": [asdict(row) for row in self.traffic],
             "with_values": self.with_values,
+            "device": self.device,
+            "peak_bytes": self.peak,
         }
 
     def empty_shards(self) -> list[str]:
@@ -136,6 +147,7 @@ def explain_model(
     *,
     platform: str,
     name: str | None = None,
+    device: str = "cpu",
 ) -> Explanation:
     """Explain how a plan lays out a model's parameters, and which collectives one training step runs in each module.
 
@@ -151,19 +163,26 @@ def explain_model(
         mesh_names: their names.
         platform: ``torch`` or ``mindspore``.
         name: of the model in the text.
+        device: ``cpu``, ``cuda`` or ``npu``: on a card the step runs with values, and its memory is measured.
 
     Returns:
         layouts and bytes of the parameters, and collectives with the bytes that the worst rank receives.
 
     Raises:
         ValueError: an argument is wrong, or arguments contradict each other.
-        UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects.
+        UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects, or the framework sees no
+            such card.
     """
+    require_device(device, platform)
     shape, names = tuple(mesh_shape), tuple(mesh_names)
     make_case, make_plan = user_function(spec, "SPEC"), user_function(plan, "PLAN")
-    run = partial(run_parallel_step, make_case, make_plan, shape, names)
+    run = partial(run_parallel_step, make_case, make_plan, shape, names, device)
+    peak = 0
     with use_platform(platform), use_transport(_rehearsed(platform, math.prod(shape))):
-        step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
+        if device != "cpu":
+            step, why, peak = _on_card(run, device)
+        else:
+            step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(names, shape, strict=True))
     return Explanation(
         name or str(spec),
@@ -174,7 +193,17 @@ def explain_model(
         step.itemsizes,
         traffic(step.events),
         why,
+        device,
+        peak,
     )
+
+
+def _on_card(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:
+    """Return what ``run`` does on a card, why it had values, and the most bytes that it had in use there."""
+    platform = current_platform()
+    with platform.on_device(device), card_errors(platform, device):
+        most = platform.peak_bytes(device)
+        return run(), f"memory is measured on {device}", most()
 
 
 def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any]) -> tuple[ParallelStep, str]:

@@ -11,6 +11,7 @@ from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
+from hyper_parallel.verify.card_errors import card_errors
 
 __all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
 
@@ -115,5 +116,6 @@ def require_device(device: str, platform: str) -> None:
 
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, and its tensors on ``device``."""
-    with use_platform(platform), platform_named(platform).on_device(device):
+    named = platform_named(platform)
+    with use_platform(platform), named.on_device(device), card_errors(named, device):
         return fn(*args)

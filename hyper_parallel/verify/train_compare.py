@@ -166,11 +166,12 @@ def run_parallel_step(
     make_plan: Callable[[Any], Any],
     mesh_shape: tuple[int, ...],
     mesh_names: tuple[str, ...],
+    device: str = "cpu",
 ) -> ParallelStep:
     """Run the parallel model on this rank for one step, and compare nothing; arguments as for :func:`run_rank`."""
     platform = current_platform()
     case = as_case(make_case())
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
+    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_names)
     run = ParallelRun(platform, case, build_model(platform, case, 0), mesh, as_plan(make_plan(mesh), mesh.names), None)
     parameters = run.parameters()
     with record_events() as log, blame_user("SPEC: the model under PLAN", HyperParallelError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
 from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
 from hyper_parallel.transport.work import Work
@@ -22,7 +24,9 @@ _UNORDERED = ("max", "min")
 Array = np.ndarray[Any, Any]
 
 
-def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes: Sequence[str] = DTYPES) -> list[Array]:
+def check_transport(
+    platform: str, *, exact: bool = True, seed: int = 0, dtypes: Sequence[str] = DTYPES, device: str = "cpu"
+) -> list[Array]:
     """Run every collective on every dtype, on equal, uneven, empty and 0-d shapes, and compare with NumPy.
 
     Call it on every rank of a world with its transport active, for example ``simulate(check_transport, 3, "torch",
@@ -34,6 +38,7 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes:
             transport and on gloo; False allows the rounding of an accelerator's own order.
         seed: of the data.
         dtypes: of the tensors; the same on every rank.
+        device: ``cpu``, ``cuda`` or ``npu``, where the tensors are.
 
     Returns:
         all results of this rank as NumPy arrays, to be compared between transports.
@@ -46,7 +51,8 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes:
     if transport is None:
         msg = "no transport is active here: call this inside simulate() or launch()"
         raise RuntimeError(msg)
-    suite = _Suite(transport, importlib.import_module(_HOSTS[platform]), exact=exact, seed=seed)
+    move = partial(platform_named(platform).to_device, device_type=device)
+    suite = _Suite(transport, importlib.import_module(_HOSTS[platform]), move, exact=exact, seed=seed)
     for ranks in _orders(transport.world_size):
         if transport.rank in ranks:
             for dtype in dtypes:
@@ -72,13 +78,14 @@ def _orders(world_size: int) -> Iterator[Ranks]:
 class _Suite:
     """One rank's run of the suite. Every rank can sample the data of all ranks, so each knows the expected results."""
 
-    def __init__(self, transport: Transport, host: Any, *, exact: bool, seed: int) -> None:
+    def __init__(self, transport: Transport, host: Any, move: Callable[[Any], Any], *, exact: bool, seed: int) -> None:
         self.results: list[Array] = []
         self._transport = transport
         self._host = host
         self._exact = exact
         self._seed = seed
         self._ops = NumpyOps()
+        self._move = move
 
     def gathers(self, dtype: str, ranks: Ranks) -> None:
         """Check all_gather, all_to_all and broadcast."""
@@ -198,7 +205,7 @@ class _Suite:
                         self._same(f"send {dtype} {source} to {target}", [got], [self._sample(dtype, source, shape)])
 
     def _tensor(self, array: Array) -> Any:
-        return self._host.from_host(array)
+        return self._move(self._host.from_host(array))
 
     def _same(self, name: str, got: list[Any], want: list[Array]) -> None:
         assert len(got) == len(want), f"{name}: {len(got)} results, expected {len(want)}"

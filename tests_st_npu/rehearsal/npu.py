@@ -23,6 +23,7 @@ __all__ = [
     "device",
     "device_count",
     "empty_cache",
+    "get_amp_supported_dtype",
     "get_device_name",
     "get_rng_state",
     "get_rng_state_all",
@@ -236,6 +237,11 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 def empty_cache() -> None:
     """Return unused memory: none is kept."""
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that autocast casts to: none, so that it warns and stays off; PyTorch's recomputation asks."""
+    return []
 
 
 def is_bf16_supported() -> bool:

@@ -216,3 +216,20 @@ def test_exit_statuses(checker, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "`stops` is not allowed in `stage`" in printed
     assert f"{tmp_path / 'bytes'}: cannot be read" in printed
+
+
+def test_groovys_own_compiler_is_asked_where_it_is(checker, tmp_path, monkeypatch, capsys):
+    """Its refusal is a mistake of the file; its absence is said, and is none."""
+    path = tmp_path / "Jenkinsfile"
+    path.write_text(GOOD)
+    compiler = tmp_path / "groovyc"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith("hold; not compiled: groovyc is not on the path (apt install groovy)\n")
+    compiler.write_text('#!/bin/sh\n[ "$1" = -d ] && [ "${3##*/}" = Jenkinsfile.groovy ]\n')
+    compiler.chmod(0o755)
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith("hold; compiled by groovyc\n")
+    compiler.write_text('#!/bin/sh\necho "$3: 4: unexpected token: }" >&2\nexit 1\n')
+    assert checker.main([str(path)]) == 1
+    assert capsys.readouterr().err == f"{path}: groovyc: line 4: unexpected token: }}\n"

@@ -37,7 +37,7 @@ def test_rows_are_a_table(monkeypatch, capsys):
     from hyper_parallel.platform.torch.benchmark import BenchmarkRow
 
     rows = [BenchmarkRow("add", 1.0, 41.0, 21.0, 0.7), BenchmarkRow("linear", 2.0, 22.0, 12.0, 0.7)]
-    monkeypatch.setattr(platform_named("torch"), "benchmark", lambda _: (len(rows), iter(rows)), raising=False)
+    monkeypatch.setattr(platform_named("torch"), "benchmark", lambda *_: (len(rows), iter(rows)), raising=False)
     assert main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:3]] == [
@@ -47,6 +47,17 @@ def test_rows_are_a_table(monkeypatch, capsys):
     assert lines[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
     rows[1] = BenchmarkRow("linear", 2.0, 22.0, 32.0, 0.7)
     assert main(["bench"]) == 1
+
+
+def test_the_harness_has_no_device(capsys):
+    """The harness is timed on CPU only, and a card that PyTorch does not see is refused: status 2 and one line."""
+    assert main(["bench", "--harness", "--device", "npu"]) == 2
+    text = "hyper-parallel: error: --harness times the commands on cpu; leave out --device, or --harness\n"
+    assert capsys.readouterr().err == text
+    assert main(["bench", "--device", "npu"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "hyper-parallel: error: --device npu: torch sees no such card here, only "
+    )
 
 
 def test_no_repeats(capsys):

@@ -8,6 +8,7 @@ from hyper_parallel.cli import cards, doctor, main
 
 LINKS = {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"}
 LISTED = {"HCCL_WHITELIST_DISABLE": "0"}
+TOOLKIT = {"ASCEND_HOME_PATH": "/usr/local/Ascend/latest"}
 
 
 @pytest.fixture
@@ -51,16 +52,27 @@ def test_cards_are_counted_by_their_nodes(nodes, tmp_path):
 )  # fmt: skip
 def test_contradictions_say_what_was_found_and_what_to_set(device, variables, found, nodes):
     """Each documented contradiction is one text with one fix; variables that agree are none."""
-    assert cards.contradictions(device, variables, nodes) == found
+    assert cards.contradictions(device, TOOLKIT | variables, nodes) == found
 
 
-@pytest.mark.parametrize("kind", ["model", "ops", "redistribute", "contract"])
+def test_a_driver_without_toolkit_is_told(nodes, tmp_path):
+    """Cards of Ascend need the toolkit's variables; a machine without such cards does not."""
+    found = [(
+        "there is a driver and no toolkit: neither ASCEND_HOME_PATH nor ASCEND_TOOLKIT_HOME is set",
+        "source the set_env.sh of the CANN toolkit",
+    )]  # fmt: skip
+    assert cards.contradictions("npu", {}, nodes) == found
+    assert cards.contradictions("npu", {"ASCEND_TOOLKIT_HOME": "/here"}, nodes) == []
+    assert cards.contradictions("npu", {}, tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("kind", ["model", "program train.py", "ops", "redistribute", "contract"])
 @pytest.mark.platforms("torch")
 def test_contradictions_are_bad_input_of_a_run_on_a_card(kind, monkeypatch, capsys):
     """Exit status 2 and one line, before a framework is asked for its cards; a run on CPU does not mind."""
     for name, value in LINKS.items():
         monkeypatch.setenv(name, value)
-    assert main(["verify", kind, "--platform", "torch", "--device", "npu"]) == 2
+    assert main(["verify", *kind.split(), "--platform", "torch", "--device", "npu"]) == 2
     assert capsys.readouterr().err == (
         "hyper-parallel: error: --device npu: HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=1: HCCL takes one of "
         "them; unset HCCL_INTRA_PCIE_ENABLE or HCCL_INTRA_ROCE_ENABLE\n"
@@ -70,12 +82,13 @@ def test_contradictions_are_bad_input_of_a_run_on_a_card(kind, monkeypatch, caps
 def test_doctor_shows_cards_and_contradictions(nodes, monkeypatch):
     """The number of cards with what is known of them, and each contradiction as wrong, with its fix."""
     monkeypatch.setattr(cards, "_nvidia", lambda: "3 x Model, 80 GiB, 1.2")
-    found = {finding.what: finding for finding in doctor.card_findings(LINKS, nodes)}
+    found = {finding.what: finding for finding in doctor.card_findings(TOOLKIT | LINKS, nodes)}
     assert (found["cuda cards"].state, found["cuda cards"].text) == ("ok", "3 cards: 3 x Model, 80 GiB, 1.2")
-    assert found["npu cards"].text == "2 cards: driver unknown, toolkit not set up: source its set_env.sh"
+    assert found["npu cards"].text == "2 cards: driver unknown, toolkit /usr/local/Ascend/latest"
     assert (found["npu settings"].state, found["npu settings"].fix) == (
         "wrong", "unset HCCL_INTRA_PCIE_ENABLE or HCCL_INTRA_ROCE_ENABLE",
     )  # fmt: skip
+    assert cards.described("npu", {}, nodes) == "2 cards: driver unknown, toolkit not set up"
     assert doctor.card_findings({}, nodes / "none") == []
 
 

@@ -19,6 +19,7 @@ PAGES = [
     "ci/changelog.d/README.md",
     "coverage_reports/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+    "docs/devices/README.md",
     "examples/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hyper_parallel").rglob("README.md")),
 ]

@@ -1,5 +1,8 @@
 """Requirements of a run: missing cards, too few executed tests or an unknown skip reason fail it."""
 
+import sys
+import types
+
 import pytest
 
 from hyper_parallel.pytest_plugin.capability import count_cards
@@ -16,6 +19,13 @@ def test_cards_are_counted_without_a_framework(tmp_path, monkeypatch, visible, e
     if visible is not None:
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
     assert count_cards("npu", tmp_path) == expected
+
+
+def test_cards_without_device_nodes_are_counted_by_the_framework(tmp_path, monkeypatch):
+    """A device that only PyTorch knows of has as many cards as it says; a type that it does not know has none."""
+    seen = types.SimpleNamespace(npu=types.SimpleNamespace(device_count=lambda: 2))
+    monkeypatch.setitem(sys.modules, "torch", seen)
+    assert (count_cards("npu", tmp_path), count_cards("cuda", tmp_path)) == (2, 0)
 
 
 def test_the_processor_is_never_short_of_cards():

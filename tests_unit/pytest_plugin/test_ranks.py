@@ -14,6 +14,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.pytest_plugin import ranks
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.simulate import simulate
 
@@ -373,7 +374,38 @@ def test_ranks_without_cards_are_skipped_with_their_reason(run):
 def test_card(rank): pass
 """, "--device", "npu", "-rs", head="import pytest\n", tail="")  # fmt: skip
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*[[]no-card] 2 ranks need as many npu cards, there are 0"])
+    result.stdout.fnmatch_lines(["SKIPPED*[[]no-card] 2 ranks need a npu card, there is none"])
+
+
+def ranked(world_size, launch, device="npu", framework="torch"):
+    """The world of a ranked test."""
+    return ranks.RankedTest(world_size, framework, launch, device, (world_size,), ("tp",), 60.0)
+
+
+@pytest.mark.parametrize(
+    "test, title",
+    [
+        (ranked(3, "processes"), "3 real ranks of PyTorch on 2 npu cards, shared"),
+        (ranked(2, "processes"), "2 real ranks of PyTorch on npu"),
+        (ranked(2, "simulated"), "2 simulated ranks of PyTorch on 1 npu card, shared"),
+        (ranked(1, "simulated"), "1 simulated rank of PyTorch on npu"),
+        (ranked(2, "processes", "cpu"), "2 real ranks of PyTorch"),
+    ],
+)
+def test_reports_say_which_cards_ranks_share(monkeypatch, test, title):
+    """Real ranks take a card each as long as there are enough; simulated ones share one."""
+    monkeypatch.setattr(ranks, "count_cards", lambda _device: 2)
+    assert test.title() == title
+
+
+def test_simulated_ranks_of_mindspore_are_skipped_on_a_card(monkeypatch):
+    """They are on CPU only, and the skip says so; PyTorch's share the card."""
+    monkeypatch.setattr(ranks, "count_cards", lambda _device: 1)
+    ranks._require_cards(ranked(3, "simulated"))
+    with pytest.raises(
+        pytest.skip.Exception, match=r"^\[no-transport\] simulated ranks of MindSpore are on CPU only, "
+    ):
+        ranks._require_cards(ranked(3, "simulated", framework="mindspore"))
 
 
 README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"

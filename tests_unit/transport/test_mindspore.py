@@ -1,5 +1,8 @@
 """MindSpore's transports: the bridge, its simulated ranks, and HCCL's logic over an engine that imitates it."""
 
+import inspect
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -110,14 +113,56 @@ class Engine:
             target.asnumpy()[...] = value.asnumpy()
 
 
+class Documented:
+    """An engine whose calls must fit the signatures of ``mindspore.mint.distributed``; counts them by name."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, Counter()
+
+    def __getattr__(self, name):
+        """Return the engine's function, which checks its arguments against MindSpore's own."""
+        from mindspore import Tensor
+        from mindspore.mint import distributed
+
+        signature, call = inspect.signature(getattr(distributed, name)), getattr(self.engine, name)
+
+        def checked(*arguments, **named):
+            given = signature.bind(*arguments, **named).arguments
+            self.calls[name] += 1
+            for word, kinds in (("async_op", bool), ("op", str), ("src", int), ("dst", int), ("tag", int)):
+                assert isinstance(given.get(word, kinds()), kinds), f"{name}: {word} is {given[word]!r}"
+            tensors = [value for word, value in given.items() if word not in ("group", "op", "object_list")]
+            flat = [each for value in tensors for each in (value if isinstance(value, list) else [value])]
+            for tensor in (each for each in flat if isinstance(each, Tensor)):
+                assert tensor.is_contiguous(), f"{name}: a tensor has strides {tensor.stride()}"
+                assert str(tensor.dtype) not in ("Bool", "Complex64"), f"{name}: HCCL does not carry {tensor.dtype}"
+            return call(*arguments, **named)
+
+        return checked
+
+
 def over_hccl(dtypes):
     """Run the conformance suite through the HCCL transport over the imitated engine."""
     from hyper_parallel.transport.mindspore import HcclTransport
 
-    transport = HcclTransport(Engine(active_transport()))
+    engine = Documented(Engine(active_transport()))
+    transport = HcclTransport(engine)
     with use_transport(transport):
         # The engine adds in the order of its group.
-        return len(check_transport("mindspore", exact=False, dtypes=dtypes))
+        count = len(check_transport("mindspore", exact=False, dtypes=dtypes))
+    used = {
+        "all_gather",
+        "all_to_all_single",
+        "broadcast",
+        "all_gather_object",
+        "barrier",
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+    }
+    assert transport.world_size == 1 or used <= set(engine.calls), engine.calls
+    return count
 
 
 def groups_over_hccl():
@@ -167,7 +212,10 @@ def averages_of_integers():
     "world_size, dtypes", [(1, ("float32",)), (2, ("int64", "bool", "complex64")), (3, ("float32",))]
 )
 def test_hccl_logic_passes_the_conformance_suite(world_size, dtypes):
-    """The HCCL transport flattens, pads, orders and folds so that every collective gives what numpy gives."""
+    """The HCCL transport flattens, pads, orders and folds so that every collective gives what numpy gives.
+
+    Every call to the engine fits the signature of MindSpore's own function, with tensors that HCCL carries.
+    """
     assert min(simulate(over_hccl, world_size, "mindspore", (dtypes,)))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import explain
 from hyper_parallel.verify.explain import explain_model
 from hyper_parallel.verify.model import verify_scenario
@@ -85,6 +87,24 @@ def test_thousands_of_ranks(spec, capsys):
     assert [(row["module"], row["phase"], row["bytes"]) for row in document["collectives"]] == [
         ("down", "forward", 124), ("down", "backward", 136), ("up", "backward", 104)
     ]  # fmt: skip
+
+
+@pytest.mark.platforms("torch")
+def test_memory_is_measured_on_a_card(spec, monkeypatch, capsys):
+    """With --device the step runs with values, and the most bytes that a card had in use are shown; CPU plays it."""
+    platform = platform_named("torch")
+    monkeypatch.setattr(platform, "on_device", lambda _device: nullcontext(), raising=False)
+    monkeypatch.setattr(platform, "to_device", lambda tensor, _device: tensor, raising=False)
+    monkeypatch.setattr(platform, "peak_bytes", lambda _device: lambda: 4096, raising=False)
+    monkeypatch.setattr(explain, "card_errors", lambda _platform, _device: nullcontext())
+    command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--mesh", "2x2", "--device", "npu"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "    4096 bytes in use on npu at most, measured on rank 0 in this step\n" in printed
+    assert "  built with values, because memory is measured on npu\n" in printed
+    assert main([*command, "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (document["device"], document["peak_bytes"]) == ("npu", 4096)
 
 
 @pytest.mark.platforms("torch")

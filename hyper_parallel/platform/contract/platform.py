@@ -116,8 +116,12 @@ class Platform(
     def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
-    def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
+    def benchmark(self, repeats: int, device: str = "cpu") -> tuple[int, Iterator[Any]]:
         """Measure host costs per operation, compared with PyTorch's DTensor.
+
+        Args:
+            repeats: calls per measurement.
+            device: of the tensors.
 
         Returns:
             the number of rows, and an iterator over rows as they are measured, with the attributes ``name, plain, peer,
@@ -126,7 +130,7 @@ class Platform(
         Raises:
             UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.
         """
-        del repeats
+        del repeats, device
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 

@@ -244,6 +244,18 @@ class TrainingFacet(ModulesFacet):
             raise UnsupportedOnBackend(msg)
         return nullcontext()
 
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """Begin to look for the most bytes in use on a card; return a function that returns them.
+
+        Args:
+            device_type: ``cuda`` or ``npu``.
+
+        Raises:
+            UnsupportedOnBackend: the framework does not count the bytes of a card.
+        """
+        msg = f"the bytes in use on {device_type} are not counted by {self.platform_type}; measure on torch"
+        raise UnsupportedOnBackend(msg)
+
     def single_threaded(self) -> AbstractContextManager[Any]:
         """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""
         return nullcontext()

@@ -68,31 +68,33 @@ ROWS = 17 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZ
 """The number of rows of :func:`run`."""
 
 
-def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
+def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[BenchmarkRow]:
     """Measure everything, row by row; takes about twenty seconds per thousand repeats.
 
     Args:
         repeats: calls per measurement.
         rounds: measurements per implementation, interleaved; the median counts.
+        device: of the tensors; on a card, too, what is measured is the host's time.
     """
-    with _world(WORLD):
-        bench = _Bench(repeats, rounds, WORLD)
+    with _world(WORLD, device):
+        bench = _Bench(repeats, rounds, WORLD, device)
         yield from bench.forward()
         yield from bench.forward_backward()
         yield bench.block()
         yield from bench.optimizers()
     for size in SIZES:
-        with _world(size):
-            yield from _Bench(repeats, rounds, size).redistributions()
+        with _world(size, device):
+            yield from _Bench(repeats, rounds, size, device).redistributions()
 
 
 @contextmanager
-def _world(size: int) -> Iterator[None]:
+def _world(size: int, device: str) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    backend = "fake" if device == "cpu" else f"cpu:fake,{device}:fake"  # the name alone does not stand for npu
+    distributed.init_process_group(backend, store=FakeStore(), rank=0, world_size=size)
     try:
         yield
     finally:
@@ -103,14 +105,14 @@ def _world(size: int) -> Iterator[None]:
 class _Bench:
     """Measures the three implementations in turn."""
 
-    def __init__(self, repeats: int, rounds: int, size: int) -> None:
-        self.repeats, self.rounds, self.size = repeats, rounds, size
-        self.ours = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
-        self.peer = init_peer_mesh("cpu", (size,), mesh_dim_names=("tp",))
+    def __init__(self, repeats: int, rounds: int, size: int, device: str) -> None:
+        self.repeats, self.rounds, self.size, self.device = repeats, rounds, size, device
+        self.ours = init_device_mesh(device, (size,), mesh_dim_names=("tp",))
+        self.peer = init_peer_mesh(device, (size,), mesh_dim_names=("tp",))
 
     def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Triple:
         """The same local values plain, in PyTorch's DTensor and in ours; sharded along ``dim``, or replicated."""
-        local = torch.randn(shape)
+        local = torch.randn(shape, device=self.device)
         theirs = peer.Replicate() if dim is None else peer.Shard(dim)
         placement = Replicate() if dim is None else Shard(dim)
         leaves = [local.clone().requires_grad_(grad) for _ in range(3)]

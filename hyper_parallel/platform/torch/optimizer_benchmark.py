@@ -45,7 +45,7 @@ def optimizer_steps(peer_mesh: Any, mesh: Any) -> Iterator[tuple[str, float, lis
 
 def _parameters(peer_mesh: Any, mesh: Any) -> Iterator[list[Tensor]]:
     """Yield parameters with gradients: plain ones, PyTorch's DTensors, ours."""
-    values = [torch.randn(_SHAPE) for _ in range(_COUNT)]
+    values = [torch.randn(_SHAPE, device=mesh.device_type) for _ in range(_COUNT)]
     theirs, ours = (peer.Shard(0), peer.Replicate()), (Shard(0), Replicate())
     yield [_with_grad(value) for value in values]
     yield [

@@ -7,6 +7,7 @@ A shard has 64 elements, so that what is measured is the host's cost and not tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,9 @@ def redistributions(size: int, peer_mesh: Any, mesh: Any) -> Iterator[tuple[str,
     Args:
         size: number of ranks.
         peer_mesh: PyTorch's mesh of them.
-        mesh: ours.
+        mesh: ours, on whose device the tensors are.
     """
+    random = partial(torch.randn, device=mesh.device_type)
 
     def calls(local: Tensor, by_hand: Callable[[Tensor, int], Tensor], *pairs: tuple[Any, Any]) -> Calls:
         (theirs, to), (ours, ours_to) = pairs
@@ -45,15 +47,15 @@ def redistributions(size: int, peer_mesh: Any, mesh: Any) -> Iterator[tuple[str,
 
     yield (
         f"partial to shard(1), {size} ranks",
-        calls(torch.randn(8, 8 * size), _scattered, (peer.Partial(), peer.Shard(1)), (Partial(), Shard(1))),
+        calls(random(8, 8 * size), _scattered, (peer.Partial(), peer.Shard(1)), (Partial(), Shard(1))),
     )
     yield (
         f"shard(1) to replicate, {size} ranks",
-        calls(torch.randn(8, 8), _gathered, (peer.Shard(1), peer.Replicate()), (Shard(1), Replicate())),
+        calls(random(8, 8), _gathered, (peer.Shard(1), peer.Replicate()), (Shard(1), Replicate())),
     )
     yield (
         f"shard(1) to shard(2), {size} ranks",
-        calls(torch.randn(4, 4, 4 * size), _exchanged, (peer.Shard(1), peer.Shard(2)), (Shard(1), Shard(2))),
+        calls(random(4, 4, 4 * size), _exchanged, (peer.Shard(1), peer.Shard(2)), (Shard(1), Shard(2))),
     )
 
 

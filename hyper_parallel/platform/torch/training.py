@@ -135,6 +135,13 @@ class TorchTraining(TrainingFacet):
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
 
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """By the card's allocator."""
+        engine = getattr(torch, device_type)
+        engine.reset_peak_memory_stats()
+        most: Callable[[], int] = engine.max_memory_allocated
+        return most
+
     @contextmanager
     def single_threaded(self) -> Iterator[None]:
         """``set_num_threads``; threads that start inside follow."""

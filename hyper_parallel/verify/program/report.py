@@ -79,6 +79,7 @@ class ProgramReport:
         hardened: the cases that ``--harden`` made, in order.
         allowed: kinds of blind spots with which the program is verified nevertheless.
         rounding: the first value that the single device rounds otherwise in each run; empty if its runs are equal.
+        device: where the ranks, and the single one, made their tensors.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ProgramReport:
     hardened: list[HardenedCase] = field(default_factory=list)
     allowed: Sequence[str] = ()
     rounding: str = ""
+    device: str = "cpu"
 
     @property
     def equal(self) -> bool:
@@ -128,7 +130,8 @@ class ProgramReport:
         axes = f" ({mesh})" if mesh else ""
         ranks = _RANKS[self.launch].format(self.world_size)
         steps = f", {self.steps} optimizer step{'' if self.steps == 1 else 's'}" if self.verdict is not None else ""
-        run = f"{self.name} on {self.platform}: {ranks}{axes} against a single device"
+        device = f" on {self.device}" if self.device != "cpu" else ""
+        run = f"{self.name} on {self.platform}: {ranks}{axes}{device} against a single device"
         lines = [f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"]
         if self.rounding:
             lines.append(
@@ -158,6 +161,7 @@ class ProgramReport:
             "program": self.name,
             "platform": self.platform,
             "launch": self.launch,
+            "device": self.device,
             "world_size": self.world_size,
             "mesh": self.mesh,
             "seed": self.seed,

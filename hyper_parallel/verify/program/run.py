@@ -31,6 +31,7 @@ from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_u
 from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
+from hyper_parallel.verify.simulate import require_device
 from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["verify_program"]
@@ -57,6 +58,7 @@ def verify_program(
     harden: bool = False,
     allow: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
+    device: str = "cpu",
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -88,6 +90,8 @@ def verify_program(
         allow: kinds of blind spots (``BLIND`` of ``verify/program/blind_spots.py``) with which the program
             is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
         progress: called with the name of each run before it starts.
+        device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated
+            ranks share one card, processes have one each. Under torchrun the program chooses its device itself.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -96,22 +100,25 @@ def verify_program(
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
+        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
     """
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
     launch = "torchrun" if started_by_torchrun() else launch
     _check(size, steps, launch, seed, timeout)
     _check_case(harden, allow, launch)
+    _check_device(device, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
         parallel if single is None else single, args if single_args is None else single_args, "--single"
     )  # fmt: skip
     platform = platform or program_framework(program)
     require_framework(platform)
+    require_device(device, platform)
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
-    world = World(size, platform, launch, axes, limits, timeout)
+    world = World(size, platform, launch, axes, limits, timeout, device=device)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
-    report.allowed = tuple(allow)
+    report.allowed, report.device = tuple(allow), device
     verification = _Verification(program, alone, world, report, declared, progress or _nothing, harden)
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda: run))
@@ -196,6 +203,12 @@ def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
         raise InputError(msg)
     if harden and launch == "torchrun":
         msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"
+        raise InputError(msg)
+
+
+def _check_device(device: str, launch: str) -> None:
+    if device != "cpu" and launch == "torchrun":
+        msg = f"--device {device}: a program under torchrun chooses its device itself; leave out --device or torchrun"
         raise InputError(msg)
 
 

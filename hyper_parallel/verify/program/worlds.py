@@ -32,6 +32,7 @@ class World:
         limits: of the records.
         timeout: seconds for a run.
         output: where the program prints to, ``stderr`` or ``nothing``.
+        device: ``cpu``, ``cuda`` or ``npu``, where ranks make their tensors.
     """
 
     size: int
@@ -41,6 +42,7 @@ class World:
     limits: RecordLimits = field(default_factory=RecordLimits)
     timeout: float = 300.0
     output: str = "stderr"
+    device: str = "cpu"
 
     def alone(self, output: str) -> World:
         """Return the world of one in which the reference runs."""
@@ -72,7 +74,9 @@ def run_world(
             ranks = _simulated(program, world, perturbation, changes)
         else:
             arguments = (program, world.mesh, world.limits, perturbation, world.output, changes)
-            ranks = launch_processes(run_in_process, world.size, world.platform, arguments, timeout=world.timeout)
+            ranks = launch_processes(
+                run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device
+            )
     except RankFailedError as error:
         _reraise_input_error(program, world, error)
         raise
@@ -92,8 +96,9 @@ def _simulated(
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
     with started_by_python(program, world.output, ranks), guarded(program.name):
         return simulate(
-            run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path)
-        )
+            run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path),
+            device=world.device,
+        )  # fmt: skip
 
 
 def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:

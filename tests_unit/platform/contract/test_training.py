@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.training import LanguageModelConfig, causal_mask, first_paths, rotary_tables
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.scenarios import transformer_case
@@ -137,3 +138,12 @@ def test_tables():
     assert (np.isinf(mask) == (np.arange(7)[None, :] > np.arange(7)[:, None])).all()
     shared = object()
     assert first_paths({"a": shared, "b": shared, "c": 1}) == {"a": shared, "c": 1}
+
+
+@pytest.mark.platforms("mindspore")
+def test_a_framework_that_counts_no_bytes_says_so():
+    """The bytes in use on a card are refused, with where to measure them, where the framework does not count them."""
+    with pytest.raises(
+        UnsupportedOnBackend, match=r"^the bytes in use on npu are not counted by mindspore; measure on "
+    ):
+        platform_named("mindspore").peak_bytes("npu")

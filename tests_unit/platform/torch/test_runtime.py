@@ -38,3 +38,13 @@ def test_without_a_card_the_host_keeps_order():
     assert isinstance(platform.new_event(), HostEvent)
     with pytest.raises(UnsupportedOnBackend, match="get_symmetric_memory_handler"):
         platform.get_symmetric_memory_handler()
+
+
+def test_the_most_bytes_in_use_are_the_allocators(monkeypatch):
+    """The count begins anew when it is asked for, and is read at the end."""
+    used = [7]
+    card = SimpleNamespace(reset_peak_memory_stats=lambda: used.append(0), max_memory_allocated=lambda: used[-1])
+    monkeypatch.setattr(torch, "npu", card, raising=False)
+    most = get_torch_platform().peak_bytes("npu")
+    used.append(96)
+    assert (most(), used) == (96, [7, 0, 96])

@@ -13,6 +13,15 @@ def test_values_without_a_place_are_not_verified():
     assert report.text().endswith("NOT VERIFIED: declare the values whose placement is unknown (--declare)")
 
 
+def test_the_device_is_told():
+    """A run on a card says so in its first line and in its JSON; one on CPU does not mention it."""
+    report = ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2, checked=4))
+    assert report.text().startswith("train.py on torch: 2 simulated ranks against a single device")
+    report.device = "npu"
+    assert report.text().startswith("train.py on torch: 2 simulated ranks on npu against a single device")
+    assert report.to_json()["device"] == "npu"
+
+
 def test_nothing_compared_is_not_verified():
     """Neither a verdict without values nor none at all is a success."""
     assert not ProgramReport("train.py", "torch", "simulated", 2, 0).ok

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify import record, verify_program
 from hyper_parallel.verify.model_case import InputError
@@ -192,6 +193,15 @@ def test_numbers_that_make_no_sense():
     assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated or processes"
     message = refusal(lambda left, right: left + right)
     assert message.endswith("<lambda> takes left, right; it must take nothing or a mesh")
+
+
+def test_a_device_that_is_not_here(monkeypatch):
+    """A card that PyTorch does not see, and one named beside torchrun's own, are refused before anything runs."""
+    with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: torch sees no such card here, only cpu; "):
+        verify_program(print, 2, device="npu")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ValueError, match=r"^--device npu: a program under torchrun chooses its device itself; leave "):
+        verify_program(print, 2, device="npu")
 
 
 def test_nothing_recorded_and_no_step():

@@ -1,0 +1,46 @@
+"""Errors of a card, in use or out of memory, as errors of the input: one line with what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hyper_parallel._text import first_line
+from hyper_parallel.verify.model_case import InputError
+
+__all__ = ["card_errors"]
+
+_TOOLS = {"cuda": ("nvidia-smi", "CUDA_VISIBLE_DEVICES"), "npu": ("npu-smi info", "ASCEND_RT_VISIBLE_DEVICES")}
+_FULL = "out of memory"
+
+
+@contextmanager
+def card_errors(platform: Any, device: str) -> Iterator[None]:
+    """Make a tensor on the card, then tell errors of its memory inside as what they are; on CPU, do nothing.
+
+    Args:
+        platform: of the rank.
+        device: that the rank computes on.
+
+    Raises:
+        InputError: (a ValueError) the card cannot be used, or its memory runs out.
+    """
+    if device == "cpu":
+        yield
+        return
+    tool, visible = _TOOLS[device]
+    try:
+        platform.zeros((1,), device=device)
+    except RuntimeError as error:
+        fix = f"`{tool}` shows what uses it: end that, or choose another card with {visible}"
+        msg = f"--device {device}: the card cannot be used: {first_line(error)}; {fix}"
+        raise InputError(msg) from error
+    try:
+        yield
+    except RuntimeError as error:
+        if _FULL not in str(error):
+            raise
+        fix = f"take a smaller model or fewer ranks, all of which share a card where they are simulated; `{tool}` shows"
+        msg = f"--device {device}: the card's memory ran out: {first_line(error)}; {fix} what else uses it"
+        raise InputError(msg) from error

@@ -1,0 +1,35 @@
+"""Ranks that are killed or that raise in a collective: named at once, and the next world runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import RankFailedError
+
+
+def _sum(device, how):
+    """Add a tensor over all ranks; rank 1 fails on the way."""
+    from hyper_parallel.platform.select import current_platform
+    from hyper_parallel.transport.base import active_transport
+
+    transport, platform = active_transport(), current_platform()
+    x = platform.to_device(platform.from_numpy(np.ones(3, "float32")), device)
+    if transport.rank == 1 and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if transport.rank == 1 and how == "raises":
+        msg = "rank 1 has had enough"
+        raise ArithmeticError(msg)
+    return platform.tensor_to_numpy(transport.all_reduce(x, "sum", (0, 1, 2))).tolist()
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_rank_that_fails_in_a_collective_is_named(on_ranks, suite_device, how):
+    """The others wait in the collective and are ended; the error names rank 1, and another world runs at once."""
+    with pytest.raises(RankFailedError, match="rank 1") as caught:
+        on_ranks(_sum, 3, suite_device, how)
+    assert set(caught.value.failures) == {1}
+    assert on_ranks(_sum, 3, suite_device, "") == [[3.0] * 3] * 3

@@ -1,0 +1,62 @@
+"""Cards that are in use or out of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.verify.card_errors import card_errors
+from hyper_parallel.verify.model_case import InputError
+
+
+class _Card:
+    """A platform whose card makes tensors, or refuses them with an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.made: list[str] = []
+
+    def zeros(self, size, *, device):
+        """Make a tensor."""
+        assert size == (1,)
+        self.made.append(device)
+        if self.error is not None:
+            raise self.error
+
+
+def test_nothing_happens_on_the_processor():
+    """On CPU no tensor is made, and errors are the program's own."""
+    card = _Card()
+    with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"), card_errors(card, "cpu"):
+        raise RuntimeError("CUDA out of memory")
+    assert card.made == []
+
+
+def test_a_card_in_use_is_told_before_anything_runs():
+    """The first line of the engine's error, what shows who uses the card, and the variable that chooses another."""
+    card = _Card(RuntimeError("CUDA-capable device(s) is/are busy or unavailable\nmore"))
+    with pytest.raises(InputError) as caught, card_errors(card, "cuda"):
+        pytest.fail("the card was used")
+    assert str(caught.value) == (
+        "--device cuda: the card cannot be used: CUDA-capable device(s) is/are busy or unavailable; `nvidia-smi` shows "
+        "what uses it: end that, or choose another card with CUDA_VISIBLE_DEVICES"
+    )
+
+
+def test_memory_that_runs_out_is_told_with_what_to_do():
+    """An error of the card's memory is one of the input."""
+    with pytest.raises(InputError) as caught, card_errors(_Card(), "npu"):
+        raise RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB\nmore")
+    assert str(caught.value) == (
+        "--device npu: the card's memory ran out: NPU out of memory. Tried to allocate 2.00 GiB; take a smaller model "
+        "or fewer ranks, all of which share a card where they are simulated; `npu-smi info` shows what else uses it"
+    )
+
+
+def test_other_errors_are_left_alone():
+    """What is no error of memory keeps its type and text, and a run without one ends as it would."""
+    card = _Card()
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), card_errors(card, "npu"):
+        raise RuntimeError("shapes differ")
+    with card_errors(card, "npu"):
+        pass
+    assert card.made == ["npu", "npu"]
