@@ -532,6 +532,37 @@ def test_several_dtypes_in_one_module(world, reshard):
     on_ranks(world, rank)
 
 
+def test_collectives_of_several_dtypes(monkeypatch):
+    """For each dtype two gathers of its padded row, and a reduction of its trained parameters' row; none of frozen."""
+    import torch
+
+    from hyper_parallel.platform.select import get_torch_platform
+
+    platform, calls = get_torch_platform(), []
+
+    def recorded(name, call):
+        def record(data, *args, **kwargs):
+            calls.append((name, str(data.dtype), data.numel()))
+            return call(data, *args, **kwargs)
+
+        return record
+
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        monkeypatch.setattr(platform, name, recorded(name, getattr(platform, name)), raising=False)
+
+    def rank(mesh):
+        fully_shard(make_mixed(), mesh=mesh, reshard_after_forward=True)(torch.ones(2, 4)).sum().backward()
+
+    on_ranks(3, rank)
+    # ceil(7/3)*4 + ceil(7/3) + ceil(3/3)*7 + ceil(3/3) + ceil(5/3)*3 + ceil(5/3); then flags, and a count per parameter
+    single, double, half = 12 + 3 + 7 + 1 + 6 + 2, 3, 1
+    gathers = [("torch.float32", single + 3), ("torch.float64", double + 3), ("torch.bfloat16", half + 3)]
+    reduces = [("torch.float32", 3 * (single + 6 + 3)), ("torch.float64", 3 * (double + 1 + 3))]
+    expected = [("all_gather_into_tensor", *each) for each in gathers] * 2
+    expected += [("reduce_scatter_tensor", *each) for each in reduces]
+    assert sorted(calls) == sorted(expected * 3)
+
+
 def on_meta(place, notation):
     """The message about a parameter that is not on a device yet."""
     return (
