@@ -269,14 +269,13 @@ kernel("log_softmax")(lambda x, dim, dtype=None: ops.log_softmax(_converted(x, d
 
 @decomposition("ReduceSum", "ReduceMean", "ReduceProd")
 def _legacy_reduction(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:
-    """Legacy reductions carry ``keep_dims`` as an attribute; the sum of booleans is a boolean."""
+    """Legacy reductions carry ``keep_dims`` as an attribute; sums and products keep the dtype, booleans too."""
     if getattr(primitive, "skip_mode", False) and dim == ():
         return x
     keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
     op = {"ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceProd": ops.prod}[primitive.name]
     result = op(x, None if dim == () else dim, keep)
-    flags = primitive.name == "ReduceSum" and x.dtype == mindspore.bool_
-    return ops.cast(result, dtype=mindspore.bool_) if flags else result
+    return result if primitive.name == "ReduceMean" else ops.cast(result, dtype=x.dtype)
 
 
 @decomposition("ReduceStd")

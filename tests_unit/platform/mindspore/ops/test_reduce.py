@@ -56,3 +56,27 @@ def test_reductions_are_what_they_are_composed_of():
             for tensor, right in zip(several, wanted[name], strict=True):
                 np.testing.assert_allclose(tensor, right, rtol=1e-6, err_msg=name)
         assert [tensor.dtype for tensor in results["running least"]] == [np.float32, np.int32]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.bool_, np.float16])
+def test_legacy_sums_and_products_keep_the_dtype(kind):
+    """ReduceSum and ReduceProd of shards have the dtype and the values of one device, also where they overflow."""
+    from mindspore import Tensor, ops
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+
+    whole = np.array([[1, 0, 1], [100, 100, 90], [2, 1, 0], [1, 1, 1]]).astype(kind)
+
+    def results(x):
+        sums = [ops.reduce_sum(x), ops.ReduceSum()(x, 1), ops.ReduceSum(keep_dims=True)(x, 0)]
+        return [*sums, *(() if kind == np.bool_ else (ops.ReduceProd()(x, 1),))]
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (3,))
+        return [each.asnumpy() for each in results(distribute_tensor(Tensor(whole), mesh, [Shard(0)]))]
+
+    expected = [each.asnumpy() for each in results(Tensor(whole))]
+    for result in simulate(on_rank, 3, platform="mindspore"):
+        for ours, theirs in zip(result, expected, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
