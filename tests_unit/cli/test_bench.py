@@ -20,12 +20,14 @@ def test_every_row_is_measured(capsys):
     views = ["relu", "x[:, 0:4]", "x[:, 0]", "chunk", "cat", "attention"]
     assert names[:16] == [*light, *views, *(f"{name} + backward" for name in light)]
     assert names[16:21] == ["block", "AdamW step, foreach", "AdamW step", "SGD step, foreach", "SGD step"]
-    worlds = [rows[21 + 3 * index : 24 + 3 * index] for index in range(4)]
-    assert [[row["name"] for row in world] for world in worlds] == [
-        [f"{what}, {size} ranks" for what in ("partial to shard(1)", "shard(1) to replicate", "shard(1) to shard(2)")]
-        for size in (2, 8, 64, 512)
-    ]
-    assert [row["by_hand"] for row in rows] == [False] * 16 + [True] * 17
+    rest = ["from_local", "redistribute to the same", "detach", "grad of a product"]
+    assert names[21:27] == [*rest, "chain of 24", "chain of 24 + backward"]
+    moves = ("partial to shard(1)", "shard(1) to replicate", "shard(1) to shard(2)")
+    worlds = {size: [f"{what}, {size} ranks" for what in moves] for size in (2, 8, 64, 512)}
+    for size in (2, 8, 64):
+        worlds[size].append(f"block, sequence parallel, {size} ranks")
+    assert names[27:] == [name for world in worlds.values() for name in world]
+    assert [row["by_hand"] for row in rows] == [False] * 16 + [True] * 5 + [False] * 4 + [True] * 17
     for row in rows:
         assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok", "by_hand"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))

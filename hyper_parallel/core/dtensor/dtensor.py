@@ -6,6 +6,7 @@ framework's tensor type. Autograd runs on local tensors; the class adds no node 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,11 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
         """
         del stride
-        mesh = resolve_mesh(device_mesh)
+        special = run_check or shape is not None or grad_placements is not None
+        even = None if special else _even_before(local, device_mesh, placements)
+        if even is not None:
+            return _wrap_callers(local, *even)
+        mesh, given = resolve_mesh(device_mesh), placements
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
             raise ArgumentTypeError(msg)
@@ -139,10 +144,9 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         if grad_placements is not None:
             partial = varying_axes(layout, grad_placements, "from_local", sums=True)
             local = redistribute(local, plan_gradient(layout, dual(layout, partial)), platform)
-        tensor: DTensor = platform.wrap(local, layout)
-        if not platform.loses_writes_through_views:
-            tensor._is_callers_leaf = platform.needs_grad(local) and not platform.passes_gradient(local)
-        return tensor
+        elif shape is None:
+            _remember_even(local, mesh, given, (platform, layout))
+        return _wrap_callers(local, platform, layout)
 
     @staticmethod
     def from_torch(tensor: Any) -> DTensor:
@@ -320,6 +324,48 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's local tensor."""
         return self._layout.local_shape
+
+
+# Platforms and layouts of even shards, by what ``from_local`` was given: all that they depend on but the storage.
+_EVEN: dict[tuple[Any, ...] | None, tuple[Platform, Layout]] = {}
+_MAX_EVEN = 16384
+_LOCK = threading.Lock()
+
+
+def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
+    """What the layout of even shards depends on; None where it cannot be looked up."""
+    if type(mesh) is not DeviceMesh or type(placements) not in _LISTS:
+        return None
+    if not _HASHABLE.issuperset(map(type, placements)):
+        return None
+    return (type(local), mesh, *placements, *getattr(local, "shape", ()))
+
+
+def _even_before(local: Any, mesh: Any, placements: Any) -> tuple[Platform, Layout] | None:
+    """The platform and layout of an earlier call with this type, mesh, placements and local shape."""
+    even = _EVEN.get(_even_key(local, mesh, placements))
+    return even if even is not None and even[0].is_dense(local) else None
+
+
+def _remember_even(local: Any, mesh: DeviceMesh, placements: Any, even: tuple[Platform, Layout]) -> None:
+    key = _even_key(local, mesh, placements)
+    if key is not None:
+        with _LOCK:
+            if len(_EVEN) >= _MAX_EVEN:  # shapes and meshes that never come again must not fill the memory
+                _EVEN.clear()
+            _EVEN[key] = even
+
+
+_LISTS = frozenset({list, tuple})
+_HASHABLE = frozenset({Shard, Replicate, Partial, str})
+
+
+def _wrap_callers(local: Any, platform: Platform, layout: Layout) -> DTensor:
+    """Wrap a local tensor that the caller keeps, and whose leaf is not to be written through the DTensor."""
+    tensor: DTensor = platform.wrap(local, layout)
+    if not platform.loses_writes_through_views and platform.needs_grad(local) and not platform.passes_gradient(local):
+        tensor._is_callers_leaf = True
+    return tensor
 
 
 class _DropView:

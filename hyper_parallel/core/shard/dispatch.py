@@ -37,6 +37,8 @@ _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replica
 _ATOMS = frozenset({int, bool, str, type(None)})
 _MAX_PLANS = 4096
 _NO_KWARGS: dict[str, Any] = {}
+_BOUNDS = frozenset({int, type(None)})
+_PICKS = frozenset({int, type(None), type(Ellipsis)})
 
 
 @contextmanager
@@ -70,7 +72,9 @@ class Dispatcher:
                 with outside_blocks():
                     return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
         if entry.composed is not None:
-            return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
+            if entry.direct is None:
+                return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
+            entry = entry.direct
         dtensor_type, loose = self.dtensor_type, entry.loose
         parts: list[Any] = []
         for arg in args:
@@ -96,9 +100,7 @@ class Dispatcher:
             else:
                 parts.append(self._key(value))
         if entry.by_dtype:
-            for tensor in self.tensors((*args, *kwargs.values())):
-                parts.append(tensor.dtype)
-                parts.append(self._records(tensor))
+            self._add_dtypes(parts, (*args, *kwargs.values()), enabled=self.platform.grad_enabled())
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -106,6 +108,8 @@ class Dispatcher:
             self._refuse_unhashable(entry, (*args, *kwargs.values()))
             raise
         if run is None:
+            if entry.unless is not None and entry.unless(bound := entry.binder.bind(args, kwargs)):
+                return entry.composed_as(self.ops, **bound)
             first, run = self._compile(entry, args, kwargs)
             result = first(args, kwargs)  # a call that fails must not leave a plan behind
             if len(entry.cache) >= _MAX_PLANS:  # sizes and numbers that never come again must not fill the memory
@@ -149,6 +153,22 @@ class Dispatcher:
 
         return call
 
+    def subscript(self, entry: OpEntry, plain: OpEntry) -> Callable[[Any, Any], Any]:
+        """``x[index]``: :meth:`dispatch` with the key of numbers and slices of numbers computed in line.
+
+        Args:
+            entry: the operator for every index.
+            plain: the one that it becomes for an index without tensors.
+        """
+        get, full = plain.cache.get, self.dispatch
+
+        def call(x: Any, index: Any) -> Any:
+            parts = None if open_blocks() else _index_key(index)
+            run = None if parts is None else get((x._layout, *parts))
+            return full(entry, (x, index), _NO_KWARGS) if run is None else run((x, index), _NO_KWARGS)
+
+        return call
+
     def _on_locals(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the caller's own call on local tensors."""
         locals_, named = local_operands(args), local_operands(kwargs)
@@ -185,6 +205,8 @@ class Dispatcher:
     def _key(self, value: Any) -> Any:  # noqa: PLR0911 - one line per type
         """The part of a key that stands for one argument."""
         of = type(value)
+        if of is self.dtensor_type:
+            return value._layout
         if of in _ATOMS:
             return (of, value)
         if of is float:
@@ -203,6 +225,18 @@ class Dispatcher:
             return (dict, *((name, self._key(item)) for name, item in value.items()))
         # Equal complex or NumPy numbers may also differ in the sign of zero.
         return (of, repr(value)) if isinstance(value, Number) else (of, value)
+
+    def _add_dtypes(self, parts: list[Any], values: Any, *, enabled: bool) -> None:
+        """Add the dtype of each tensor, and whether its gradient is recorded, to the parts of a key."""
+        for value in values:
+            if isinstance(value, DTensor):
+                parts.append(value._local.dtype)
+                parts.append(enabled and self.platform.needs_grad(value._local))
+            elif isinstance(value, (list, tuple)):
+                self._add_dtypes(parts, value, enabled=enabled)
+            elif self.platform.is_tensor(value):
+                parts.append(value.dtype)
+                parts.append(enabled and self.platform.needs_grad(value))
 
     def _refuse_unhashable(self, entry: OpEntry, values: tuple[Any, ...]) -> None:
         """Refuse an array, which has no layout."""
@@ -239,7 +273,8 @@ class Dispatcher:
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
         # A spelling may name the parameters in another order; operands are counted in the rule's.
         order = [name for name in binder(rule.signature).names if name in bound]
-        bound = {name: bound[name] for name in dict.fromkeys((*order, *bound))}
+        further = () if entry.unless is not None else bound  # what `unless` reads is not the rule's
+        bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}
         template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(rule.op, mesh, tuple(operands), template)
         plan = plan_call(call, rule, in_place=entry.in_place)
@@ -335,6 +370,36 @@ class Ops:
 
         setattr(self, op, call)
         return call
+
+
+def _index_key(index: Any) -> tuple[Any, ...] | None:
+    """The parts of a key that stand for an index, as :meth:`Dispatcher.dispatch` has them; None unless of numbers."""
+    of = type(index)
+    if of is int:
+        return (int, index)
+    if of is not tuple:
+        item = _slice_key(index)
+        return None if item is None else (item,)
+    if _ATOMS.issuperset(map(type, index)):
+        return ((tuple(map(type, index)), index),)
+    parts: list[Any] = [tuple]
+    for item in index:
+        kind = type(item)
+        part = (kind, item) if kind in _PICKS else _slice_key(item)
+        if part is None:
+            return None
+        parts.append(part)
+    return (tuple(parts),)
+
+
+def _slice_key(item: Any) -> tuple[Any, ...] | None:
+    """The part of a key that stands for a slice; None unless its bounds are numbers, which tensors may stand for."""
+    if type(item) is not slice:
+        return None
+    start, stop, step = item.start, item.stop, item.step
+    if type(start) in _BOUNDS and type(stop) in _BOUNDS and type(step) in _BOUNDS:
+        return (slice, start, stop, step)
+    return None
 
 
 def no_function(*_: Any, **__: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hyper_parallel.core.shard.rule import Decomposition, Rule
 
-__all__ = ["Binder", "OpEntry", "Run", "binder"]
+__all__ = ["Binder", "KeywordCall", "OpEntry", "Run", "binder"]
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -128,6 +128,28 @@ def _parse(text: str) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+class KeywordCall:
+    """A framework's function that takes canonical keyword arguments.
+
+    Args:
+        function: the function.
+        signature: its parameters in canonical names.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        parameters = binder(signature).parameters.values()
+        self.function = function
+        self.positional = tuple(parameter.name for parameter in parameters if parameter.kind is not keyword_only)
+        self.named = tuple(parameter.name for parameter in parameters if parameter.kind is keyword_only)
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Call the function."""
+        return self.function(
+            *[arguments[name] for name in self.positional], **{name: arguments[name] for name in self.named}
+        )
+
+
 class OpEntry:
     """One spelling of an operator: a framework's call, and how it is dispatched.
 
@@ -140,6 +162,10 @@ class OpEntry:
         canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
         composed: the function that runs instead of a plan, for a decomposition.
+        direct: of a decomposition: the entry that is planned in its place, unless its own ``unless`` says otherwise.
+        unless: of such an entry: whether a call, by its bound arguments, is run by ``composed_as`` instead; it reads
+            only what the key holds, and arguments that the rule does not have.
+        composed_as: the function that runs then.
         by_dtype: the key holds the operands' dtypes.
         loose: scalar types whose value is not part of the cache key.
         cache: executors by key.
@@ -151,12 +177,15 @@ class OpEntry:
         "cache",
         "canonical",
         "composed",
+        "composed_as",
+        "direct",
         "func",
         "in_place",
         "local",
         "loose",
         "name",
         "rule",
+        "unless",
     )
 
     def __init__(
@@ -177,6 +206,22 @@ class OpEntry:
         self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
         self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NO_TYPES
         self.cache: dict[Any, Run] = {}
+        self.direct: OpEntry | None = None
+        self.unless: Callable[[dict[str, Any]], bool] | None = None
+        self.composed_as: Callable[..., Any] = func
+
+    def plan_directly(self, rule: Rule, local: Callable[..., Any], unless: Callable[[dict[str, Any]], bool]) -> None:
+        """Let calls of this decomposition be planned by ``rule``, with the entry's own function on local tensors.
+
+        Args:
+            rule: the rule of calls that are one operator.
+            local: that operator's canonical local implementation.
+            unless: see the attribute.
+        """
+        direct = OpEntry(self.name, self.func, self.binder, rule, local)
+        direct.loose = _NO_TYPES  # its key holds every value, since ``unless`` may read it
+        direct.unless, direct.composed_as = unless, self.composed  # type: ignore[assignment] # it is a decomposition
+        self.direct = direct
 
     def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the argument that an in-place call writes to: its first parameter, by position or keyword."""

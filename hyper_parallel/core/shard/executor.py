@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
+from hyper_parallel.core.shard.entry import KeywordCall
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.refusals import read_only_error
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
@@ -166,6 +167,9 @@ def _framework_call(
     slots = [_argument_converter(arg, fetches) for arg in args]
     named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
     if named and all(slot is _identity for slot in named.values()):
+        if len(slots) == 1:
+            (only,) = slots
+            return lambda args, kwargs: func(only(args[0]), **kwargs)
         return lambda args, kwargs: func(*[slot(arg) for slot, arg in zip(slots, args)], **kwargs)  # noqa: B905 - hot
     if not named:
         if len(slots) == 1:
@@ -248,6 +252,10 @@ def _nested_argument_builder(value: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _single_operand_call(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
     """The canonical operator of one tensor: everything else is known beforehand."""
+    if isinstance(func, KeywordCall) and func.positional[:1] == (name,):
+        plain, rest = func.function, [constants[other] for other in func.positional[1:]]
+        named = {other: constants[other] for other in func.named}
+        return lambda args, kwargs: plain(read(args, kwargs), *rest, **named)
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         filled = constants.copy()
@@ -268,6 +276,8 @@ def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any],
         return lambda _, kwargs: fetch(at_path(kwargs[first], rest))
     if rest:
         return lambda args, _: fetch(at_path(args[first], rest))
+    if fetch is _identity:
+        return lambda args, _: args[first]
     return lambda args, _: fetch(args[first])
 
 
@@ -314,8 +324,9 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
     copied = _readonly(plan)
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        view = wrap(call(args, kwargs), layout)
-        _mark_read_only(platform, view, copied, inherit(args, kwargs))
+        view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
+        if copied is not None or type(base) is str or base._readonly is not None:
+            _mark_read_only(platform, view, copied, base)
         return view
 
     return run_view
@@ -382,8 +393,9 @@ def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Ru
 
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
-        for view in outs:
-            _mark_read_only(platform, view, copied, base)
+        if copied is not None or type(base) is str or base._readonly is not None:
+            for view in outs:
+                _mark_read_only(platform, view, copied, base)
         return outs
 
     return run_views

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import tensor as peer
 from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 
@@ -25,6 +25,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.torch import optimizer_benchmark, redistribution_benchmark
+from hyper_parallel.platform.torch.block_benchmark import blocks
 from hyper_parallel.platform.torch.optimizer_benchmark import optimizer_steps
 from hyper_parallel.platform.torch.redistribution_benchmark import redistributions
 
@@ -33,6 +34,8 @@ __all__ = ["BenchmarkRow", "run"]
 WORLD = 2
 SIZES = (2, 8, 64, 512)
 """Worlds in which redistributions are measured."""
+BLOCK_SIZES = (2, 8, 64)
+"""Worlds in which a transformer block with sequence parallelism is measured."""
 Triple = tuple[Any, Any, Any]  # plain, PyTorch's DTensor, ours
 
 
@@ -64,7 +67,7 @@ class BenchmarkRow:
         return (self.ours - self.plain) / (self.peer - self.plain)
 
 
-ROWS = 17 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES)
+ROWS = 23 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES) + len(BLOCK_SIZES)
 """The number of rows of :func:`run`."""
 
 
@@ -82,9 +85,14 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
         yield from bench.forward_backward()
         yield bench.block()
         yield from bench.optimizers()
+        yield from bench.rest()
+        yield from bench.chain()
     for size in SIZES:
         with _world(size, device):
-            yield from _Bench(repeats, rounds, size, device).redistributions()
+            bench = _Bench(repeats, rounds, size, device)
+            yield from bench.redistributions()
+            if size in BLOCK_SIZES:
+                yield bench.sequence_parallel_block()
 
 
 @contextmanager
@@ -202,86 +210,56 @@ class _Bench:
         for name, case in cases.items():
             yield self.measure(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
 
+    def rest(self) -> Iterator[BenchmarkRow]:
+        """Entering and leaving the library, and ``torch.autograd.grad``, which has no method of a DTensor."""
+        x, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8)
+        local, theirs, ours = x[0].detach(), [peer.Shard(0)], [Shard(0)]
+        cases: dict[str, tuple[float, list[Callable[[], Any]]]] = {
+            "from_local": (0.5, [
+                lambda: local,
+                lambda: peer.DTensor.from_local(local, self.peer, theirs, run_check=False),
+                lambda: DTensor.from_local(local, self.ours, ours),
+            ]),
+            "redistribute to the same": (0.5, [
+                lambda: x[0],
+                lambda: x[1].redistribute(placements=theirs),
+                lambda: x[2].redistribute(placements=ours),
+            ]),
+            "detach": (0.5, [_at(lambda i: x[i].detach(), index) for index in range(3)]),
+            "grad of a product": (0.5, [
+                _at(lambda i: torch.autograd.grad(x[i] * 2.0, x[i], seed[i]), index) for index in range(3)
+            ]),
+        }  # fmt: skip
+        for name, (budget, calls) in cases.items():
+            yield self.measure(name, budget, calls, self.repeats // 2)
+
+    def chain(self) -> Iterator[BenchmarkRow]:
+        """Light operations one after the other, against those on local tensors."""
+        x, y, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8), self.tensors(0, 8, 8)
+
+        def forward(i: int) -> Any:
+            z = x[i]
+            for _ in range(6):
+                z = torch.tanh((z + y[i]) * 0.5 - y[i])
+            return z
+
+        def backward(i: int) -> None:
+            forward(i).backward(seed[i])
+
+        count = max(self.repeats // 10, 2)
+        for name, budget, case in (("chain of 24", 2.3, forward), ("chain of 24 + backward", 1.6, backward)):
+            yield self.measure(name, budget, [_at(case, index) for index in range(3)], count, by_hand=True)
+
     def block(self) -> BenchmarkRow:
-        """Forward and backward of a transformer block, tensor parallel, against the same written by hand."""
-        heads, length, width, hidden = 8, 32, 128, 256
-        column, row, whole = (
-            lambda n, k: self.tensors(0, n // WORLD, k, grad=True),
-            lambda n, k: self.tensors(1, n, k // WORLD, grad=True),
-            lambda n: self.tensors(None, n, grad=True),
-        )
-        names = ("wq", "wk", "wv", "wo", "up", "down", "g1", "b1", "g2", "b2")
-        parts = (
-            *(column(width, width) for _ in range(3)),
-            row(width, width),
-            column(hidden, width),
-            row(width, hidden),
-            *(whole(width) for _ in range(4)),
-        )
-        weights = [dict(zip(names, (part[i] for part in parts), strict=True)) for i in range(3)]
-        x, seed = (self.tensors(None, 2, length, width, grad=flag) for flag in (True, False))
-
-        def by_hand() -> None:
-            _block(x[0], weights[0], heads // WORLD, _Enter.apply, _Leave.apply).backward(seed[0])
-
-        def distributed_(index: int, placements: list[Any]) -> Callable[[], None]:
-            def leave(y: Any) -> Any:
-                return y.redistribute(placements=placements)
-
-            return lambda: _block(x[index], weights[index], heads, _same, leave).backward(seed[index])
-
-        calls = [by_hand, distributed_(1, [peer.Replicate()]), distributed_(2, [Replicate()])]
+        """Forward and backward of a transformer block, tensor parallel."""
+        calls = blocks(self.size, self.tensors)
         return self.measure("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
 
-
-def _block(x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any], leave: Callable[[Any], Any]) -> Any:
-    """Attention and MLP; ``enter`` and ``leave`` are the boundaries of the tensor-parallel regions."""
-    batch, sequence, width = x_bsd.shape
-    h = enter(F.layer_norm(x_bsd, (width,), w["g1"], w["b1"]))
-    q, k, v = (F.linear(h, w[name]).view(batch, sequence, heads, -1).transpose(1, 2) for name in ("wq", "wk", "wv"))
-    scores = torch.softmax(q @ k.transpose(-2, -1) * 0.35, dim=-1)
-    mixed = (scores @ v).transpose(1, 2).reshape(batch, sequence, -1)
-    x_bsd = x_bsd + leave(F.linear(mixed, w["wo"]))
-    h = enter(F.layer_norm(x_bsd, (width,), w["g2"], w["b2"]))
-    return x_bsd + leave(F.linear(F.gelu(F.linear(h, w["up"])), w["down"]))
-
-
-class _Enter(torch.autograd.Function):
-    """Entry of a tensor-parallel region, by hand: identity, and all-reduce in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
-        """Identity."""
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
-        """All-reduce."""
-        return _summed(grad)
-
-
-class _Leave(torch.autograd.Function):
-    """Exit of the region: all-reduce, and identity in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
-        """All-reduce."""
-        return _summed(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
-        """Identity."""
-        return grad
-
-
-def _summed(x: Tensor) -> Tensor:
-    total = x.clone()
-    distributed.all_reduce(total)
-    return total
-
-
-def _same(x: Any) -> Any:
-    return x
+    def sequence_parallel_block(self) -> BenchmarkRow:
+        """The same with activations sharded along the sequence between the tensor-parallel regions."""
+        name = f"block, sequence parallel, {self.size} ranks"
+        calls = blocks(self.size, self.tensors, sequence_parallel=True)
+        return self.measure(name, 1.15, calls, max(self.repeats // (20 + self.size), 5), by_hand=True)
 
 
 def _at(case: Callable[[int], Any], index: int) -> Callable[[], Any]:

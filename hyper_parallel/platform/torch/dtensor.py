@@ -31,6 +31,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import distributed_checkpoint, intercept
+from hyper_parallel.platform.torch.ops.index import plain_entry
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
@@ -42,7 +43,7 @@ class TorchDTensor(DTensor, Tensor):
     _dispatch: Any = None
     _views = None
     _origin = None
-    _readonly = None
+    _readonly: str | None = None
     _grad_kept: tuple[Any, Any] | None = None
     _data_taken = False
 
@@ -111,6 +112,11 @@ class TorchDTensor(DTensor, Tensor):
     def device(self) -> torch.device:  # type: ignore[override] # ours is read-only
         """Where the local tensor lives."""
         return self._local.device
+
+    @property
+    def is_sparse(self) -> bool:  # type: ignore[override] # ours is read-only
+        """Whether the local tensor is sparse; optimizers ask it of every gradient."""
+        return self._local.is_sparse
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override] # ours is read-only
@@ -296,7 +302,8 @@ class TorchDTensor(DTensor, Tensor):
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage, read-only where this one is."""
         alias = wrap(local, self._layout)
-        alias._readonly = self._readonly
+        if self._readonly is not None:
+            alias._readonly = self._readonly
         return alias
 
     @property
@@ -501,7 +508,6 @@ _FACTS = frozenset(
         torch.is_floating_point,
         Tensor.is_complex,
         Tensor.is_floating_point,
-        Tensor.is_sparse.__get__,  # type: ignore[attr-defined] # a property in C++
     )
 )
 
@@ -609,9 +615,12 @@ def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:
         return dispatcher.binary(entry)
     if name in _UNARY_DUNDERS:
         return dispatcher.unary(entry)
+    if name == "__getitem__":
+        return dispatcher.subscript(entry, plain_entry("getitem", in_place=False))
+    dispatch = dispatcher.dispatch
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return dispatcher.dispatch(entry, (self, *args), kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return dispatch(entry, args, kwargs)
 
     method.__name__ = name
     return method

@@ -6,6 +6,7 @@ that is installed. Where no DTensor is involved, each patch calls the original.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ from hyper_parallel.core.shard.dispatch import implicit_replication
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.torch.after_import import after_import
-from hyper_parallel.platform.torch.autograd import apply_function
-from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
+from hyper_parallel.platform.torch.autograd import apply_function, grad
+from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
 from hyper_parallel.platform.torch.interop import torch_mesh
+from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
 
@@ -128,6 +130,23 @@ _OTHER_GENERATOR = (
     "recomputation returns to the state of PyTorch's generators, and DTensors sample from a generator of their own"
 )
 
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def _converting_once(plain: Call) -> Call:
+    @wraps(plain)
+    def of_dtensor(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
+        # A mode has to see the call, and a mapping gets a mapping: both are PyTorch's.
+        if type(outputs) is TorchDTensor and type(inputs) in _LEAVES and not args and not _mode_is_active():
+            return grad(outputs, inputs, grad_outputs, **options)
+        return plain(outputs, inputs, grad_outputs, *args, **options)
+
+    return of_dtensor
+
+
+_LEAVES = frozenset({TorchDTensor, list, tuple})
+_mode_is_active = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - no public spelling
 
 # -- compositions that ask for the storage format ----------------------------------------------------------------------
 
@@ -251,6 +270,15 @@ LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
 """Patches by the module that they change, which is imported by the program: this library would wait for it."""
 
 
+# Each module of torch.optim has the function of its name; adamw's calls adam's.
+_STEPS = ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
+
+
+def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
+    modules = [name, "adamw"] if name == "adam" else [name]
+    return tuple((importlib.import_module(f"torch.optim.{module}"), name) for module in modules)
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(((DistributedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS),
     *(
@@ -266,6 +294,12 @@ PATCHES: tuple[Patch, ...] = (
         lambda _: apply_function,
         "apply does not call __torch_function__: it would take a DTensor for a tensor without gradient, and drop the "
         "gradient silently",
+    ),
+    Patch(
+        ((torch.autograd, "grad"),),
+        _converting_once,
+        "it reads outputs and inputs, asks every one for __torch_function__, and on the locals does it all again",
+        references=True,
     ),
     Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
@@ -285,5 +319,14 @@ PATCHES: tuple[Patch, ...] = (
             "torch.testing.assert_close compares x.layout, a DTensor's layout, with torch.strided",
         )
         for name in ("__init__", "compare")
+    ),
+    *(
+        Patch(
+            _step_places(name),
+            on_local_tensors,
+            "it calls some twenty operators on lists of parameters or on each parameter, and on DTensors each call "
+            "reads every layout again: twice the time of a step on local tensors",
+        )
+        for name in _STEPS
     ),
 )

@@ -63,6 +63,29 @@ def test_local_shards_make_the_global_tensor(shape, size):
     on_ranks(on_rank, *shape)
 
 
+def test_from_local_again_is_checked_again(monkeypatch):
+    """A repeated from_local has its own placements and shape, checks storage, and keeps a bounded number of layouts."""
+    import torch
+
+    monkeypatch.setattr(unit, "_MAX_EVEN", 4)
+    unit._EVEN.clear()
+
+    def on_rank(mesh):
+        for size in (*range(1, 6), 1, 2):
+            for places, rows in (([S0], 2 * size), ((S1,), size), (["tp", "None"], 2 * size), ([R], size)):
+                for _ in range(2):
+                    tensor = DTensor.from_local(torch.ones(size, 3), mesh, places)
+                    assert tensor.shape[0] == rows
+        mine = torch.ones(2, 3, requires_grad=True)
+        for local in (mine, mine * 2):
+            assert DTensor.from_local(local, mesh, [S0])._is_callers_leaf == local.is_leaf
+        return text_of(TypeError, lambda: DTensor.from_local(torch.ones(2, 3).to_sparse(), mesh, [S0]))
+
+    for text in on_ranks(on_rank, 2):
+        assert text == "from_local: local has sparse storage, which cannot be sharded; use tensor.to_dense()"
+    assert 0 < len(unit._EVEN) <= 4
+
+
 def test_constructor_is_from_local():
     """DTensor(local, mesh, placements) is from_local with even shards, an instance of both tensor types."""
     import torch

@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard import dispatch
 from hyper_parallel.core.shard.dispatch import implicit_replication
-from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
@@ -433,3 +433,93 @@ def test_plans_are_bounded(monkeypatch):
 
     assert all(on_ranks(rank, 2))
     assert 0 < len(entry.cache) <= 4
+
+
+# -- shorter ways to a plan --------------------------------------------------------------------------------------------
+
+INDICES = (
+    0, -1, slice(1, 3), slice(None), (0, 1), (slice(None), 1), (slice(0, 3, 2), None), (Ellipsis, slice(1, None)),
+    (slice(None, 2), -2), None, Ellipsis, (None, 0), (slice(np.int64(1), None), 0), (np.int64(1), 1),
+    [1, 0], (slice(None), [0, 2]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_index_means_the_same_when_it_comes_again(world):
+    """Numbers, slices and other indices pick the plain elements, in the first call and from the cache."""
+    import torch
+
+    x = values(5, 3)
+
+    def rank(mesh):
+        for place, whole in ((S0, x), (S1, x), (R, x), (P, x * world)):
+            tensor = spread(x, mesh, place)
+            for index in INDICES * 2:
+                assert_whole(tensor[index], whole[index])
+        with SkipDTensorDispatch():
+            assert type(spread(x, mesh, S0)[0:1]) is torch.Tensor
+        return True
+
+    assert all(on_ranks(rank, world))
+
+
+def test_equal_numbers_of_other_types_are_other_indices():
+    """1 picks an element and True, which is equal, is refused; a slice may begin at either."""
+    x = values(4, 3)
+
+    def rank(mesh):
+        tensor = spread(x, mesh, S1)
+        for index in (1, (slice(1, 3), 1), (slice(True, 3), 1)):
+            assert_whole(tensor[index], x[index])
+        return text_of(LayoutError, lambda: tensor[True])
+
+    for text in on_ranks(rank, 2):
+        assert text.endswith(
+            "index True: only numbers, slices, None, Ellipsis and integer or boolean tensors are supported"
+        )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_options_decide_whether_a_call_is_one_operator(world):
+    """F.relu and attention are planned directly, except in place and with dropout, whatever came before."""
+    import torch
+    import torch.nn.functional as F
+
+    x, q = values(5, 3), values(2, 4, 4)
+
+    def rank(mesh):
+        for _ in range(2):
+            assert_whole(F.relu(spread(x, mesh, S0)), x.relu())
+            written = spread(x, mesh, S0)
+            assert F.relu(written, inplace=True) is written
+            assert_whole(written, x.relu())
+            assert_whole(F.leaky_relu(spread(x, mesh, S0), 0.5, False), F.leaky_relu(x, 0.5))
+            assert_whole(F.leaky_relu(spread(x, mesh, S0), 0.25), F.leaky_relu(x, 0.25))
+            heads = spread(q, mesh, S0)
+            assert_whole(F.scaled_dot_product_attention(heads, heads, heads), F.scaled_dot_product_attention(q, q, q))
+            dropped = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=1.0)
+            assert_whole(dropped, torch.zeros_like(q))
+            none = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=torch.tensor(0.0))
+            assert_whole(none, F.scaled_dot_product_attention(q, q, q))
+        return True
+
+    assert all(on_ranks(rank, world))
+
+
+def test_joined_tensors_have_a_key_by_dtype():
+    """Cat of equal layouts and other dtypes, or of plain constants, is planned anew."""
+    import torch
+
+    x, y = values(4, 3), values(4, 3, seed=1)
+
+    def rank(mesh):
+        for kind in (torch.float32, torch.float64, torch.complex64, torch.float32):
+            assert_whole(
+                torch.cat([spread(x, mesh, S0), spread(y.to(kind), mesh, S0)], 1), torch.cat([x, y.to(kind)], 1)
+            )
+            with implicit_replication():
+                joined = torch.cat((spread(x, mesh, S0), y.to(kind)), 1)
+            assert_whole(joined, torch.cat((x, y.to(kind)), 1))
+        return True
+
+    assert all(on_ranks(rank, 2))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hyper_parallel.core.shard.entry import Binder, binder
+from hyper_parallel.core.shard.entry import Binder, KeywordCall, binder
 
 
 def test_one_binder_per_text():
@@ -79,3 +79,10 @@ def _outcome(bind):
         return bind()
     except TypeError as error:
         return str(error)
+
+
+def test_a_call_by_canonical_names():
+    """The function gets its parameters by position, and keyword-only ones by name."""
+    call = KeywordCall(lambda *args, **kwargs: (args, kwargs), "x, dim=None, *, dtype=None")
+    assert call(dtype="f", x=1, dim=2) == ((1, 2), {"dtype": "f"})
+    assert (call.positional, call.named) == (("x", "dim"), ("dtype",))

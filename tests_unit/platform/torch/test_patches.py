@@ -91,6 +91,43 @@ def test_pytorch_is_patched_in_one_file_only():
                 assert not (isinstance(root, ast.Name) and root.id in foreign), (path.name, node.lineno)
 
 
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_every_form_of_inputs():
+    """torch.autograd.grad of DTensors by one input, several, a dict and positions, and under a function mode."""
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        """Notes the functions that are called."""
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            """Note it and call it."""
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    draw = torch.Generator().manual_seed(3)
+    a, b, seed = (torch.randn(4, 3, generator=draw) for _ in range(3))
+    seen = []
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,))
+        x, y = (distribute_tensor(value, mesh, [Shard(0)]).requires_grad_() for value in (a, b))
+        cotangent = distribute_tensor(seed, mesh, [Shard(0)])
+        (one,) = torch.autograd.grad(x * y, x, cotangent)
+        both = torch.autograd.grad(x * y, [x, y], cotangent, retain_graph=True)
+        (by_position,) = torch.autograd.grad(x * y, (x,), cotangent, True)
+        named = torch.autograd.grad(x * y, {"y": y}, cotangent)
+        with Watching():
+            (watched,) = torch.autograd.grad(x * y, x, cotangent)
+        grads = [one, *both, by_position, named["y"], watched]
+        return [grad.full_tensor() for grad in grads]
+
+    for grads in simulate(run, 2, "torch"):
+        for value, expected in zip(grads, [seed * b, seed * b, seed * a, seed * b, seed * a, seed * b], strict=True):
+            torch.testing.assert_close(value, expected)
+    assert torch.autograd.grad in seen
+
+
 # -- recomputation -----------------------------------------------------------------------------------------------------
 
 

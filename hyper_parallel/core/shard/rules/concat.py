@@ -28,7 +28,8 @@ def unbind(call: OpCall) -> Strategies:
     return Strategies(keep_dims(kept, count), (tuple(x.shape[d] for d in kept),) * count, many=True)
 
 
-def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
+def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int], **arguments: Any) -> Strategies:
+    """The strategies of parts of ``lengths``, for which the local call gets ``arguments``; one part is not split."""
     x = call["x"]
     kept = [d if d != dim or len(lengths) == 1 else None for d in range(x.ndim)]
     shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
@@ -37,7 +38,7 @@ def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int]) -> Strateg
         return (platform.narrow(args["x"], dim, 0, args["x"].shape[dim]),)  # keeps the strides, as split does
 
     def local(*_: Any) -> LocalCall | None:
-        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=unsplit)
+        return LocalCall(run=unsplit) if len(lengths) == 1 else LocalCall(arguments) if arguments else None
 
     return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
 
@@ -58,17 +59,21 @@ def split(call: OpCall) -> Strategies:
         if sum(lengths) != size or any(length < 0 for length in lengths):
             msg = f"sections {lengths} do not add up to dim {dim} of size {size}"
             raise ValueError(msg)
-    return _split_strategies(call, dim, lengths)
+    return _split_strategies(call, dim, lengths, split_size_or_sections=list(lengths))
 
 
-@decomposition("chunk", "x, chunks, dim=0")
-def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
-    """``split`` into parts of ``ceil(size / chunks)``."""
-    size = tuple(x.shape)[dim]
+@rule("chunk", "x, chunks, dim=0", view=True)
+def chunk(call: OpCall) -> Strategies:
+    """Parts of ``ceil(size / chunks)`` of ``dim``, which must be whole; the other dims may be sharded."""
+    x, chunks = call["x"], call["chunks"]
+    dim = normalize_dim(call["dim"], x.ndim)
+    size = x.shape[dim]
     if chunks < 1:
-        msg = f"chunk: chunks must be positive, got {chunks}"
+        msg = f"chunks must be positive, got {chunks}"
         raise ValueError(msg)
-    return ops.split(x, -(-size // chunks) if size else [0] * chunks, dim)
+    length = -(-size // chunks)
+    lengths = [min(length, size - start) for start in range(0, size, length)] if size else [0] * chunks
+    return _split_strategies(call, dim, lengths)
 
 
 @decomposition("tensor_split", "x, indices_or_sections, dim=0")

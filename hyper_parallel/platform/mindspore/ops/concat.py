@@ -40,6 +40,13 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor
     return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
+@kernel("chunk", empty_shape=COMPUTED)
+def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Equal parts but the last, by views; of an empty dim as many as asked for."""
+    size = x.shape[dim]
+    return _split(x, -(-size // chunks) if size else [0] * chunks, dim)
+
+
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,15 @@ from torch import Tensor
 from hyper_parallel.platform.torch.ops.registry import decomposition, kernel
 
 
+def _may_drop(arguments: dict[str, Any]) -> bool:
+    rate = arguments["dropout_p"]
+    return type(rate) not in (int, float) or rate > 0
+
+
 @decomposition(
     F.scaled_dot_product_attention,
     signature="q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False",
+    unless=("scaled_dot_product_attention", _may_drop),
 )
 def _attention_call(ops: Any, dropout_p: float, **arguments: Any) -> Any:
     if dropout_p > 0.0:

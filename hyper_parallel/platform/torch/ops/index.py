@@ -21,7 +21,7 @@ from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kernel, local_op, spelling
 
-__all__ = ["Window", "dispatch", "gathered", "is_mask", "normal_index", "with_zeros", "within"]
+__all__ = ["Window", "dispatch", "gathered", "is_mask", "normal_index", "plain_entry", "with_zeros", "within"]
 
 spelling("gather", "gather", aten.gather.default)
 spelling("index_select", "index_select", aten.index_select.default)
@@ -176,11 +176,12 @@ def _allclose(_ops: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: bo
 
 def dispatch(ops: Any, op: str, *args: Any, in_place: bool = False) -> Any:
     """Dispatch canonical operator ``op``, of which this module's functions are made."""
-    return ops.platform.dispatcher.dispatch(_entry(op, in_place=in_place), args, {})
+    return ops.platform.dispatcher.dispatch(plain_entry(op, in_place=in_place), args, {})
 
 
 @cache
-def _entry(op: str, *, in_place: bool) -> OpEntry:
+def plain_entry(op: str, *, in_place: bool) -> OpEntry:
+    """The entry of canonical operator ``op`` of the index and scatter families."""
     rule = find_rule(op)
     assert rule is not None  # noqa: S101 - op is an operator of the index and scatter families
     return OpEntry(op, local_op(op), binder(rule.signature), rule, local_op(op), in_place=in_place)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rules import pointwise
 from hyper_parallel.platform.torch.ops.registry import (
     aten,
@@ -42,7 +43,14 @@ def _option_in_place(op: str) -> None:
         next(getattr(home, name) for home in (torch, nn) if hasattr(home, name)) for name in (op, f"{op}_")
     )
 
-    @decomposition(function, signature=", ".join(["x", *(f"{option.name}={option.default!r}" for option in options)]))
+    names = {"x", *(option.name for option in options)} - {"inplace"}
+    one_operator = names == set(binder(signature_of(op)).names)
+
+    @decomposition(
+        function,
+        signature=", ".join(["x", *(f"{option.name}={option.default!r}" for option in options)]),
+        unless=(op, lambda arguments: arguments["inplace"] is not False) if one_operator else None,
+    )
     def run(_ops: Any, x: Any, inplace: bool, **rest: Any) -> Any:
         return (writing if inplace else plain)(x, *rest.values())
 

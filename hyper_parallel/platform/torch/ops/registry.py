@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.entry import KeywordCall, OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import LayoutError
 
@@ -44,6 +44,7 @@ aten = torch.ops.aten
 nn = torch._C._nn
 
 Call = Callable[..., Any]
+Condition = Callable[[dict[str, Any]], bool]
 _C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 rules.load()
@@ -60,6 +61,7 @@ class _Spelling:
 _SPELLINGS: list[_Spelling] = []
 _KERNELS: dict[str, Call] = {}
 _DECOMPOSED: dict[Call, OpEntry] = {}
+_DIRECT: dict[Call, tuple[str, Condition]] = {}
 _COPIED_BACK: list[Call] = []
 _IN_PLACE: set[Call] = set()
 
@@ -108,14 +110,18 @@ def kernel(*ops: str) -> Callable[[Call], Call]:
                 msg = f"canonical operator {op!r} already has a kernel"
                 raise ValueError(msg)
             in_c = isinstance(function, _C_FUNCTIONS)  # which has names of its own for its parameters
-            _KERNELS[op] = _keyword_call(function, signature_of(op)) if in_c else function
+            _KERNELS[op] = KeywordCall(function, signature_of(op)) if in_c else function
         return function
 
     return declare
 
 
 def decomposition(
-    *calls: Call | str, signature: str, op: str | None = None, copies_back: bool = False
+    *calls: Call | str,
+    signature: str,
+    op: str | None = None,
+    copies_back: bool = False,
+    unless: tuple[str, Condition] | None = None,
 ) -> Callable[[Call], Call]:
     """Register ``run(ops, **arguments)`` as the implementation of ``calls`` on DTensors.
 
@@ -124,6 +130,8 @@ def decomposition(
         signature: their parameters, in the names by which the function takes them.
         op: the name of the operation where it differs from the call's.
         copies_back: as for :func:`spelling`.
+        unless: a canonical operator that the calls are, and when they are not, by their bound arguments: only then the
+            function runs. The calls take the operator's arguments by its own names.
     """
 
     def declare(run: Call) -> Call:
@@ -132,6 +140,8 @@ def decomposition(
             name = getattr(call, "__name__", str(call))
             made_of = Decomposition(op or name, signature, run)
             _add(_DECOMPOSED, call, OpEntry(name, call, binder(signature), made_of, call))
+            if unless is not None:
+                _DIRECT[call] = unless
         if copies_back:
             _COPIED_BACK.append(getattr(Tensor, resolved[0].__name__))
         return run
@@ -215,7 +225,7 @@ def local_op(op: str) -> Call:
         return kernels[op]
     for line in _SPELLINGS:
         if line.op == op and isinstance(find_rule(op), Rule):
-            return _keyword_call(line.calls[0], line.signature)
+            return KeywordCall(line.calls[0], line.signature)
     raise KeyError(op)
 
 
@@ -228,7 +238,7 @@ def _kernels() -> dict[str, Call]:
         if line.op in kernels or line.canonical or not isinstance(rule, Rule):
             continue
         if set(binder(line.signature).names) == set(binder(rule.signature).names):
-            kernels[line.op] = _keyword_call(line.calls[0], line.signature)
+            kernels[line.op] = KeywordCall(line.calls[0], line.signature)
     return kernels
 
 
@@ -239,6 +249,10 @@ def _table() -> dict[Call, OpEntry]:
 
 def _build(kernels: dict[str, Call]) -> dict[Call, OpEntry]:
     table = dict(_DECOMPOSED)
+    for call, (op, unless) in _DIRECT.items():
+        rule = find_rule(op)
+        assert isinstance(rule, Rule)  # noqa: S101 - a decomposition names an operator with a rule
+        table[call].plan_directly(rule, kernels[op], unless)
     for line in _SPELLINGS:
         rule = find_rule(line.op)
         assert rule is not None  # noqa: S101 - `spelling` checked it
@@ -288,13 +302,3 @@ def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
         msg = f"{plain.name}_: the result is {result.dtype} {list(result.shape)}, and x is {x.dtype} {list(x.shape)}"
         raise LayoutError(msg)
     return x.copy_(result)
-
-
-def _keyword_call(function: Call, signature: str) -> Call:
-    """Return ``function`` wrapped to take canonical keyword arguments."""
-    parameters = binder(signature).parameters.values()
-    plain = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return lambda **arguments: function(
-        *[arguments[name] for name in plain], **{name: arguments[name] for name in named}
-    )

@@ -66,7 +66,7 @@ MISFITS = {
         lambda x: x.split((1, 1), 1), (4, 3),
         "split(x=f64[4@tp, 3]): sections [1, 1] do not add up to dim 1 of size 3",
     ),
-    "chunk": (lambda x: x.chunk(0, 1), (4, 3), "chunk: chunks must be positive, got 0"),
+    "chunk": (lambda x: x.chunk(0, 1), (4, 3), "chunk(x=f64[4@tp, 3]): chunks must be positive, got 0"),
     "tensor_split": (
         lambda x: x.tensor_split("12", 1), (4, 3),
         "tensor_split: indices must be a list of numbers, or a tensor of them",

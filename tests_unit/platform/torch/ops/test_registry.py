@@ -15,7 +15,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.fixture
 def empty(monkeypatch):
     """An empty registry, leaving the platform's tables unchanged."""
-    for name in ("_SPELLINGS", "_KERNELS", "_DECOMPOSED", "_COPIED_BACK", "_IN_PLACE"):
+    for name in ("_SPELLINGS", "_KERNELS", "_DECOMPOSED", "_DIRECT", "_COPIED_BACK", "_IN_PLACE"):
         monkeypatch.setattr(registry, name, type(getattr(registry, name))())
     return registry
 
