@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyper_parallel.core.dtensor.deferred_gradients import (
@@ -31,6 +30,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import distributed_checkpoint, intercept
+from hyper_parallel.platform.torch.compiled import end_graph_at
 from hyper_parallel.platform.torch.ops.index import plain_entry
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
@@ -370,17 +370,12 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def __tensor_flatten__(self) -> Any:
-        """Absent, except to ``torch.compile``, which asks for it of every tensor: it would trace local tensors.
+        """Absent: a compiler that asks for it, as of every tensor it meets, ends its graph here.
 
         Raises:
-            UnsupportedOperatorError: a compiler asks.
+            Unsupported: PyTorch's own exception, if a graph is being traced.
         """
-        if TracingContext.try_get() is not None:
-            msg = (
-                f"torch.compile does not know DTensors, and met {self._layout.notation(self.dtype)}; "
-                "compile functions of local tensors, as in hyper_parallel.local_map(torch.compile(function), ...)"
-            )
-            raise UnsupportedOperatorError(msg)
+        end_graph_at(self._layout.notation(self.dtype))
         raise AttributeError("__tensor_flatten__")
 
     # -- leaving the device mesh ---------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, grad
+from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
 from hyper_parallel.platform.torch.interop import torch_mesh
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
@@ -104,6 +105,7 @@ def install() -> None:
     for module, late in LATE_PATCHES.items():
         after_import(module, lambda imported, late=late: late(imported).install())  # type: ignore[misc]
     random.forbid_sampling_while(_recomputes)
+    know_loaded_compiler()
 
 
 # -- recomputation -----------------------------------------------------------------------------------------------------
@@ -328,5 +330,12 @@ PATCHES: tuple[Patch, ...] = (
             "reads every layout again: twice the time of a step on local tensors",
         )
         for name in _STEPS
+    ),
+    Patch(
+        ((torch, "compile"),),
+        compile_beside_dtensors,
+        "it traces every Python function, and would trace hooks and dispatch of this package in place of running them; "
+        "simulated ranks would share what it compiled, with the rank as a constant",
+        references=True,
     ),
 )

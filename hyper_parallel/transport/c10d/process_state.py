@@ -21,6 +21,7 @@ _Changes = list[tuple[bytes, bytes | None]]
 
 _ENVIRONMENT: _Environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - copied 100 times faster
 _FILLS: Any = deterministic
+_COMPILED: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - where PyTorch keeps whose compiled code runs
 _MOST_CHANGES = 1024  # pairs of environments whose changes are kept
 
 
@@ -90,12 +91,14 @@ def _switches() -> tuple[Any, ...]:
         rounding(),
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
+        _COMPILED.get_eval_frame_isolate_recompiles_id(),
     )
 
 
 def _switch(switches: tuple[Any, ...]) -> None:
-    enabled, warn_only, fill, rounds, anomaly, check_nan = switches
+    enabled, warn_only, fill, rounds, anomaly, check_nan, compiled = switches
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     _FILLS.fill_uninitialized_memory = fill
     put_rounding(rounds)
     torch.autograd.set_detect_anomaly(anomaly, check_nan=check_nan)
+    _COMPILED.set_eval_frame_isolate_recompiles_id(compiled)

@@ -11,7 +11,6 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.custom.function_map import local_map
 from hyper_parallel.errors import ArgumentTypeError, LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
@@ -467,31 +466,3 @@ def test_methods_that_would_reach_for_storage_are_refused():
         "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor",
         "apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor",
     ]
-
-
-def test_compilers_are_refused():
-    """``torch.compile`` of a DTensor function is refused; local code may be compiled."""
-    import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    w = values(3, 5)
-
-    def on_rank(mesh):
-        sharded = spread(w, mesh, Shard(1))
-        compiled = torch.compile(lambda x: torch.tanh(x @ x.T), backend="eager")
-        text = text_of(Exception, lambda: compiled(sharded))
-        model = torch.nn.Linear(5, 3, bias=False)
-        model.weight = torch.nn.Parameter(sharded)
-        assert "torch.compile does not know" in text_of(Exception, lambda: torch.compile(model, backend="eager")(w))
-        assert not is_traceable_wrapper_subclass(sharded)
-        local = local_map(
-            torch.compile(lambda x: x.sin() + 1, backend="eager"), out_placements=[Shard(1)], device_mesh=mesh
-        )
-        assert_whole(local(sharded), w.sin() + 1)
-        return text
-
-    wanted = (
-        "UnsupportedOperatorError: torch.compile does not know DTensors, and met f32[3, 5@tp]; compile functions of "
-        "local tensors, as in hyper_parallel.local_map(torch.compile(function), ...)"
-    )
-    assert wanted in on_ranks(on_rank, 2)[0]

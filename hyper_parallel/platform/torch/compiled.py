@@ -1,0 +1,90 @@
+"""What ``torch.compile`` does with DTensors: they are not traced, so graphs end where one is met.
+
+PyTorch's tracer cannot record a call on a DTensor, because the autograd of one lives on its local tensor, below the
+wrapper that the tracer sees. Such calls therefore run as they do without a compiler, between the graphs of the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.transport.base import active_transport
+
+__all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler"]
+
+_PACKAGE = "hyper_parallel"
+
+
+def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``torch.compile`` that leaves this package's functions to Python, and keeps simulated ranks apart."""
+
+    @wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - PyTorch's name
+        _leave_to_python()
+        if _simulated():
+            kwargs["isolate_recompiles"] = True
+        return original(*args, **kwargs)
+
+    return compile
+
+
+def end_graph_at(layout: str) -> None:
+    """End the graph that is being traced, if there is one: the call that needs the DTensor then runs by itself.
+
+    Args:
+        layout: of the DTensor, for the message of ``fullgraph=True``.
+
+    Raises:
+        Unsupported: PyTorch's own exception, by which its tracer ends a graph.
+    """
+    if TracingContext.try_get() is None:
+        return
+    _leave_to_python()
+    from torch._dynamo.exc import Unsupported  # PyTorch loads its tracer when it first compiles
+
+    raise Unsupported(
+        f"a graph of torch.compile cannot hold a DTensor, and met {layout}; leave out fullgraph=True, and calls on "
+        "DTensors run between the graphs, or compile functions of local tensors: "
+        "hyper_parallel.local_map(torch.compile(function, fullgraph=True), ...)"
+    )
+
+
+def know_loaded_compiler() -> None:
+    """Do what ``torch.compile`` would have done first, if it was called before this package was there."""
+    if "torch._dynamo" in sys.modules:
+        _leave_to_python()
+
+
+def _simulated() -> bool:
+    """Whether this is a simulated rank, whose compiled code other ranks of the process would find."""
+    active = active_transport()
+    return active is not None and active.backend == "simulated"
+
+
+def _leave_to_python() -> None:
+    """Let PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
+    from torch._dynamo import callback_handler, trace_rules  # PyTorch loads its tracer when it first compiles
+
+    if _require_own_code not in callback_handler.start_callbacks:
+        trace_rules.add(_PACKAGE)
+        callback_handler.register_start_callback(_require_own_code)
+
+
+def _require_own_code(event: Any) -> None:
+    """Refuse to trace code that simulated ranks would share: constants such as their rank are part of it."""
+    running = torch._C._dynamo.eval_frame.get_eval_frame_isolate_recompiles_id()  # noqa: SLF001 - no public spelling
+    # Backward is compiled later, from a graph that was traced for its rank.
+    if event.callback_trigger.name == "DYNAMO" and running < 0 and _simulated():
+        msg = (
+            "torch.compile was called outside of the function that each simulated rank runs, so that ranks would share "
+            "compiled code, in which the rank is a constant; call torch.compile in that function, or run the program "
+            "on real processes"
+        )
+        raise UnsupportedOperatorError(msg)
