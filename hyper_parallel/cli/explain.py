@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import add_device, whole
 from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
+from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.explanation import Explanation
 
 __all__ = ["add_parser", "run"]
 
@@ -17,15 +24,20 @@ _MOST_RANKS = 65536
 
 _DESCRIPTION = """\
 Print what a parallel plan does in one training step on a mesh of up to 65536 ranks: how each parameter is sharded,
-which collectives run in which module, and how many bytes the busiest rank receives. This process acts as rank 0;
-nothing is communicated or compared.
+which memory a rank needs, which collectives run in which module, how many bytes the busiest rank receives and how long
+that takes. This process acts as the first rank and as the last; nothing is communicated or compared. Repeated layers
+are one row of the text. With several --plan the plans are ranked by the time of their collectives.
+
+Times are those of collectives one after the other. An axis has the bandwidth and the latency that --link gives it; by
+default 200 GB/s and 5 us if its ranks lie within eight that follow each other, else 25 GB/s and 15 us.
 
 SPEC and PLAN are those of hyper-parallel verify model. On PyTorch tensors have
 shapes and no values, so the size of the model does not matter; a program that reads values is run with them, up to
 4 GiB of parameters. On MindSpore this process builds the whole model. With --device cuda or npu the step runs on a
-card, with values, and the most bytes that it takes there are shown.
+card, as the first rank, with values, and the most bytes that it takes there are shown.
 
-Exit status: 0 on success, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 on success, 1 if gradients or the order of collectives are wrong, 2 for invalid input, such as a plan
+that the model does not run under, 130 after Ctrl-C."""
 
 
 def add_parser(commands: Any) -> None:
@@ -37,38 +49,85 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparser.add_argument("spec", metavar="SPEC", help="the model")
-    subparser.add_argument("--plan", required=True, metavar="PLAN", help="its parallel plan")
+    subparser.add_argument("--plan", required=True, action="append", metavar="PLAN", help="a parallel plan; repeatable")
     subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
+    subparser.add_argument(
+        "--link", action="append", default=[], metavar="tp=300,4", help="GB/s and microseconds of an axis; repeatable"
+    )
+    subparser.add_argument("--html", metavar="FILE", help="also write a page with pictures of the mesh and the shards")
     add_device(subparser, "on which the step runs with values, so that its memory is measured")
     subparser.add_argument("--json", action="store_true", help="as JSON")
     subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain the plan on each framework."""
+    """Explain the plans on each framework."""
     from hyper_parallel.cli.verify_model import user_platforms
-    from hyper_parallel.verify.explain import Explanation, explain_model
     from hyper_parallel.verify.run_arguments import parse_mesh
 
+    can_be_written("--html", arguments.html)
     require_settings(arguments.device)
     shape, names = parse_mesh(arguments.mesh, arguments.world_size, _MOST_RANKS)
-    frameworks = user_platforms(arguments)
-    progress, explanations = Progress(len(frameworks)), list[Explanation]()
+    explanations: list[Explanation] = []
+    failed: list[str] = []
+    frameworks = user_platforms(argparse.Namespace(**{**vars(arguments), "plan": arguments.plan[0]}))
+    progress = Progress(len(frameworks) * len(arguments.plan))
     try:
         with progress.ticking():
             for platform in frameworks:
-                progress.next(f"{arguments.spec} on {platform}")
-                explanations.append(
-                    explain_model(
-                        arguments.spec, arguments.plan, shape, names, platform=platform, device=arguments.device
-                    )
-                )
+                own, errors = _of_platform(arguments, platform, shape, names, progress)
+                explanations += own
+                failed += errors
     finally:
         progress.clear()
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.explain_page import explain_page
+
+        write_text(arguments.html, explain_page(explanations, failed), "--html")
     if arguments.json:
         print(report_json([explanation.json() for explanation in explanations]))
     else:
-        print(coloured("\n\n".join(explanation.text() for explanation in explanations)))
-    return 0
+        print(coloured("\n\n".join([*_ranked(explanations), *(each.text() for each in explanations)])))
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 2 if failed else int(any(explanation.wrong for explanation in explanations))
+
+
+def _of_platform(
+    arguments: argparse.Namespace, platform: str, shape: tuple[int, ...], names: tuple[str, ...], progress: Progress
+) -> tuple[list[Explanation], list[str]]:
+    """Return the ranked explanations of one framework, and which plans could not be explained.
+
+    Raises:
+        ValueError: the only plan is invalid.
+        NotImplementedError: the only plan asks for what cannot be known without other ranks.
+    """
+    from hyper_parallel.verify.explain import explain_model
+    from hyper_parallel.verify.explanation import ranking
+
+    explanations, errors = [], []
+    for plan in arguments.plan:
+        progress.next(f"{arguments.spec} on {platform}")
+        name = arguments.spec if len(arguments.plan) == 1 else f"{arguments.spec} with plan {plan}"
+        try:
+            explanation = explain_model(
+                arguments.spec, plan, shape, names, platform=platform, name=name, links=tuple(arguments.link),
+                device=arguments.device,
+            )  # fmt: skip
+            explanations.append(explanation)
+        except (ValueError, NotImplementedError) as error:
+            if len(arguments.plan) == 1:
+                raise
+            errors.append(f"hyper-parallel: error: plan {plan} on {platform} is not explained: {error}")
+    return ranking(explanations), errors
+
+
+def _ranked(explanations: Sequence[Explanation]) -> list[str]:
+    """Return the tables of plans that compete on one framework."""
+    from hyper_parallel.verify.explanation import ranking_text
+
+    platforms = dict.fromkeys(explanation.platform for explanation in explanations)
+    groups = [[each for each in explanations if each.platform == platform] for platform in platforms]
+    return [ranking_text(group) for group in groups if len(group) > 1]

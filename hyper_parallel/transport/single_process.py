@@ -15,24 +15,31 @@ from hyper_parallel.transport.base import HostOps, Ranks, Shape
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.endpoint import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
+from hyper_parallel.transport.work import Work
 
 __all__ = ["FakeTransport"]
 
 
 class FakeTransport(SimulatedTransport):
-    """Rank 0 of a world whose other ranks do not exist.
+    """One rank of a world whose other ranks do not exist.
 
     Args:
         world_size: number of ranks.
         ops: the framework's; see :class:`HostOps`.
         zeros: ``zeros(like, shape)``, a tensor of the dtype of ``like``.
+        rank: which one, by default the first.
     """
 
     backend = "fake"
 
-    def __init__(self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any]) -> None:
-        super().__init__(0, world_size, ops, _NoPeers())
+    def __init__(self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any], rank: int = 0) -> None:
+        super().__init__(rank, world_size, ops, _NoPeers())
         self._zeros = zeros
+
+    def start(self, operation: str, *args: Any) -> Work:
+        """As the blocking collective: nobody has to be waited for."""
+        result = getattr(self, operation)(*args)
+        return Work(operation, lambda: result)
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """This rank's own operand."""

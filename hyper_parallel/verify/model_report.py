@@ -295,15 +295,20 @@ def aligned(rows: Sequence[Sequence[str]], text: int) -> list[str]:
     return lines
 
 
-def table(rows: Sequence[Traffic]) -> list[str]:
-    """Return a table of collectives as lines of text."""
+def table(rows: Sequence[Traffic], shown: Sequence[Traffic] | None = None) -> list[str]:
+    """Return a table of collectives as lines of text.
+
+    Args:
+        rows: the collectives.
+        shown: the same, summed; by default as they are.
+    """
     if not rows:
         return ["  no collectives"]
     cells = [("module", "phase", "collective", "over", "count", "bytes", "implicit")]
     cells += [
         (row.module or "(model)", row.phase, row.collective, ",".join(row.axes), str(row.count), str(row.bytes),
          str(row.implicit) if row.implicit else "")
-        for row in rows
+        for row in (rows if shown is None else shown)
     ]  # fmt: skip
     lines = ["  collectives of one training step, bytes received by the worst rank:", *aligned(cells, text=4)]
     count, volume = sum(row.count for row in rows), sum(row.bytes for row in rows)

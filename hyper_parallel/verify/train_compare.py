@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.tensor_parallel.styles.base import style_of
-from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.compare import Comparison, TensorCheck
 from hyper_parallel.verify.model_case import InputError, ModelCase, as_case, as_plan
@@ -23,7 +21,6 @@ from hyper_parallel.verify.observers import gather_output, global_array
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
 from hyper_parallel.verify.perturbation import describe
 from hyper_parallel.verify.random_draws import mask_errors
-from hyper_parallel.verify.spec import blame_user
 from hyper_parallel.verify.step_timeline import StepCall, recorded_calls
 from hyper_parallel.verify.training_runs import (
     ParallelRun,
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
     from hyper_parallel.verify.perturbation import Key
 
-__all__ = ["ParallelStep", "RankResult", "run_parallel_step", "run_plan_notes", "run_rank"]
+__all__ = ["RankResult", "run_plan_notes", "run_rank"]
 
 
 @dataclass
@@ -142,46 +139,6 @@ def _check_device(parameters: dict[str, Any], device: str) -> None:
             "there; make it without naming a device"
         )
         raise InputError(msg)
-
-
-@dataclass(frozen=True)
-class ParallelStep:
-    """One training step of the parallel model alone, on one rank.
-
-    Attributes:
-        parameter_layouts: layouts of the parameters.
-        dtypes: short dtypes of the parameters, by path.
-        itemsizes: bytes of an element, by path.
-        events: collectives.
-    """
-
-    parameter_layouts: list[ParameterLayout]
-    dtypes: dict[str, str]
-    itemsizes: dict[str, int]
-    events: list[Event]
-
-
-def run_parallel_step(
-    make_case: Callable[[], Any],
-    make_plan: Callable[[Any], Any],
-    mesh_shape: tuple[int, ...],
-    mesh_names: tuple[str, ...],
-    device: str = "cpu",
-) -> ParallelStep:
-    """Run the parallel model on this rank for one step, and compare nothing; arguments as for :func:`run_rank`."""
-    platform = current_platform()
-    case = as_case(make_case())
-    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_names)
-    run = ParallelRun(platform, case, build_model(platform, case, 0), mesh, as_plan(make_plan(mesh), mesh.names), None)
-    parameters = run.parameters()
-    with record_events() as log, blame_user("SPEC: the model under PLAN", HyperParallelError):
-        run.step(0)
-    dtypes = {path: short_dtype(parameter.dtype) for path, parameter in parameters.items()}
-    itemsizes = {
-        path: platform.itemsize(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
-        for path, parameter in parameters.items()
-    }
-    return ParallelStep(parameter_layouts(parameters), dtypes, itemsizes, list(log))
 
 
 class _TrainCompare:

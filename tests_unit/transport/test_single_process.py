@@ -104,11 +104,20 @@ def test_data_of_other_ranks_are_refused(transport):
         transport.recv(x, 1)
     with pytest.raises(UnsupportedOnBackend, match="all_gather_object"):
         transport.all_gather_object("mine", RANKS)
-    with pytest.raises(UnsupportedOnBackend, match="all_reduce"):
-        transport.start("all_reduce", x, "sum", RANKS)
     with pytest.raises(UnsupportedOnBackend, match="only the other ranks know"):
         transport._endpoint.wait(1)
     assert transport.all_gather_object("alone", (0,)) == ["alone"]
+
+
+def test_the_ends_of_a_world(transport):
+    """Any rank can be the one that exists; what it starts is complete at once, of its own data and zeros."""
+    x = np.ones(3, np.float32)
+    assert transport.start("all_reduce", x, "sum", RANKS).wait().tolist() == [1, 1, 1]
+    last = FakeTransport(4000, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype), 3999)
+    parts = last.start("all_gather", x, (0, 3999), [(2,), (3,)]).wait()
+    assert [part.tolist() for part in parts] == [[0, 0], [1, 1, 1]]
+    with pytest.raises(UnsupportedOnBackend, match="only the other ranks know"):
+        transport._endpoint.start(transport._all_reduce(x, "sum", RANKS).contribution)
 
 
 def test_a_wrong_call_is_still_one(transport):

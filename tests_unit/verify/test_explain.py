@@ -9,7 +9,7 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify import explain
+from hyper_parallel.verify import explain, explained_step
 from hyper_parallel.verify.explain import explain_model
 from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
@@ -58,12 +58,25 @@ TEXT = """\
     down.weight  f32[6, 10@tp]               48  240
     down.bias    f32[6]                      24   24
     4 parameters, 128 of 544 bytes on a rank
+  memory of a rank in bytes:
+    weights            128
+    gradients          128
+    optimizer          128
+    kept for backward  168
+    sum                552
   collectives of one training step, bytes received by the worst rank:
     module  phase     collective  over  count  bytes  implicit
     down    forward   all_reduce  tp        1    124
     down    backward  all_reduce  dp        2    136
     up      backward  all_reduce  dp        2    104
     5 collectives, 364 bytes
+  time of these collectives, one after the other:
+    over  a link of          ranks  count  bytes   time
+    dp    25 GB/s and 15 us    512      4    240  60 us
+    tp    200 GB/s and 5 us      8      1    124   5 us
+    65 us a step
+  checked: 4 gradients are laid out as their parameters
+  checked: ranks 0 and 4095 run the same 5 collectives in the same order
 """
 
 
@@ -256,3 +269,237 @@ def test_values_do_not_change_the_explanation(name, monkeypatch):
     assert without.with_values == ""
     monkeypatch.setattr(explain, "_without_values", lambda run, _: (run(), ""))
     assert explain_model(*arguments, platform="torch", name="it") == without
+
+
+LAYERS = """\
+import torch
+from hyper_parallel import ColwiseParallel, Replicate, RowwiseParallel, Shard, distribute_tensor, fully_shard
+from hyper_parallel.platform.select import current_platform
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 24, bias=False), torch.nn.Linear(24, 6, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = torch.nn.ModuleList([Block() for _ in range(3)]), torch.nn.Linear(6, 3, bias=False)
+        self.unused = torch.nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def model():
+    batch = (torch.ones(16, 6), torch.zeros(16, 3))
+    return {"build": Model, "batches": [batch], "loss": lambda out, batch: ((out - batch[1]) ** 2).mean(),
+            "optimizer": "adamw"}
+
+def twice():
+    return {**model(), "accumulate": 2}
+
+def tp(mesh):
+    return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+
+def sharded(mesh):
+    def parallelize(model, mesh):
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return parallelize
+
+def by_rank(mesh):
+    def parallelize(model, mesh):
+        def hook(module, args, output):
+            platform = current_platform()
+            transport = platform.transport()
+            if transport.rank == 0:
+                transport.all_reduce(output.detach(), "sum", mesh.ranks_along((0,)))
+        model.head.register_forward_hook(hook)
+    return parallelize
+
+def failing(mesh):
+    def parallelize(model, mesh):
+        def hook(module, args, output):
+            if current_platform().transport().rank:
+                raise ValueError("only here")
+        model.head.register_forward_hook(hook)
+    return parallelize
+
+def unused(mesh):
+    def parallelize(model, mesh):
+        for number in range(5):
+            setattr(model, f"more{number}", torch.nn.Parameter(torch.ones(2)))
+    return parallelize
+
+def odd_ranks(mesh):
+    def parallelize(model, mesh):
+        def hook(module, args, output):
+            transport = current_platform().transport()
+            transport.all_reduce(output.detach(), "sum", (0, 1, 3))
+        model.head.register_forward_hook(hook)
+    return parallelize
+
+def uneven(mesh):
+    def parallelize(model, mesh):
+        tensor = distribute_tensor(torch.ones(5, 6), mesh, [Shard(0)])
+        def hook(module, args, output):
+            rows = (2,) if current_platform().transport().rank == 0 else (1,)
+            tensor.redistribute(placements=[Replicate() if rows == (2,) else Shard(1)])
+        model.head.register_forward_hook(hook)
+    return parallelize
+"""
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+    """Return the name of a module with a model of repeated layers, and several plans."""
+    (tmp_path / "layers.py").write_text(LAYERS)
+    monkeypatch.chdir(tmp_path)
+    return "layers.py"
+
+
+def rows_of(capsys, layers, *options, status=0):
+    """Run the command on the model of the file ``layers``, and return the rows of its JSON."""
+    assert main(["explain", f"{layers}:model", "--platform", "torch", "--json", *options]) == status
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+@pytest.mark.platforms("torch")
+def test_memory_is_that_of_the_formula(layers, capsys):
+    """Weights, gradients, optimizer state and what is kept for backward are counted in bytes of the local shards."""
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:tp", "--mesh", "8")
+    weights = (3 * 2 * 24 * 6 // 8 + 6 * 3) * 4
+    activations = (4 * 16 * 6 + 3 * 16 * 24 // 8 + 16 * 3) * 4  # inputs of layers, of the ReLU the output, the loss
+    assert row["memory"] == {
+        "weights": weights + 20,
+        "gradients": weights,
+        "optimizer": 2 * weights + 7 * 4,  # the number of steps is a tensor
+        "activations": activations,
+        "total": 4 * weights + 20 + 28 + activations,
+    }
+    assert row["notes"] == ["the loss does not depend on unused, which get no gradient"]
+
+
+@pytest.mark.platforms("torch")
+def test_fully_sharded_models_are_explained(layers, capsys):
+    """Collectives of ``fully_shard`` have the module that they gather, their axis and the bytes of their rows."""
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:sharded", "--mesh", "8")
+    assert row["ok"]
+    assert row["with_values"] == ""
+    events = [(event["module"], event["phase"], event["collective"], event["axes"]) for event in row["collectives"]]
+    blocks = [f"blocks.{number}" for number in range(3)]
+    assert sorted(events) == sorted([
+        ("", "forward", "all_gather", ["tp"]), *((block, "forward", "all_gather", ["tp"]) for block in blocks),
+        *((block, "backward", "all_gather", ["tp"]) for block in reversed(blocks)),
+        *((block, "backward", "reduce_scatter", ["tp"]) for block in reversed(blocks)),
+        ("", "backward", "reduce_scatter", ["tp"]),
+    ])  # fmt: skip
+    row_of_block = 24 * 6 // 8 + 24 + 8  # a shard of each weight, of 6 rows one for each rank, and a flag for each rank
+    assert row["collectives"][1]["bytes"] == 7 * row_of_block * 4
+    assert (
+        main(["explain", f"{layers}:twice", "--plan", f"{layers}:sharded", "--mesh", "8", "--platform", "torch"]) == 0
+    )
+    assert "  blocks.0-2  forward   all_gather      tp        6 " in capsys.readouterr().out
+
+
+@pytest.mark.platforms("torch")
+def test_repeated_layers_are_one_row(layers, capsys):
+    """Layers with the same in every column are one row of the text, which sums them and says how many they are."""
+    assert main(["explain", f"{layers}:model", "--plan", f"{layers}:tp", "--mesh", "8", "--platform", "torch"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["blocks.0-2.up.weight", "f32[24@tp,", "6]", "216", "1728", "3"] in lines
+    assert ["blocks.0-2.down", "forward", "all_reduce", "tp", "3", "2016"] in lines
+
+
+@pytest.mark.platforms("torch")
+def test_candidates_are_ranked(layers, capsys, tmp_path):
+    """Of several plans the one whose collectives take least comes first; links decide; a plan that fails is named."""
+    plans = ["--plan", f"{layers}:sharded", "--plan", f"{layers}:tp", "--mesh", "8"]
+    assert [row["plan"] for row in rows_of(capsys, layers, *plans)] == [f"{layers}:tp", f"{layers}:sharded"]
+    page = tmp_path / "plans.html"
+    command = ["explain", f"{layers}:model", "--platform", "torch", *plans, "--html", str(page), "--link", "tp=0.001,1"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "plans by the time of their collectives in a step:\n"
+        "    plan                  time  bytes received  collectives  bytes on a rank\n"
+        f"    {layers}:tp       3.36 ms "
+    )
+    assert "    tp    0.001 GB/s and 1 us      8      5   3360  3.36 ms\n" in text
+    assert all(part in page.read_text() for part in ("<svg", "blocks.0-2.up.weight", f"{layers}:sharded", "3.36 ms"))
+    assert main([*command, "--plan", f"{layers}:absent"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"hyper-parallel: error: plan {layers}:absent on torch is not explained: PLAN '{layers}:absent'"
+    )
+
+
+@pytest.mark.platforms("torch")
+def test_ranks_that_communicate_by_their_number(layers, capsys):
+    """A collective that one rank runs and the other does not is wrong, and so is a rank that fails alone."""
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:by_rank", "--mesh", "4", status=1)
+    assert row["wrong"] == [
+        "collective 1 differs: on rank 0 forward of (model): all_reduce over tp; on rank 3 there is none"
+    ]
+    assert not row["ok"]
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:uneven", "--mesh", "4", status=1)
+    assert row["wrong"][0] == (
+        "collective 1 differs: on rank 0 forward of (model): all_gather over tp, f32[5@tp, 6] -> f32[5, 6]; on rank 3 "
+        "forward of (model): exchange over tp, f32[5@tp, 6] -> f32[5, 6@tp]"
+    )
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:failing", "--mesh", "4", status=1)
+    assert row["wrong"] == [
+        "rank 3 fails where rank 0 does not: SPEC: the model under PLAN raised ValueError: only here"
+    ]
+    assert (
+        main(["explain", f"{layers}:model", "--plan", f"{layers}:failing", "--mesh", "4", "--platform", "torch"]) == 1
+    )
+    assert "\n  WRONG: rank 3 fails" in capsys.readouterr().out
+
+
+@pytest.mark.platforms("torch")
+def test_gradients_must_have_dual_layouts(layers, capsys, monkeypatch):
+    """A gradient that is not laid out as its parameter asks for is wrong, and named with both layouts."""
+    monkeypatch.setattr(explained_step, "dual", lambda layout: layout.with_shape((1, 1)))
+    command = ["--plan", f"{layers}:sharded", "--mesh", "8"]
+    (row,) = rows_of(capsys, layers, *command, status=1)
+    assert row["wrong"][0] == "the gradient of blocks.0.up.weight is [24@tp, 6] and must be [1@tp, 1]"
+    assert row["checked"] == []
+
+
+@pytest.mark.platforms("torch")
+def test_many_parameters_without_gradient(layers, capsys):
+    """Of many parameters that get no gradient four are named."""
+    (row,) = rows_of(capsys, layers, "--plan", f"{layers}:unused", "--mesh", "2")
+    assert row["notes"] == [
+        "the loss does not depend on unused, more0, more1, more2 and 2 others, which get no gradient"
+    ]
+
+
+@pytest.mark.platforms("torch")
+def test_a_plan_that_cannot_be_priced_says_why(layers, capsys, tmp_path):
+    """A collective over ranks that are no axes of the mesh has no price, and so the plan has none."""
+    page = tmp_path / "plan.html"
+    command = ["explain", f"{layers}:model", "--plan", f"{layers}:odd_ranks", "--mesh", "2x2", "--platform", "torch"]
+    assert main([*command, "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert "    other ranks  unknown" in text
+    assert "    not priced: (model): all_reduce in forward runs over ranks that are no axes of the mesh\n" in text
+    assert "    not priced a step\n" in text
+    assert "not priced" in page.read_text()
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("plan", ["tp", "sharded"])
+def test_one_rank_and_no_collectives(layers, capsys, plan):
+    """A mesh of one rank has nothing to compare, communicates nothing and is told so."""
+    assert main(["explain", f"{layers}:model", "--plan", f"{layers}:{plan}", "--mesh", "1", "--platform", "torch"]) == 0
+    text = capsys.readouterr().out
+    assert "  no collectives\n" in text
+    assert "same order" not in text

@@ -108,7 +108,7 @@ def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | Non
     full_box = whole_box(layout.shape or ())
     if source is None or len(layout.mesh.ranks) == 1 or platform.is_meta(whole):
         own = narrow_box(whole, full_box, layout.local_box(), platform)
-        return platform.contiguous(own if platform.is_meta(whole) else platform.copy(own))
+        return platform.contiguous(platform.empty_like(own) if platform.is_meta(whole) else platform.copy(own))
     ranks = layout.mesh.ranks
     if not 0 <= source < len(ranks):
         msg = f"src_data_rank {source} is out of range for {layout.mesh!r}, which has {len(ranks)} ranks"

@@ -260,6 +260,24 @@ class TrainingFacet(ModulesFacet):
         """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""
         return nullcontext()
 
+    def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int] | None]:
+        """Count what forward keeps for backward inside a block.
+
+        Args:
+            model: whose parameters are not counted.
+
+        Returns:
+            a context with a function that returns the most bytes that were kept at one time, or with None where the
+            framework does not tell.
+        """
+        del model
+        return nullcontext()
+
+    def collective_owners(self, model: Any) -> dict[str, str]:
+        """Return, by the names that the groups of ``fully_shard`` have in collectives, the paths of their modules."""
+        del model
+        return {}
+
     @abc.abstractmethod
     def generator_state(self) -> bytes | None:
         """Return the state of the framework's own generator of this rank; None where it cannot be read."""

@@ -70,7 +70,8 @@ def _simulated() -> bool:
 
 def _leave_to_python() -> None:
     """Let PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
-    from torch._dynamo import callback_handler, trace_rules  # PyTorch loads its tracer when it first compiles
+    from torch._dynamo import trace_rules  # PyTorch loads its tracer when it first compiles
+    from torch._dynamo.callback import callback_handler
 
     if _require_own_code not in callback_handler.start_callbacks:
         trace_rules.add(_PACKAGE)

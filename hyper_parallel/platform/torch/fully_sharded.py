@@ -94,7 +94,8 @@ class FullyShardedGroup:
         self.trained = [member for member in self.members if member.whole.requires_grad]
         self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
         self.is_gathered = self.in_backward = self.is_reduced = False
-        self.is_meta = any(member.local.is_meta for member in self.members)
+        # One rank of a world that does not exist computes without values.
+        self.is_meta = any(member.local.is_meta for member in self.members) and platform.transport().backend != "fake"
         self.reduces = True
         self.versions: list[tuple[int, int]] = []
         self.pending: _Gathering | None = None
@@ -113,7 +114,7 @@ class FullyShardedGroup:
     def device(self) -> torch.device | None:
         """Of the shards; None if there are none, or not yet: parameters of the meta device."""
         local = self.members[0].local if self.members else None
-        return None if local is None or local.is_meta else local.device
+        return None if local is None or (local.is_meta and self.is_meta) else local.device
 
     def _materialize(self) -> None:
         """Take the parameters that a program has made on a device after they were sharded on the meta device."""
@@ -318,16 +319,21 @@ class FullyShardedGroup:
             _scatter_into(columns, gradient.reshape(-1), slot)
         rows[:, plan.row :] = torch.tensor([*map(float, used), *([0.0] * plan.ranks)], dtype=dtype)
         step = self._step(self.reduce_step)
-        self.schedule.run(step, rows, self._accumulate)
+        self.schedule.run(step, rows, partial(self._accumulate, used))
         self.schedule.sequence.record(step)
 
     @torch.no_grad()
-    def _accumulate(self, own: torch.Tensor) -> None:
-        """Add this rank's ``own`` reduced row to the gradients of the shards."""
+    def _accumulate(self, used: Sequence[bool], own: torch.Tensor) -> None:
+        """Add this rank's ``own`` reduced row to the gradients of the shards.
+
+        Args:
+            used: whether this rank has a gradient, by parameter; stands for all ranks' where a row has no values.
+            own: the row.
+        """
         plan, count = self.gradient_plan, len(self.trained)
         if len(self.options.replicas) > 1:
             own = self.platform.all_reduce(own[: plan.row + count], self.options.replicas)
-        counts = own[plan.row : plan.row + count].tolist()
+        counts = used if own.is_meta else own[plan.row : plan.row + count].tolist()
         own = (own[: plan.row] / self.options.count).to(self.members[0].local.dtype)
         for ranks_with_gradient, member, slot in zip(counts, self.trained, plan.slots, strict=True):
             if not ranks_with_gradient:

@@ -60,7 +60,9 @@ class RowCarrier:
         return rows
 
     def flags(self, step: Step, result: Any, ranks: Ranks) -> list[bool]:
-        """See :meth:`Carrier.flags`."""
+        """See :meth:`Carrier.flags`; without values there are no other ranks, and so no flags."""
+        if (result[0] if step.operation == "all_gather" else result).is_meta:
+            return [False] * len(ranks)
         rows = result if step.operation == "all_gather" else [result]
         total = sum(row[step.width - len(ranks) :] for row in rows)
         return [bool(flag) for flag in total.tolist()]

@@ -17,6 +17,7 @@ from hyper_parallel.platform.contract.training import (
 )
 from hyper_parallel.platform.torch.indexed_draws import IndexedDraws
 from hyper_parallel.platform.torch.optimizers import TorchOptimizer
+from hyper_parallel.platform.torch.saved_tensors import FULLY_SHARDED, counted_for_backward
 from hyper_parallel.transport.c10d.card_rounding import exact_products
 
 __all__ = ["TorchTraining"]
@@ -115,6 +116,18 @@ class TorchTraining(TrainingFacet):
         """The gradients are those of the parameters."""
         del gradients
         return self.clip_grad_norm_(list(self.trainable(model).values()), max_norm)
+
+    def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int]]:
+        """Hooks of autograd."""
+        return counted_for_backward(model)
+
+    def collective_owners(self, model: Any) -> dict[str, str]:
+        """The groups of ``fully_shard``."""
+        owners: dict[str, str] = {}
+        for path, module in model.named_modules():
+            for group in getattr(module, FULLY_SHARDED, ()):
+                owners[group.name] = f"{owners[group.name]} or {path}" if group.name in owners else path
+        return owners
 
     def seed(self, seed: int) -> None:
         """``torch.manual_seed``."""

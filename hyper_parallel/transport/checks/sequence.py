@@ -86,6 +86,8 @@ class AgreedSequence:
         self.ranks, self._caller = ranks, caller
         self.window: Any = None
         """The key of the open window; None outside of windows."""
+        self.running: Step | None = None
+        """The collective that was begun last."""
         self._carrier = carrier
         self._orders: dict[Any, tuple[Step, ...]] = {}
         self._order: tuple[Step, ...] = ()
@@ -139,6 +141,7 @@ class AgreedSequence:
         owed = self.next_owed
         if owed is not None and owed != step:
             self.leave()
+        self.running = step
         if owed == step:
             return self._launch(step, rows, finish)
         self._follow_no_more()

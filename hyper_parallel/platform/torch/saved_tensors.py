@@ -1,0 +1,76 @@
+"""Counts the bytes that autograd keeps for backward: what activations take on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["FULLY_SHARDED", "counted_for_backward"]
+
+FULLY_SHARDED = "_hyper_parallel_fully_sharded"
+"""Attribute of a module with its groups of ``fully_shard``."""
+
+
+@contextmanager
+def counted_for_backward(model: Any) -> Iterator[Callable[[], int]]:
+    """Count storages that autograd saves inside the block, each once, but those of parameters of ``model``.
+
+    What checkpointed regions keep is not saved by autograd, and not counted.
+
+    Yields:
+        a function that returns the most bytes that were kept at one time.
+    """
+    kept = _Kept(model)
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, _Saved.unpack):
+        yield lambda: kept.most
+
+
+class _Kept:
+    """The storages that are saved now, with how many saved tensors use each."""
+
+    def __init__(self, model: Any) -> None:
+        groups = [group for module in model.modules() for group in getattr(module, FULLY_SHARDED, ())]
+        whole = [member.whole for group in groups for member in group.members]
+        self._weights = {_storage(value)[0] for value in (*model.parameters(), *model.buffers(), *whole)}
+        self._users: dict[int, int] = {}
+        self._bytes = self.most = 0
+
+    def pack(self, tensor: torch.Tensor) -> _Saved:
+        """Count a tensor that is saved."""
+        key, size = _storage(tensor)
+        users = self._users.get(key, 0)
+        if not users and key not in self._weights:
+            self._bytes += size
+            self.most = max(self.most, self._bytes)
+        self._users[key] = users + 1
+        return _Saved(self, tensor, key, size)
+
+    def release(self, key: int, size: int) -> None:
+        """Note that a saved tensor is not needed any more."""
+        self._users[key] -= 1
+        if not self._users[key] and key not in self._weights:
+            self._bytes -= size
+
+
+class _Saved:
+    """A saved tensor, which autograd drops when backward has used it."""
+
+    def __init__(self, kept: _Kept, tensor: torch.Tensor, key: int, size: int) -> None:
+        self._kept, self._tensor, self._key, self._size = kept, tensor, key, size
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor."""
+        return self._tensor
+
+    def __del__(self) -> None:
+        """Count it no longer."""
+        self._kept.release(self._key, self._size)
+
+
+def _storage(tensor: Any) -> tuple[int, int]:
+    """Return a key and the size in bytes of the storage of a tensor, of a DTensor that of the local one."""
+    storage = getattr(tensor, "_local", tensor).untyped_storage()
+    return storage._cdata, storage.nbytes()  # noqa: SLF001 - storages without values have no address

@@ -1,0 +1,254 @@
+"""One training step of a parallel model on one rank, with what it communicates and what memory it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Event, EventLog, PendingRedistribution, module_path, watching
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.errors import HyperParallelError, short_dtype
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.transport.base import Ranks, Transport
+from hyper_parallel.verify.model_case import as_case, as_plan
+from hyper_parallel.verify.parameter_layouts import parameter_layouts
+from hyper_parallel.verify.spec import blame_user
+from hyper_parallel.verify.training_runs import ParallelRun, build_model
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.parameter_layouts import ParameterLayout
+
+__all__ = ["Memory", "ParallelStep", "run_parallel_step"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on a rank that a training step needs.
+
+    Attributes:
+        weights: parameters and buffers, of the local shards.
+        gradients: of the trained parameters, when the optimizer sees them.
+        optimizer: tensors of the optimizer's state, after the step.
+        activations: the most that is kept for backward at one time, weights left out; what checkpointed regions keep is
+            not counted. None where the framework does not tell.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        """The sum of what is known."""
+        return self.weights + self.gradients + self.optimizer + (self.activations or 0)
+
+
+@dataclass(frozen=True)
+class ParallelStep:
+    """One training step of the parallel model alone, on one rank.
+
+    Attributes:
+        parameter_layouts: layouts of the parameters.
+        dtypes: short dtypes of the parameters, by path.
+        itemsizes: bytes of an element, by path.
+        events: collectives.
+        memory: on this rank.
+        gradients: number of gradients in the layout that their parameter's asks for.
+        wrong: gradients that are not, in words.
+        notes: what is probably unintended, in words.
+    """
+
+    parameter_layouts: list[ParameterLayout]
+    dtypes: dict[str, str]
+    itemsizes: dict[str, int]
+    events: list[Event]
+    memory: Memory
+    gradients: int
+    wrong: list[str]
+    notes: list[str]
+
+
+def run_parallel_step(
+    make_case: Callable[[], Any],
+    make_plan: Callable[[Any], Any],
+    mesh_shape: tuple[int, ...],
+    mesh_names: tuple[str, ...],
+    device: str = "cpu",
+) -> ParallelStep:
+    """Run the parallel model on this rank for one step, and compare nothing.
+
+    Args:
+        make_case: SPEC.
+        make_plan: PLAN; called with the mesh.
+        mesh_shape: sizes of the axes.
+        mesh_names: names of the axes.
+        device: of the mesh.
+
+    Raises:
+        InputError: SPEC or PLAN cannot be run.
+    """
+    platform = current_platform()
+    case = as_case(make_case())
+    mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_names)
+    run = ParallelRun(platform, case, build_model(platform, case, 0), mesh, as_plan(make_plan(mesh), mesh.names), None)
+    log = _StepLog(mesh, platform.transport())
+    run.training.loss = log.forward_and_backward(run.training.loss)  # type: ignore[method-assign] # of this run
+    parameters = run.parameters()
+    recorded = (watching(log), log.calls(), platform.saved_for_backward(run.model))
+    with recorded[0], recorded[1], recorded[2] as saved, blame_user("SPEC: the model under PLAN", HyperParallelError):
+        run.step(0)
+    gradients = {path: value for path, value in run.training.gradients.items() if value is not None}
+    wrong = _wrong_duals(parameters, gradients)
+    buffers = platform.buffers(run.model).values()
+    memory = Memory(
+        _local_bytes(platform, [*parameters.values(), *buffers]),
+        _local_bytes(platform, gradients.values()),
+        _local_bytes(platform, filter(platform.is_tensor, run.training.optimizer().state().values())),
+        None if saved is None else saved(),
+    )
+    return ParallelStep(
+        parameter_layouts(parameters),
+        {path: short_dtype(parameter.dtype) for path, parameter in parameters.items()},
+        {path: platform.itemsize(_local(parameter)) for path, parameter in parameters.items()},
+        log.named(platform.collective_owners(run.model)),
+        memory,
+        len(gradients) - len(wrong),
+        wrong,
+        [*run.plan_notes, *_without_gradient(platform.trainable(run.model), gradients)],
+    )
+
+
+class _StepLog(EventLog):
+    """The events of one step; collectives that no redistribution runs, such as those of ``fully_shard``, included."""
+
+    def __init__(self, mesh: DeviceMesh, transport: Transport) -> None:
+        super().__init__()
+        self._mesh, self._transport = mesh, transport
+        self._announced = 0  # calls into the transport of a redistribution that is in the log already
+        self._phase = "forward"
+        self._axes: dict[Ranks, tuple[str, ...]] = {}
+
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
+        """Add its collectives; their calls into the transport follow."""
+        super().on_redistribution(redistribution)
+        self._announced = sum(step.launches for step in redistribution.transition.steps)
+
+    def forward_and_backward(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``loss`` with what it calls counted as forward, and what follows as backward."""
+
+        def call(*args: Any) -> Any:
+            self._phase = "forward"
+            try:
+                return loss(*args)
+            finally:
+                self._phase = "backward"
+
+        return call
+
+    @contextmanager
+    def calls(self) -> Iterator[None]:
+        """Add the calls into the transport inside the block."""
+        for name, ranks_at in _COLLECTIVES.items():
+            setattr(self._transport, name, self._noting(name, getattr(self._transport, name), ranks_at))
+        try:
+            yield
+        finally:
+            for name in _COLLECTIVES:
+                delattr(self._transport, name)
+
+    def named(self, owners: Mapping[str, str]) -> list[Event]:
+        """Return the events, of which those of an owner in ``owners`` have that one's path as module."""
+        return [replace(event, module=owners.get(event.module, event.module)) for event in self]
+
+    def _noting(self, name: str, method: Callable[..., Any], ranks_at: int) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if self._announced:
+                self._announced -= 1
+                return method(*args)
+            ranks = tuple(args[ranks_at])
+            result = method(*args)
+            if len(ranks) > 1:
+                self._add(name.removesuffix("_rows"), ranks, result)
+            return result
+
+        return call
+
+    def _add(self, collective: str, ranks: Ranks, result: Any) -> None:
+        platform = current_platform()
+        parts = result if isinstance(result, list) else [result]
+        size = sum(math.prod(part.shape) * platform.itemsize(part) for part in parts)
+        # All but its own part arrives; each element of a reduction does once from each other rank, or in two rounds.
+        others = len(ranks) - 1
+        received = {"all_reduce": 2 * size * others // len(ranks), "reduce_scatter": size * others, "broadcast": size}
+        sequence = self._transport.sequences.get(tuple(sorted(ranks)))
+        running = None if sequence is None else sequence.running
+        self._events.append(
+            Event(
+                step=0,
+                module=module_path() if running is None else running.owner,
+                op=collective,
+                argument="",
+                source="",
+                target="",
+                collective=collective,
+                bytes=received.get(collective, size * others // len(ranks)),
+                axes=self._axes_of(ranks),
+                phase=self._phase,
+                implicit=False,
+            )
+        )
+
+    def _axes_of(self, ranks: Ranks) -> tuple[str, ...]:
+        """Return the axes along which ``ranks`` lie; none if they are no line or plane of the mesh."""
+        known = self._axes.get(ranks)
+        if known is None:
+            wanted = tuple(sorted(ranks))
+            places = [self._mesh.coordinate_of(rank) for rank in ranks]
+            axes = tuple(axis for axis in range(self._mesh.ndim) if len({place[axis] for place in places}) > 1)
+            whole = tuple(sorted(self._mesh.ranks_along(axes))) == wanted
+            known = self._axes[ranks] = tuple(self._mesh.names[axis] for axis in axes) if whole else ()
+        return known
+
+
+_COLLECTIVES = {
+    "all_reduce": 2, "all_gather": 1, "reduce_scatter": 2, "all_to_all": 1, "broadcast": 2, "all_gather_rows": 1,
+    "reduce_scatter_rows": 2, "all_to_all_rows": 1,
+}  # fmt: skip
+"""Position of the members among the arguments of a transport's collectives."""
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _local_bytes(platform: Platform, values: Any) -> int:
+    return sum(math.prod(_local(value).shape) * platform.itemsize(_local(value)) for value in values)
+
+
+def _wrong_duals(parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> list[str]:
+    """Return, in words, which gradients are not laid out as their parameters ask for."""
+    notes = []
+    for path, gradient in gradients.items():
+        layout = getattr(parameters[path], "layout", None) if isinstance(parameters[path], DTensor) else None
+        own = gradient.layout if isinstance(gradient, DTensor) else None
+        wanted = None if layout is None else dual(layout)
+        if own is not wanted:
+            texts = ["plain" if each is None else each.notation() for each in (own, wanted)]
+            notes.append(f"the gradient of {path} is {texts[0]} and must be {texts[1]}")
+    return notes
+
+
+def _without_gradient(trained: Mapping[str, Any], gradients: Mapping[str, Any]) -> list[str]:
+    paths = [path for path in trained if path not in gradients]
+    if not paths:
+        return []
+    more = f" and {len(paths) - 4} others" if len(paths) > 4 else ""
+    return [f"the loss does not depend on {', '.join(paths[:4])}{more}, which get no gradient"]

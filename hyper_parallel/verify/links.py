@@ -1,0 +1,127 @@
+"""Prices communication: bandwidth and latency of each axis of a mesh, and the time that collectives take over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.verify.model_case import InputError
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.model_report import Traffic
+
+__all__ = ["AxisTraffic", "Link", "axis_traffic", "links_of", "seconds_of"]
+
+NODE = 8
+"""Ranks that are assumed to be in one node: they follow each other."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the ranks along one axis.
+
+    Attributes:
+        bandwidth: bytes that a rank receives in a second.
+        latency: seconds from the start of a collective until bytes arrive.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def __str__(self) -> str:
+        """Return it as the command's option has it."""
+        return f"{self.bandwidth / 1e9:g} GB/s and {self.latency * 1e6:g} us"
+
+
+INSIDE, BETWEEN = Link(200e9, 5e-6), Link(25e9, 15e-6)
+"""Defaults, inside of a node and between nodes."""
+
+
+@dataclass(frozen=True)
+class AxisTraffic:
+    """What one training step communicates over one axis, or over several together.
+
+    Attributes:
+        axes: their names.
+        ranks: how many communicate with each other.
+        count: collectives.
+        bytes: received by the worst rank in all of them.
+        seconds: of all of them, one after the other; None if they cannot be priced.
+    """
+
+    axes: tuple[str, ...]
+    ranks: int
+    count: int
+    bytes: int
+    seconds: float | None
+
+
+def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] = ()) -> dict[str, Link]:
+    """Return the link of every axis.
+
+    Args:
+        shape: sizes of the axes.
+        names: their names.
+        options: such as ``tp=300,4``: axis, GB/s and microseconds. Other axes have 200 GB/s and 5 us if their ranks
+            lie within eight that follow each other, else 25 GB/s and 15 us.
+
+    Raises:
+        InputError: (a ValueError) an option names no axis of the mesh, or is not two numbers above zero.
+    """
+    links = {}
+    for number, name in enumerate(names):
+        links[name] = INSIDE if math.prod(shape[number:]) <= NODE else BETWEEN
+    for option in options:
+        name, _, numbers = option.partition("=")
+        if name not in links:
+            msg = f"--link {option}: the mesh has no axis {name!r}; its axes are {', '.join(names)}"
+            raise InputError(msg)
+        try:
+            bandwidth, latency = map(float, numbers.split(","))
+        except ValueError:
+            bandwidth = latency = math.nan
+        if not (0 < bandwidth < math.inf and 0 < latency < math.inf):
+            msg = f"--link {option}: give GB/s and microseconds, both above 0, as in {name}=300,4"
+            raise InputError(msg)
+        links[name] = Link(bandwidth * 1e9, latency / 1e6)
+    return links
+
+
+def axis_traffic(traffic: Sequence[Traffic], sizes: Mapping[str, int], links: Mapping[str, Link]) -> list[AxisTraffic]:
+    """Return the collectives of a step summed by the axes that they run over, the longest time first.
+
+    Args:
+        traffic: collectives by module.
+        sizes: of the axes, by name.
+        links: of the axes, by name.
+    """
+    groups: dict[tuple[str, ...], list[Traffic]] = {}
+    for row in traffic:
+        groups.setdefault(row.axes, []).append(row)
+    rows = [
+        AxisTraffic(
+            axes,
+            math.prod(sizes[axis] for axis in axes),
+            sum(row.count for row in own),
+            sum(row.bytes for row in own),
+            seconds_of(own, links),
+        )
+        for axes, own in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -(math.inf if row.seconds is None else row.seconds))
+
+
+def seconds_of(traffic: Sequence[Traffic], links: Mapping[str, Link]) -> float | None:
+    """Return the time of collectives, one after the other; None if one runs over ranks that are no axes of the mesh.
+
+    Over several axes together a collective has the least bandwidth and the largest latency of theirs.
+    """
+    if not all(row.axes for row in traffic):
+        return None
+    return sum(
+        row.count * max(links[axis].latency for axis in row.axes)
+        + row.bytes / min(links[axis].bandwidth for axis in row.axes)
+        for row in traffic
+    )

@@ -1,0 +1,153 @@
+"""The page of explained plans: ranking, memory, times, pictures of the mesh and of the shards, collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.verify.explanation import Explanation, duration, in_gibibytes
+from hyper_parallel.verify.pages.charts import bar
+from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
+from hyper_parallel.verify.pages.render import render
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.repeated_layers import folded
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from hyper_parallel.core.dtensor.layout import Layout
+
+__all__ = ["explain_page"]
+
+_TALL = 20
+"""Rows beyond which a table scrolls in itself."""
+
+_PICTURES = 12
+"""Layouts that are drawn; the table of parameters has all of them."""
+
+
+def explain_page(explanations: Sequence[Explanation], failed: Sequence[str] = ()) -> str:
+    """Return a document over one or several plans.
+
+    Args:
+        explanations: of the plans, in the order in which they are ranked.
+        failed: plans that could not be explained, in words.
+    """
+    wrong = sum(bool(each.wrong) for each in explanations)
+    return render(
+        "explain.html",
+        title="Explained plans",
+        footer="Written by hyper-parallel explain --html FILE",
+        good=not wrong and not failed,
+        verdict=f"{len(explanations) - wrong} of {len(explanations) + len(failed)} plans hold what was checked",
+        failed=failed,
+        ranking=_ranking(explanations) if len(explanations) > 1 else "",
+        plans=[_plan(each) for each in explanations],
+    )
+
+
+def _ranking(explanations: Sequence[Explanation]) -> Markup:
+    heads: list[Column | str] = [
+        "plan", Column("framework", choice=True), Column("time", number=True), Column("bytes received", number=True),
+        Column("collectives", number=True), Column("bytes on a rank", number=True),
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [each.plan, each.platform, _time(each.seconds), _bytes(each.bytes), sum(row.count for row in each.traffic),
+         _bytes(each.memory.total)]
+        for each in explanations
+    ]  # fmt: skip
+    return table("Plans by the time of their collectives in a step", heads, rows)
+
+
+def _plan(each: Explanation) -> dict[str, Any]:
+    shape, names = tuple(each.axes.values()), tuple(each.axes)
+    return {
+        "title": f"{each.name} on {each.platform}, {each.mesh}",
+        "good": not each.wrong,
+        "lines": [*each.wrong, *each.checked, *each.notes, *each.empty_shards(), *each.unpriced()],
+        "mesh": mesh_svg(DeviceMesh.abstract("cpu", shape, tuple(range(math.prod(shape))), names)),
+        "mesh_text": each.mesh,
+        "memory": _memory(each),
+        "axes": _axes(each),
+        "parameters": _parameters(each),
+        "pictures": _pictures(each),
+        "collectives": _collectives(each),
+    }
+
+
+def _memory(each: Explanation) -> Markup:
+    memory = each.memory
+    kinds = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
+    if memory.activations is not None:
+        kinds["kept for backward"] = memory.activations
+    most = max(*kinds.values(), 1)
+    rows: list[list[Value]] = [
+        [name, _bytes(size), Cell(bar(size / most, f"{size} bytes"), key=size)] for name, size in kinds.items()
+    ]
+    text = f"Memory of a rank: {memory.total:,} bytes{in_gibibytes(memory.total)}"
+    return table(text, ["for", Column("bytes", number=True), "share of the largest"], rows)
+
+
+def _axes(each: Explanation) -> Markup:
+    heads: list[Column | str] = [
+        "over", "a link of", Column("ranks", number=True), Column("collectives", number=True),
+        Column("bytes", number=True), Column("time", number=True),
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [", ".join(row.axes) or "other ranks", " or ".join(str(each.links[axis]) for axis in row.axes) or "unknown",
+         row.ranks, row.count, _bytes(row.bytes), _time(row.seconds)]
+        for row in each.over_axes()
+    ]  # fmt: skip
+    text = f"Time of the collectives of a step, one after the other: {duration(each.seconds)}"
+    return table(text, heads, rows, empty="no collectives")
+
+
+def _parameters(each: Explanation) -> Markup:
+    heads: list[Column | str] = [
+        "parameter", Column("layout", choice=True), Column("layers", number=True),
+        Column("bytes on a rank", number=True), Column("of", number=True),
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [fold.path, each.layout_text(fold.rows[0]), len(fold.rows), _bytes(sum(map(each.local_bytes, fold.rows))),
+         _bytes(sum(map(each.whole_bytes, fold.rows)))]
+        for fold in folded((row.path, each.layout_text(row), row) for row in each.parameters)
+    ]  # fmt: skip
+    return table("Parameters, repeated layers as one", heads, rows, search=True, tall=len(rows) > _TALL)
+
+
+def _pictures(each: Explanation) -> list[tuple[Markup, str]]:
+    """Return pictures of the sharded layouts with their parameters."""
+    groups: dict[Layout, list[Any]] = {}
+    for parameter in each.parameters:
+        layout = parameter.layout
+        if layout is not None and not layout.is_replicated:
+            groups.setdefault(layout, []).append(parameter)
+    pictures = []
+    for layout, rows in list(groups.items())[:_PICTURES]:
+        paths = ", ".join(fold.path for fold in folded((row.path, 0, row) for row in rows))
+        pictures.append((layout_svg(layout), f"{paths}: {layout.notation()}"))
+    return pictures
+
+
+def _collectives(each: Explanation) -> Markup:
+    heads: list[Column | str] = [
+        "module", Column("phase", choice=True), Column("collective", choice=True), Column("over", choice=True),
+        Column("count", number=True), Column("bytes", number=True), Column("implicit", number=True),
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [row.module or "(model)", row.phase, row.collective, ", ".join(row.axes), row.count, _bytes(row.bytes),
+         row.implicit]
+        for row in each.folded_traffic()
+    ]  # fmt: skip
+    text = "Collectives of one training step, bytes received by the worst rank"
+    return table(text, heads, rows, search=True, tall=len(rows) > _TALL, empty="no collectives")
+
+
+def _bytes(size: int) -> Cell:
+    return Cell(f"{size:,}", key=size)
+
+
+def _time(seconds: float | None) -> Cell:
+    return Cell(duration(seconds), key=1e308 if seconds is None else seconds)

@@ -1,0 +1,46 @@
+"""How explanations are told: units, and the order of candidate plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.verify.explained_step import Memory
+from hyper_parallel.verify.explanation import Explanation, duration, in_gibibytes, ranking
+from hyper_parallel.verify.links import Link
+from hyper_parallel.verify.model_report import Traffic
+
+
+def explained(plan, axes, size, wrong=()):
+    """Return an explanation with one collective."""
+    rows = [Traffic("", "forward", "all_reduce", axes, 1, size, 0)]
+    return Explanation(
+        "m", "torch", {"tp": 2}, [], {}, {}, rows, Memory(1, 1, 1, None), {"tp": Link(1.0, 1.0)}, [], list(wrong), [],
+        plan=plan,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(None, "not priced"), (0.0, "0 us"), (2.5e-5, "25 us"), (0.0125, "12.5 ms"), (3.0, "3 s")]
+)
+def test_durations(seconds, text):
+    """A duration has a unit that reads well."""
+    assert duration(seconds) == text
+
+
+def test_large_sizes_are_told_in_gibibytes():
+    """A large number of bytes is told a second time in GiB."""
+    assert in_gibibytes(1000) == ""
+    assert in_gibibytes(3 * 2**29) == " (1.50 GiB)"
+
+
+def test_plans_are_ranked_by_time():
+    """The fastest communication is first; plans without a price come later, wrong ones last."""
+    plans = [explained("wrong", ("tp",), 1, ["it is"]), explained("unpriced", (), 1), explained("slow", ("tp",), 9),
+             explained("fast", ("tp",), 3)]  # fmt: skip
+    assert [each.plan for each in ranking(plans)] == ["fast", "slow", "unpriced", "wrong"]
+
+
+def test_memory_that_the_framework_does_not_tell():
+    """What is kept for backward is told to be unknown, and left out of the sum."""
+    text = explained("p", ("tp",), 1).text()
+    assert "    kept for backward  not told by the framework\n    sum                3\n" in text
