@@ -18,8 +18,9 @@ def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, rec
     """Set whether the next backward passes reduce gradients.
 
     Of fully sharded modules, gradients of passes that do not are kept whole on each rank, in ``reduce_dtype``, until
-    one does, and ``zero_grad`` does not reach them; of replicated ones they are in ``grad``. An optimizer step before a
-    pass that reduces raises PlanError.
+    one does, and ``zero_grad`` does not reach them; of replicated ones they are in ``grad``. On MindSpore, where
+    gradients are returned, passes that do not reduce return zeros, and the next one that does returns the gradients of
+    all. An optimizer step before a pass that reduces raises PlanError.
 
     Args:
         module: a module to which ``fully_shard`` or ``replicate`` was applied.

@@ -33,7 +33,8 @@ def replicate(
     divided by their number, whatever the sizes of their batches. So the gradients are those of one device if the loss
     of one device is the average of the ranks' losses: with uneven batches, scale each rank's loss by the number of
     ranks times its share of the samples. A rank without a gradient of a parameter adds zero; a parameter that no rank
-    used keeps the gradient None.
+    used keeps the gradient None. On MindSpore the gradients that its transforms return are averaged, once backward has
+    computed all; those of parameters that no rank used are zeros.
 
     A bucket is reduced once all its parameters have gradients, and the last one first; backward returns when all are
     reduced. Parameters may be DTensors of tensor parallelism over other axes of the mesh.
@@ -52,7 +53,6 @@ def replicate(
         MeshError: (a ValueError) this rank is not in the mesh, or ``src_data_rank`` is not.
         PlanError: (a ValueError) ``replicate`` or ``fully_shard`` was applied before, a parameter is a DTensor over an
             axis of ``mesh``, or ``bucket_cap_mb`` is not positive.
-        UnsupportedOnBackend: the framework's gap ledger lists it.
     """
     mesh = resolve_mesh(mesh)
     platform = platform_of_argument(module, "replicate: module", module=True)

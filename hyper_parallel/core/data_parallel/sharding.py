@@ -49,6 +49,9 @@ def fully_shard(
     the optimizer, before the first forward. Random initial values are those of :func:`manual_seed`, equal for every
     number of ranks.
 
+    On MindSpore each call of the module gathers and reduces by itself; a backward that reads no parameter, as that of
+    an embedding, gathers none. Parameters must be read as attributes of their cell.
+
     Args:
         module: the module, which is changed in place. All ranks hold the same values; each keeps its shards of them.
         mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first.

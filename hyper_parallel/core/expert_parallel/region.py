@@ -11,13 +11,15 @@ import numpy as np
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.expert_parallel.layouts import RegionLayouts, region_layouts
 from hyper_parallel.core.expert_parallel.plan import DispatchPlan, expert_capacity, local_routing, plan_dispatch
-from hyper_parallel.errors import PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["routed_experts"]
+
+_NO_ROWS = "hyper_parallel_no_rows"
 
 
 def routed_experts(
@@ -50,7 +52,8 @@ def routed_experts(
         weights: of the choices, [T, k], floating.
         parameters: stacked weights of the experts, [E, ...] each, at least one.
         compute: ``compute(rows, *own)`` is one expert, with rows [R, D] and its own slice of each parameter; returns
-            [R, F]. R may be 0. Rows must not depend on each other.
+            [R, F]. R may be 0; on MindSpore it is not, but a rank without tokens computes a row of ones, for its shape.
+            Rows must not depend on each other.
         capacity_factor: an expert takes at most ``ceil(T * k * capacity_factor / E)`` assignments of the global batch,
             the first in the order of global tokens; the others contribute zero. None takes all (dropless).
         partial_sums: accept axes along which every parameter is sharded by another dim than experts, and tokens are
@@ -65,15 +68,8 @@ def routed_experts(
         PlanError: (a ValueError) shapes, experts or a capacity factor that do not fit; if experts are out of range on
             one rank, all ranks of the axis raise it.
         LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
-        UnsupportedOnBackend: the framework is not PyTorch.
     """
     platform = platform_of_argument(x, "routed_experts: x")
-    if platform.platform_type != "torch":
-        msg = (
-            "routed_experts: not supported by MindSpore, where the gradient of a bias added to no rows, those of an "
-            "expert without tokens, is uninitialised memory; train on PyTorch"
-        )
-        raise UnsupportedOnBackend(msg)
     count = _check_shapes(x, experts, weights, parameters)
     if capacity_factor is not None and not 0 < capacity_factor < math.inf:
         msg = f"routed_experts: capacity_factor is {capacity_factor!r}; it must be a finite number above 0, or None"
@@ -124,16 +120,58 @@ def _at_experts(
 
 def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: Sequence[Any], compute: Any) -> Any:
     """Return each expert's results, one below the other; ``rows`` are sorted by expert."""
+    if platform.spoils_sums_of_nothing and not any(counts):
+        return _of_no_rows(platform, rows, parameters, compute)
     if not counts:
         return compute(rows, *[_no_expert(platform, stacked) for stacked in parameters])
     unbind = platform.local_op("unbind")
     stacks = [unbind(x=stacked, dim=0) for stacked in parameters]
     results, start = [], 0
     for expert, size in enumerate(counts):
+        if platform.spoils_sums_of_nothing and not size:
+            continue
         own_rows = platform.narrow(rows, 0, start, size)
         results.append(compute(own_rows, *[stack[expert] for stack in stacks]))
         start += size
     return platform.cat(results, 0)
+
+
+def _of_no_rows(platform: Platform, rows: Any, parameters: Sequence[Any], compute: Any) -> Any:
+    """Return what ``compute`` returns of no rows, on the graph of all tensors; their gradients are zeros."""
+    device = platform.device_of(rows)
+    row = platform.ones((1, int(rows.shape[1])), dtype=rows.dtype, device=device)
+    own = [platform.zeros(tuple(stacked.shape)[1:], dtype=stacked.dtype, device=device) for stacked in parameters]
+    width = int(compute(row, *own).shape[1])
+    return _no_rows_function(platform).apply(
+        platform.zeros((0, width), dtype=rows.dtype, device=device), rows, *parameters
+    )
+
+
+def _no_rows_function(platform: Platform) -> Any:
+    """Return the framework's custom autograd function: ``apply(result, *tensors)``."""
+    cached = vars(platform).get(_NO_ROWS)
+    return vars(platform).setdefault(_NO_ROWS, _make_no_rows(platform)) if cached is None else cached
+
+
+def _make_no_rows(platform: Platform) -> Any:
+    base: Any = platform.Function
+
+    class NoRows(base):  # type: ignore[misc] # the framework's class is known at run time only
+        """A result that depends on its tensors by no value."""
+
+        @staticmethod
+        def forward(ctx: Any, result: Any, *tensors: Any) -> Any:
+            """Return the result."""
+            ctx.save_for_backward(*tensors)
+            return platform.zeros_like(result)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+            """Return zeros."""
+            del grad
+            return (None, *(platform.zeros_like(tensor) for tensor in ctx.saved_tensors))
+
+    return NoRows
 
 
 def _no_expert(platform: Platform, stacked: Any) -> Any:

@@ -1,14 +1,22 @@
-"""What the framework's part of ``fully_shard`` is given: where parameters lie, and in which dtypes it works."""
+"""What the framework's part of ``fully_shard`` is given: where parameters lie, and in which dtypes it works.
+
+And what every framework's part checks alike.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.errors import PlanError
+
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["FullyShardedOptions"]
+__all__ = ["ACCUMULATED", "FullyShardedOptions", "replaced_parameter", "unreduced_gradient"]
+
+ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
+"""Why a gradient is not reduced that was accumulated."""
 
 
 @dataclass(frozen=True)
@@ -37,3 +45,16 @@ class FullyShardedOptions:
     def count(self) -> int:
         """Number of ranks over which gradients are averaged."""
         return len(self.ranks) * len(self.replicas)
+
+
+def replaced_parameter(name: str, owner: Any) -> PlanError:
+    """Return the error for parameter ``name`` of module ``owner``, which is another one than was sharded."""
+    return PlanError(
+        f"fully_shard: parameter {name} of {type(owner).__name__} was replaced or converted after fully_shard, which "
+        "gathers the one from before; convert the module first, and load values into its parameters"
+    )
+
+
+def unreduced_gradient(name: str, reason: str) -> PlanError:
+    """Return the error for an optimizer step on parameter ``name``, whose gradient is not reduced yet."""
+    return PlanError(f"optimizer step: the gradient of {name} is not reduced: {reason}")

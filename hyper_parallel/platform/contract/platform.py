@@ -105,6 +105,8 @@ class Platform(
     def version(self, local: Any) -> int:
         """Return the number of writes to ``local`` if the framework counts them, else a constant."""
 
+    spoils_sums_of_nothing = False
+    """A sum over no elements, and so the gradient of what was broadcast to no rows, is whatever memory holds."""
     loses_writes_through_views = False
     """True if values or gradients written through a view do not reach its base tensor."""
 

@@ -1,14 +1,21 @@
-"""What the framework's part of ``replicate`` is given: over which ranks gradients are averaged, and in what buckets."""
+"""What the framework's part of ``replicate`` is given: over which ranks gradients are averaged, and in what buckets.
+
+And what every framework's part computes and checks alike.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["ReplicatedOptions"]
+__all__ = ["ReplicatedOptions", "bucketed", "check_unchanged"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +31,40 @@ class ReplicatedOptions:
     ranks: Ranks
     bucket_bytes: int
     source: int | None
+
+
+def bucketed(sizes: Sequence[tuple[Any, int]], bucket_bytes: int) -> list[list[int]]:
+    """Return the indices of the gradients in each bucket, in order.
+
+    Args:
+        sizes: of each gradient its kind, such as its dtype, and its bytes; a bucket holds one kind.
+        bucket_bytes: of a bucket; a larger gradient has a bucket of its own.
+    """
+    buckets: list[list[int]] = []
+    room = 0
+    for index, (kind, size) in enumerate(sizes):
+        if not buckets or kind != sizes[index - 1][0] or size > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(index)
+        room -= size
+    return buckets
+
+
+def check_unchanged(trained: Mapping[str, int], averaged: Collection[int]) -> None:
+    """Check that the gradients of all trained parameters are averaged.
+
+    Args:
+        trained: identity of each parameter that is trained now, by name.
+        averaged: identities of the parameters that ``replicate`` has found.
+
+    Raises:
+        PlanError: a parameter was replaced, added or unfrozen since.
+    """
+    names = [name for name, identity in trained.items() if identity not in averaged]
+    if names:
+        msg = (
+            f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen since; their gradients "
+            "would not be averaged; call replicate when the model is complete"
+        )
+        raise PlanError(msg)

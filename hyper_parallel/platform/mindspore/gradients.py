@@ -20,9 +20,12 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
+from hyper_parallel.platform.contract.fully_sharded import unreduced_gradient
 
 __all__ = [
+    "AVERAGED",
     "check_current",
+    "check_reduced",
     "hooks_on_dtensors",
     "local_gradients",
     "mark_replaced",
@@ -30,11 +33,15 @@ __all__ = [
     "returning_layouts",
     "returning_reduced",
     "seeded_locally",
+    "set_unreduced",
     "vjp_seeded_locally",
 ]
 
 _LOCAL: ContextVar[bool] = ContextVar("local_gradients", default=False)
 _REPLACED = "_hyper_parallel_replaced"
+_UNREDUCED = "_hyper_parallel_unreduced"
+AVERAGED = "_hyper_parallel_averaged"
+"""Attribute of a parameter of ``replicate``: what averages its gradients."""
 
 
 @contextmanager
@@ -76,6 +83,39 @@ def check_current(caller: str, parameters: Any) -> None:
             raise PlanError(msg)
 
 
+# -- gradients that are reduced over data axes -------------------------------------------------------------------------
+
+
+def set_unreduced(parameter: Any, reason: str | None) -> None:
+    """Note why the gradient of ``parameter`` is not reduced yet; None: it is."""
+    setattr(parameter, _UNREDUCED, reason)
+
+
+def check_reduced(parameters: Any) -> None:
+    """Refuse an optimizer step on parameters whose gradients are not reduced yet.
+
+    Raises:
+        PlanError: (a ValueError) one of them is not.
+    """
+    for parameter in parameters:
+        reason = getattr(parameter, _UNREDUCED, None)
+        if reason is not None:
+            raise unreduced_gradient(parameter.name, reason)
+
+
+def _averaged(weights: Any, grads: Any) -> Any:
+    """Return the gradients of ``weights``, those of replicated parameters averaged over their ranks."""
+    parameters = list(weights) if isinstance(weights, (list, tuple)) else [weights]
+    reducers = {id(reducer): reducer for each in parameters if (reducer := getattr(each, AVERAGED, None)) is not None}
+    if not reducers:
+        return grads
+    values = list(grads) if isinstance(grads, (list, tuple)) else [grads]
+    for reducer in reducers.values():
+        averages = reducer.average({id(each): value for each, value in zip(parameters, values, strict=True)})
+        values = [averages.get(id(each), value) for each, value in zip(parameters, values, strict=True)]
+    return type(grads)(values) if isinstance(grads, (list, tuple)) else values[0]
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,8 +139,8 @@ def returning_layouts(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not grad_op.get_by_list:
             return _laid_out(grads, sources)
         if sources is None:
-            return _laid_out(grads, weights)
-        return _laid_out(grads[0], sources), _laid_out(grads[1], weights)
+            return _laid_out(_averaged(weights, grads), weights)
+        return _laid_out(grads[0], sources), _laid_out(_averaged(weights, grads[1]), weights)
 
     return run
 

@@ -128,14 +128,16 @@ class MindSporeModules(ModulesFacet):
         return Parameter(mint.zeros(tuple(param_shape), dtype=param_type), requires_grad=requires_grad)
 
     def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
-        """Refused; see the gap ledger."""
-        del module, options, parameters
-        raise self.unsupported("fully_sharded")
+        """The group of ``fully_sharded.py``."""
+        from hyper_parallel.platform.mindspore.fully_sharded import FullyShardedGroup
+
+        return FullyShardedGroup(self, module, options, parameters)
 
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
-        """Refused; see the gap ledger."""
-        del module, options
-        raise self.unsupported("replicated")
+        """What ``replicated.py`` has."""
+        from hyper_parallel.platform.mindspore.replicated import ReplicatedGradients
+
+        return ReplicatedGradients(self, module, options)
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
         """By the initializers that the parameters were declared with."""

@@ -58,6 +58,7 @@ class MindSporePlatform(
     Function = _Function
     # Measured on 2.10: copy_ leaves x[1:3] and its base as they were; index writes reach neither through a reshape.
     loses_writes_through_views = True
+    spoils_sums_of_nothing = True
     _writes = 0
 
     @cached_property
@@ -125,10 +126,14 @@ class MindSporePlatform(
         return isinstance(tensor, mindspore.Parameter)
 
     def accumulates_grad(self, local: Any) -> bool:
-        """True while ``value_and_grad`` differentiates by it, which returns its deferred gradient; not with hooks."""
-        from hyper_parallel.platform.mindspore.autodiff import DIFFERENTIATED
+        """True while ``value_and_grad`` differentiates by it, which returns its deferred gradient.
 
-        return hasattr(local, DIFFERENTIATED) and not local.hooks()
+        Not with hooks, and not under ``replicate``: both are to have the whole gradient.
+        """
+        from hyper_parallel.platform.mindspore.autodiff import DIFFERENTIATED
+        from hyper_parallel.platform.mindspore.gradients import AVERAGED
+
+        return hasattr(local, DIFFERENTIATED) and not local.hooks() and not hasattr(local, AVERAGED)
 
     def version(self, local: Any) -> int:
         """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""

@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
-from hyper_parallel.platform.mindspore.gradients import check_current
+from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 
 __all__ = [
@@ -138,6 +138,7 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         check_current("the optimizer", list(self.parameters))
+        check_reduced(self.parameters)
         lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
         for grads in lists:
             for parameter, grad in zip(self.parameters, grads, strict=False):

@@ -8,11 +8,9 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.contract.fully_sharded import unreduced_gradient
 
-__all__ = ["ACCUMULATED", "refuse_wrong_steps", "set_replaced", "set_unreduced"]
-
-ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
-"""Why a gradient is not reduced that was accumulated."""
+__all__ = ["refuse_wrong_steps", "set_replaced", "set_unreduced"]
 
 _UNREDUCED = "_unreduced"  # attribute of a parameter: why its gradient is not reduced, by what reduces it
 _REPLACED = "_replaced"  # attribute of a parameter from before sharding: its module and name, and what replaced it
@@ -58,5 +56,4 @@ def _check(parameter: Any, name: str) -> None:
         raise PlanError(msg)
     for reason, elsewhere in vars(parameter).get(_UNREDUCED, {}).values():
         if reason is not None and (elsewhere or parameter.grad is not None):
-            msg = f"optimizer step: the gradient of {name} is not reduced: {reason}"
-            raise PlanError(msg)
+            raise unreduced_gradient(name, reason)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
+from hyper_parallel.platform.contract.replicated import bucketed, check_unchanged
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
-from hyper_parallel.platform.torch.refused_steps import ACCUMULATED, refuse_wrong_steps, set_unreduced
+from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Step
 
@@ -117,13 +119,7 @@ class ReplicatedGradients:
     def _before_forward(self, module: Any, args: Any) -> None:
         del args
         trained = {name: id(_local(value)) for name, value in module.named_parameters() if value.requires_grad}
-        if set(trained.values()) - self._trained:
-            names = [name for name, identity in trained.items() if identity not in self._trained]
-            msg = (
-                f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen since; their gradients "
-                "would not be averaged; call replicate when the model is complete"
-            )
-            raise PlanError(msg)
+        check_unchanged(trained, self._trained)
         if self._open and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no public spelling
             self._open = False  # its backward has raised
             self._sequence.close()
@@ -176,16 +172,11 @@ class ReplicatedGradients:
 
 def _buckets(parameters: list[Any], options: ReplicatedOptions) -> list[_Bucket]:
     """Return buckets of the parameters, the last ones first: backward reaches them first."""
-    groups: list[list[Any]] = []
-    kinds: list[tuple[torch.dtype, torch.device]] = []
-    room = 0
-    for parameter in reversed(parameters):
-        leaf = _local(parameter)
-        kind, size = (leaf.dtype, leaf.device), leaf.numel() * leaf.element_size()
-        if not groups or kind != kinds[-1] or size > room:
-            groups.append([])
-            kinds.append(kind)
-            room = options.bucket_bytes
-        groups[-1].append(parameter)
-        room -= size
-    return [_Bucket(str(number), group, len(options.ranks)) for number, group in enumerate(groups)]
+    ordered = list(reversed(parameters))
+    leaves = [_local(parameter) for parameter in ordered]
+    sizes = [((leaf.dtype, leaf.device), leaf.numel() * leaf.element_size()) for leaf in leaves]
+    groups = bucketed(sizes, options.bucket_bytes)
+    return [
+        _Bucket(str(number), [ordered[index] for index in group], len(options.ranks))
+        for number, group in enumerate(groups)
+    ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.contract.fully_sharded import replaced_parameter
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.refused_steps import set_replaced
 
@@ -114,11 +115,7 @@ class ShardedParameter:
             present = owner._parameters.get(name)  # noqa: SLF001 - no public spelling
             if present is self.exposed or (present is self.sharded and self.local.dtype is self._dtype):
                 continue
-            msg = (
-                f"fully_shard: parameter {name} of {type(owner).__name__} was replaced or converted after fully_shard, "
-                "which gathers the one from before; convert the module first, and load values into its parameters"
-            )
-            raise PlanError(msg)
+            raise replaced_parameter(name, owner)
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.torch.refused_steps import ACCUMULATED, refuse_wrong_steps, set_replaced, set_unreduced
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
+from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_replaced, set_unreduced
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -1,0 +1,323 @@
+"""A group of fully sharded parameters on MindSpore: gathered when its cell is called, gradients reduced in one.
+
+MindSpore differentiates functions, and nothing tells when a cell's backward begins or ends. So the whole parameters of
+a call are results of an autograd function, whose backward reduces their gradients. Operators save whole parameters for
+backward; a reference is saved instead, and the first one that backward reads gathers the parameters again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from mindspore import Tensor, mint, ops
+from mindspore.common import saved_tensors_hooks
+from mindspore.common._grad_function import _Function
+
+from hyper_parallel._tree import CONTAINERS, tree_map
+from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, replaced_parameter
+from hyper_parallel.platform.mindspore.gradients import set_unreduced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
+
+__all__ = ["FullyShardedGroup"]
+
+
+class _Member:
+    """One parameter: its shard, which the optimizer sees, and its place in the rows.
+
+    Args:
+        original: the parameter before sharding.
+        sharded: the DTensor parameter.
+        owners: cells and attribute names.
+        slot: place in the rows.
+    """
+
+    def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot) -> None:
+        self.sharded, self.owners, self.slot = sharded, owners, slot
+        self.is_trained = bool(original.requires_grad)
+        self.accumulated: Any = None
+        """Gradient of passes without reduction."""
+        self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's shard."""
+        return self.sharded._local
+
+    def expose(self, whole: Any) -> None:
+        """Let the cells compute with ``whole``: with tensor parallelism with the DTensor whose shard it is.
+
+        An attribute of the object comes before its parameters, which stay those that optimizers train.
+        """
+        if self._layout is not None:
+            whole = self.sharded._platform.wrap(whole, self._layout)
+        for owner, name in self.owners:
+            vars(owner)[name] = whole
+
+    def hide(self) -> None:
+        """Let the cells see the shard."""
+        for owner, name in self.owners:
+            del vars(owner)[name]
+
+    def check_unreplaced(self) -> None:
+        """Check that the cells have the parameter that was sharded.
+
+        Raises:
+            PlanError: an assignment has replaced it.
+        """
+        for owner, name in self.owners:
+            if owner._params.get(name) is not self.sharded:  # noqa: SLF001 - no public spelling
+                raise replaced_parameter(name, owner)
+
+
+class _Saved:
+    """Stands for a whole parameter among the tensors that are saved for backward."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Call:
+    """A call of the cell, from forward to the end of its backward.
+
+    Args:
+        group: whose cell is called.
+    """
+
+    def __init__(self, group: FullyShardedGroup) -> None:
+        self.group = group
+        self._row = group.row()  # of the values of forward, whatever is written to the shards before backward
+        self.wholes: list[Tensor] = group.gather(self._row)
+        """The whole parameters; empty while they are freed."""
+        self._places = {whole.data_ptr(): index for index, whole in enumerate(self.wholes)}
+        self.exposed: list[Any] = []
+        self._saving: AbstractContextManager[Any]
+
+    def begin(self) -> None:
+        """Gather on the graph, and show the cells what was gathered."""
+        members = self.group.members
+        shards = [member.local for member in self.group.trained]
+        trained = iter(_Gather.apply(self, *shards) if shards else ())
+        self.exposed = [
+            next(trained) if member.is_trained else whole for member, whole in zip(members, self.wholes, strict=True)
+        ]
+        self.show()
+        self._saving = saved_tensors_hooks(self._pack, self._unpack)
+        self._saving.__enter__()
+
+    def show(self) -> None:
+        """Let the cells see the whole parameters."""
+        for member, whole in zip(self.group.members, self.exposed, strict=True):
+            member.expose(whole)
+
+    def end_forward(self, *, keep: bool) -> None:
+        """Drop the whole parameters, unless they are to be kept for backward."""
+        self._saving.__exit__(None, None, None)
+        del self._saving  # which refers to this object
+        self.exposed = []
+        if not keep:
+            self.wholes = []
+
+    def _pack(self, tensor: Tensor) -> Any:
+        index = self._places.get(tensor.data_ptr())
+        if index is None or not _is_alike(tensor, self.wholes[index]):
+            return tensor
+        return _Saved(index)
+
+    def _unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _Saved):
+            return saved
+        if not self.wholes:
+            self.wholes = self.group.gather(self._row)
+        return self.wholes[saved.index]
+
+
+class _Gather(_Function):
+    """The whole parameters that are trained; backward reduces their gradients, which have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *shards: Tensor) -> tuple[Tensor, ...]:
+        """Return what the call has gathered."""
+        del shards
+        ctx.call = call
+        return tuple(whole for member, whole in zip(call.group.members, call.wholes, strict=True) if member.is_trained)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the shards.
+
+        Raises:
+            UnsupportedOnBackend: the gradient is to be differentiated.
+        """
+        if ctx.call.group.platform.grad_enabled():
+            msg = "fully_shard: the gradient of a gradient is not supported; gradients are reduced off the graph"
+            raise UnsupportedOnBackend(msg)
+        ctx.call.wholes = []
+        return (None, *ctx.call.group.reduce(gradients))
+
+
+class FullyShardedGroup:
+    """The parameters of one ``fully_shard`` call.
+
+    Args:
+        platform: MindSpore's platform.
+        module: the cell.
+        options: how parameters are sharded.
+        parameters: original, DTensor parameter and owners of each.
+
+    Attributes:
+        reduces: whether backward reduces gradients; False to accumulate.
+    """
+
+    def __init__(
+        self,
+        platform: Any,
+        module: Any,
+        options: FullyShardedOptions,
+        parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
+    ) -> None:
+        self.platform, self.options, self.reduces, self.is_outermost = platform, options, True, True
+        shapes = [_local_shape(original) for original, _, _ in parameters]
+        self._plan = plan_flat(shapes, len(options.ranks))
+        self.members = [_Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
+        self.trained = [member for member in self.members if member.is_trained]
+        self._gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(options.ranks))
+        self.originals = [ref(original) for original, _, _ in parameters]
+        self._calls: list[_Call] = []  # forward calls that have begun
+        with replacing_parameters(platform, module):
+            for _, sharded, owners in parameters:
+                for owner, name in owners:
+                    platform.set_parameter(owner, name, sharded)
+        module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        module.register_forward_hook(self._after_forward, always_call=True)
+
+    def take(self, nested: Sequence[FullyShardedGroup]) -> None:
+        """Note that ``nested`` groups are of submodules: of those None frees after forward."""
+        for group in nested:
+            group.is_outermost = False
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, _cell: Any, args: Any, kwargs: Any) -> Any:
+        for member in self.members:
+            member.check_unreplaced()
+        if self.members:
+            call = _Call(self)
+            self._calls.append(call)
+            call.begin()
+        dtype = self.options.param_dtype if self.options.cast_forward_inputs else None
+        return None if dtype is None else tree_map(partial(self._cast, dtype), (args, kwargs), CONTAINERS)
+
+    def _after_forward(self, _cell: Any, args: Any, output: Any) -> Any:
+        del args
+        if self._calls:  # else the cell raised before it was called
+            reshard = self.options.reshard
+            keep = self.platform.grad_enabled() and (self.is_outermost if reshard is None else not reshard)
+            self._calls.pop().end_forward(keep=keep)
+            if self._calls:  # the cell calls itself
+                self._calls[-1].show()
+            else:
+                for member in self.members:
+                    member.hide()
+        if self.options.output_dtype is not None:
+            output = tree_map(partial(self._cast, self.options.output_dtype), output, CONTAINERS)
+        return output
+
+    def _cast(self, dtype: Any, leaf: Any) -> Any:
+        return leaf.astype(dtype) if isinstance(leaf, Tensor) and self.platform.is_floating(leaf) else leaf
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    def row(self) -> Tensor:
+        """Return this rank's row: its shards, each padded to the size of the largest."""
+        parts: list[Tensor] = []
+        for member in self.members:
+            _append(parts, ops.stop_gradient(member.local).reshape(-1), member.slot.size)
+        row = mint.cat(parts)
+        return row if self.options.param_dtype is None else row.astype(self.options.param_dtype)
+
+    def gather(self, row: Tensor) -> list[Tensor]:
+        """Return the whole of each parameter, from the rows of all ranks."""
+        rows = self.platform.all_gather_into_tensor(row, self.options.ranks)
+        return [self._whole(rows, slot) for slot in self._plan.slots]
+
+    def _whole(self, rows: Tensor, slot: Slot) -> Tensor:
+        """Return one parameter, not as a view: an autograd function would copy it."""
+        parts = [
+            mint.narrow(rows, 0, rank * self._plan.row + slot.offset, size).reshape(-1, *slot.shape[1:])
+            for rank, size in enumerate(slot.sizes)
+            if size
+        ]
+        return mint.cat(parts)
+
+    def reduce(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the shards, averaged; zeros of a pass that accumulates.
+
+        Args:
+            gradients: of the whole parameters that are trained.
+        """
+        totals = [
+            gradient if member.accumulated is None else member.accumulated + gradient
+            for member, gradient in zip(self.trained, map(self._to_reduce, gradients), strict=True)
+        ]
+        for member, total in zip(self.trained, totals, strict=True):
+            member.accumulated = None if self.reduces else total
+            set_unreduced(member.sharded, None if self.reduces else ACCUMULATED)
+        if not self.reduces:
+            return [self.platform.zeros_like(member.local) for member in self.trained]
+        return self._reduced(totals)
+
+    def _to_reduce(self, gradient: Tensor) -> Tensor:
+        dtype = self.options.reduce_dtype
+        return gradient if dtype is None else gradient.astype(dtype)
+
+    def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor]:
+        """Average the gradients over the ranks, in one collective, and return this rank's part of each."""
+        parts: list[Tensor] = []
+        slots, flat = self._gradient_plan.slots, [total.reshape(-1) for total in totals]
+        starts = [0] * len(slots)
+        for rank in range(len(self.options.ranks)):
+            for index, slot in enumerate(slots):
+                _append(parts, flat[index][starts[index] : starts[index] + slot.sizes[rank]], slot.size)
+                starts[index] += slot.sizes[rank]
+        own = self.platform.reduce_scatter_tensor(mint.cat(parts), self.options.ranks, op="sum")
+        if len(self.options.replicas) > 1:
+            own = self.platform.all_reduce(own, self.options.replicas)
+        own = (own / self.options.count).astype(self.members[0].local.dtype)
+        return [_own_part(own, slot, member.local) for slot, member in zip(slots, self.trained, strict=True)]
+
+
+def _is_alike(tensor: Tensor, whole: Tensor) -> bool:
+    """Whether ``tensor``, which begins where ``whole`` does, is all of it, and no view that is laid out otherwise."""
+    return bool(tensor.shape == whole.shape and tensor.stride() == whole.stride())
+
+
+def _append(parts: list[Tensor], values: Tensor, size: int) -> None:
+    """Add ``values`` and zeros up to ``size`` elements."""
+    if values.size:
+        parts.append(values)
+    if values.size < size:
+        parts.append(mint.zeros((size - values.size,), dtype=values.dtype))
+
+
+def _own_part(own: Tensor, slot: Slot, local: Tensor) -> Tensor:
+    """Return the part of this rank's reduced row that is the gradient of ``local``, in storage of its own."""
+    if not local.size:
+        return mint.zeros(tuple(local.shape), dtype=local.dtype)
+    return mint.cat([mint.narrow(own, 0, slot.offset, local.size)]).reshape(local.shape)
+
+
+def _local_shape(original: Any) -> tuple[int, ...]:
+    """Return the shape of what the data axis shares of ``original``."""
+    return tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
