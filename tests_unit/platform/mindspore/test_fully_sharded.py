@@ -367,6 +367,36 @@ def test_a_cell_that_calls_itself_and_one_that_raises():
     simulate(rank, 2, platform="mindspore")
 
 
+def test_parameters_of_two_dtypes():
+    """They are two groups of one cell, with the gradients of one device."""
+
+    def rank():
+        import mindspore as ms
+        from mindspore import nn
+
+        class Two(nn.Dense):
+            def __init__(self):
+                super().__init__(4, 3, has_bias=False)
+                self.scale = ms.Parameter(ms.Tensor(array(3).astype(np.float64)))
+
+            def construct(self, x):
+                return super().construct(x) * self.scale
+
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        dense = Two()
+        model = fully_shard(copy.deepcopy(dense), mesh=mesh, reshard_after_forward=True)
+        x = ms.Tensor(array(2, 4))
+
+        def of(cell):
+            return ms.value_and_grad(lambda x: (cell(x) ** 2).sum(), 0, cell.trainable_params())(x)[1]
+
+        (mine, weights), (theirs, expected) = of(model), of(dense)
+        for left, right in zip((mine, *weights), (theirs, *expected), strict=True):
+            assert_same(left, right, "gradient")
+
+    simulate(rank, 2, platform="mindspore")
+
+
 def test_what_cannot_be_sharded_is_refused():
     """An optimizer from before, a parameter replaced since, and a second gradient."""
 
