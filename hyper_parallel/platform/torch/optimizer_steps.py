@@ -38,6 +38,7 @@ def on_local_tensors(step: Step) -> Step:
         columns = _local_lists(lists, options)
         step(*(lists if columns is None else columns), **options)
 
+    call.__dict__["__prepare_scriptable__"] = lambda: step  # TorchScript compiles steps of torch.distributed.optim
     return call
 
 
