@@ -6,7 +6,7 @@ that is installed. Where no DTensor is involved, each patch calls the original.
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -278,7 +278,7 @@ _STEPS = ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam", "rm
 
 def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
     modules = [name, "adamw"] if name == "adam" else [name]
-    return tuple((importlib.import_module(f"torch.optim.{module}"), name) for module in modules)
+    return tuple((sys.modules[f"torch.optim.{module}"], name) for module in modules)
 
 
 PATCHES: tuple[Patch, ...] = (
