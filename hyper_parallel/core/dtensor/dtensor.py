@@ -142,8 +142,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             )
             raise ShardMismatchError(msg)
         if grad_placements is not None:
-            partial = varying_axes(layout, grad_placements, "from_local", sums=True)
-            local = redistribute(local, plan_gradient(layout, dual(layout, partial)), platform)
+            local = _reducing_gradient(local, platform, layout, grad_placements)
         elif shape is None:
             _remember_even(local, mesh, given, (platform, layout))
         return _wrap_callers(local, platform, layout)
@@ -358,6 +357,19 @@ def _remember_even(local: Any, mesh: DeviceMesh, placements: Any, even: tuple[Pl
 
 _LISTS = frozenset({list, tuple})
 _HASHABLE = frozenset({Shard, Replicate, Partial, str})
+
+
+def _reducing_gradient(local: Any, platform: Platform, layout: Layout, grad_placements: Sequence[Any]) -> Any:
+    """``local``, which receives its gradient in ``grad_placements``; off the graph where none is recorded.
+
+    Left as it is there, a leaf that is used later would receive the gradient of the dual layout.
+    """
+    partial = varying_axes(layout, grad_placements, "from_local", sums=True)
+    if not partial or not platform.needs_grad(local):
+        return local
+    if not platform.grad_enabled():
+        return platform.detach(local)
+    return redistribute(local, plan_gradient(layout, dual(layout, partial)), platform)
 
 
 def _wrap_callers(local: Any, platform: Platform, layout: Layout) -> DTensor:

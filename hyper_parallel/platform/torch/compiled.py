@@ -17,9 +17,11 @@ from torch._guards import TracingContext
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
-__all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler"]
+__all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler", "reset_beside_dtensors"]
 
 _PACKAGE = "hyper_parallel"
+# Functions of PyTorch that call a wrapper of this package, which may be part of a graph.
+_TRACED = tuple(f"torch.distributed._functional_collectives.{name}" for name in ("_resolve_group", "_expand_group"))
 
 
 def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +35,17 @@ def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return compile
+
+
+def reset_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``torch._dynamo.reset`` that does not forget what this package asked of the compiler."""
+
+    @wraps(original)
+    def reset() -> None:
+        original()
+        _leave_to_python()
+
+    return reset
 
 
 def end_graph_at(layout: str) -> None:
@@ -72,9 +85,14 @@ def _leave_to_python() -> None:
     """Let PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
     from torch._dynamo import trace_rules  # PyTorch loads its tracer when it first compiles
     from torch._dynamo.callback import callback_handler
+    from torch._dynamo.variables.functions import UserFunctionVariable
 
-    if _require_own_code not in callback_handler.start_callbacks:
+    rules: dict[str, Any] = trace_rules.manual_torch_name_rule_map
+    if _TRACED[0] not in rules:
         trace_rules.add(_PACKAGE)
+        rules.update(dict.fromkeys(_TRACED, UserFunctionVariable))
+        trace_rules.clear_lru_cache()
+    if _require_own_code not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_require_own_code)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +15,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.errors import ArgumentTypeError, MeshError, UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
 
-__all__ = ["from_torch", "own_mesh", "own_placement", "to_torch", "torch_mesh"]
+__all__ = ["from_torch", "own_mesh", "own_placement", "require_ascending", "to_torch", "torch_mesh"]
 
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
@@ -39,6 +41,7 @@ def to_torch(tensor: DTensor) -> peer.DTensor:
     Raises:
         UnsupportedOnBackend: ``torch.distributed`` is not initialised.
         UnsupportedOperatorError: a layout that PyTorch's DTensor does not have.
+        MeshError: ranks descend along an axis of the mesh.
     """
     from torch.distributed import tensor as peer
 
@@ -139,12 +142,41 @@ def _refuse_uneven(layout: Layout) -> None:
 
 
 def torch_mesh(mesh: DeviceMesh) -> Any:
-    """PyTorch's mesh; built once per rank, without the lock where ranks are threads that build it together."""
+    """PyTorch's mesh; built once per rank, without the lock where ranks are threads that build it together.
+
+    Raises:
+        MeshError: ranks descend along an axis.
+    """
+    for axis in range(mesh.ndim):
+        require_ascending(mesh, axis)
     rank = active_transport()
     if rank is not None:
         return _known(mesh, rank)
     with _LOCK:
         return _known(mesh, distributed.group.WORLD)
+
+
+def require_ascending(mesh: DeviceMesh, axis: int) -> None:
+    """Check that ranks ascend along an axis, as in PyTorch's groups, whose members are always in that order.
+
+    Raises:
+        MeshError: they descend somewhere in the mesh, on this rank's line or on another's.
+    """
+    if not _ascends(mesh.shape, mesh.ranks, axis):
+        msg = (
+            f"PyTorch's groups order their ranks, and along axis {mesh.names[axis]} of {mesh!r} ranks descend, so that "
+            "its collectives would take shards for those of other ranks; make the mesh with ranks that ascend along "
+            "every axis, or use this library's own functions, such as redistribute() and full_tensor()"
+        )
+        raise MeshError(msg)
+
+
+@lru_cache(maxsize=1024)
+def _ascends(shape: tuple[int, ...], ranks: tuple[int, ...], axis: int) -> bool:
+    """Whether row-major ``ranks`` ascend along ``axis`` of a grid of ``shape``."""
+    step = math.prod(shape[axis + 1 :])
+    line = step * shape[axis]
+    return all(ranks[at] < ranks[at + step] for at in range(len(ranks)) if at % line < line - step)
 
 
 def _known(mesh: DeviceMesh, owner: Any) -> Any:

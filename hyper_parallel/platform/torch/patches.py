@@ -30,9 +30,9 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, grad
-from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler
+from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
-from hyper_parallel.platform.torch.interop import torch_mesh
+from hyper_parallel.platform.torch.interop import require_ascending, torch_mesh
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
@@ -202,14 +202,21 @@ def _group_of_mesh(resolve: Call) -> Call:
 
     @wraps(resolve)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        match group:
-            case DeviceMesh():
-                group = group.get_group()
-            case (DeviceMesh(), _):
-                group = group[0].get_group(group[1])
+        if isinstance(group, DeviceMesh):
+            group = _group_along(group)
+        elif isinstance(group, (tuple, list)) and len(group) == _PAIR and isinstance(group[0], DeviceMesh):
+            group = _group_along(*group)
         return resolve(group, *args, **kwargs)
 
     return call
+
+
+_PAIR = 2
+
+
+def _group_along(mesh: DeviceMesh, axis: int | str | None = None) -> Any:
+    require_ascending(mesh, 0 if axis is None else mesh.axis(axis))
+    return mesh.get_group(axis)
 
 
 # -- data parallelism of PyTorch's over modules of this library --------------------------------------------------------
@@ -267,6 +274,12 @@ LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
     ),
     f"{_FSDP}.fully_sharded_data_parallel": lambda module: Patch(
         ((module.FullyShardedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS
+    ),
+    "torch._dynamo": lambda module: Patch(
+        ((module, "reset"),),
+        reset_beside_dtensors,
+        "it forgets that simulated ranks may not share compiled code",
+        references=True,
     ),
 }
 """Patches by the module that they change, which is imported by the program: this library would wait for it."""

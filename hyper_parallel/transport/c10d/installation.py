@@ -80,6 +80,7 @@ class Installation:
     @contextmanager
     def run(self) -> Iterator[None]:
         """A simulation runs inside this context."""
+        _forget_compiled()
         with self._lock:
             self._runs += 1
             if self._runs == 1:
@@ -153,6 +154,13 @@ def _forget_meshes() -> None:
     costs: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
     if costs is not None:
         costs.MeshTopoInfo.build_from_mesh.cache_clear()
+
+
+def _forget_compiled() -> None:
+    """Drop code that was compiled outside of ranks: each rank would run it, with the world there as a constant."""
+    compiler: Any = sys.modules.get("torch._dynamo")
+    if compiler is not None:
+        compiler.reset_code_caches()
 
 
 def _forget_default_groups() -> None:

@@ -263,6 +263,10 @@ def test_from_local_takes_gradient_placements(shape):
         x = DTensor.from_local(local, mesh, [R, *inner], shape=(5, 3), grad_placements=[R, *inner])
         (x.full_tensor() * seed).sum().backward()
         assert torch.equal(local.grad, own)
+        with torch.no_grad():
+            x = DTensor.from_local(local, mesh, [R, *inner], shape=(5, 3), grad_placements=[P, *inner])
+        assert not x.requires_grad
+        assert x.to_local().data_ptr() == local.data_ptr()
         return [mesh.coordinate[1:], own, *result]
 
     rows = on_ranks(on_rank, *shape)

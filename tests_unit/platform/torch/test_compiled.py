@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 
 from hyper_parallel.core.data_parallel import fully_shard
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -168,6 +169,37 @@ def scaled(x):
     return x * (dist.get_rank() + 1)
 
 
+def in_world(x):
+    """A function in which the compiler takes for constants whether there is a world, and the rank."""
+    return scaled(x) if dist.is_initialized() else x * 100
+
+
+def test_code_that_was_compiled_outside_is_compiled_again_on_ranks():
+    """What ranks compile does not use the code of a call outside of them, in which there is no world."""
+    assert torch.compile(in_world, backend="eager")(torch.ones(1)).tolist() == [100.0]
+
+    def on_rank():
+        return torch.compile(in_world, backend="eager")(torch.ones(1)).item()
+
+    assert simulate(on_rank, 3, "torch", timeout=600) == [1.0, 2.0, 3.0]
+    assert torch.compile(in_world, backend="eager")(torch.ones(1)).tolist() == [100.0]
+
+
+def test_functional_collectives_are_part_of_a_graph():
+    """With PyTorch's own group, functional collectives are traced as without this package, and equal to eager ones."""
+
+    def on_rank():
+        world, x = dist.group.WORLD, torch.ones(2) + dist.get_rank()
+
+        def collected(x):
+            rows = functional.all_gather_tensor(functional.all_reduce(x, "sum", world), 0, world)
+            return functional.wait_tensor(rows) + 1
+
+        return torch.equal(torch.compile(collected, backend="aot_eager", fullgraph=True)(x), collected(x))
+
+    assert simulate(on_rank, 3, "torch", timeout=600) == [True] * 3
+
+
 def test_simulated_ranks_have_compiled_code_of_their_own():
     """The rank is a constant of compiled code, so each simulated rank has its own, also after a collective inside."""
 
@@ -188,18 +220,26 @@ def test_simulated_ranks_have_compiled_code_of_their_own():
 
 def test_compiled_code_that_ranks_would_share_is_refused():
     """A function that was compiled outside of the ranks would answer each with the constants of the first."""
-    shared = torch.compile(scaled, backend="eager")
+    shared = torch.compile(in_world, backend="eager")
 
     def on_rank():
         with pytest.raises(Exception, match="was called outside") as caught:
             shared(torch.ones(2))
         return str(caught.value)
 
-    assert (
-        "torch.compile was called outside of the function that each simulated rank runs, so that ranks would share "
-        "compiled code, in which the rank is a constant; call torch.compile in that function, or run the program on "
-        "real processes"
-    ) in simulate(on_rank, 2, "torch", timeout=600)[1]
+    def refused():
+        return (
+            "torch.compile was called outside of the function that each simulated rank runs, so that ranks would share "
+            "compiled code, in which the rank is a constant; call torch.compile in that function, or run the program "
+            "on real processes"
+        ) in simulate(on_rank, 2, "torch", timeout=600)[1]
+
+    assert refused()
+    for _ in range(2):
+        assert shared(torch.ones(2)).tolist() == [100.0, 100.0]
+        assert refused()
+    torch._dynamo.reset()
+    assert refused()
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).tolist() == [2.0]
 
 

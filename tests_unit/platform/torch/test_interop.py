@@ -10,12 +10,12 @@ from torch.distributed import device_mesh as peer_mesh, tensor as peer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, own_placements
 from hyper_parallel.core.shard import local_map
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from hyper_parallel.errors import ArgumentTypeError, UnsupportedOnBackend
+from hyper_parallel.errors import ArgumentTypeError, MeshError, UnsupportedOnBackend
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -151,6 +151,30 @@ def test_simulated_ranks_convert_as_well():
         return torch.equal(converted.full_tensor(), full)
 
     assert simulate(body, 2, platform="torch") == [True, True]
+
+
+@pytest.mark.parametrize(
+    "ranks, axis, shown",
+    [([2, 0, 1], "a", "a=3, ranks=[2, 0, 1]"), ([[0, 1], [3, 2]], "b", "a=2, b=2, ranks=[0, 1, 3, 2]")],
+)
+def test_meshes_whose_ranks_descend_have_no_mesh_of_pytorch(ranks, axis, shown):
+    """PyTorch's groups order ranks, so every rank refuses a mesh in which they descend, if only on another's line."""
+
+    def body():
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b")[: 1 + isinstance(ranks[0], list)])
+        x = distribute_tensor(torch.arange(12.0), mesh, [Shard(0)] * mesh.ndim)
+        assert torch.equal(x.full_tensor(), torch.arange(12.0))
+        with pytest.raises(MeshError) as caught:
+            x.to_torch()
+        return str(caught.value)
+
+    world = torch.tensor(ranks).numel()
+    expected = (
+        f"PyTorch's groups order their ranks, and along axis {axis} of DeviceMesh(cpu, {shown}) ranks descend, so that "
+        "its collectives would take shards for those of other ranks; make the mesh with ranks that ascend along every "
+        "axis, or use this library's own functions, such as redistribute() and full_tensor()"
+    )
+    assert simulate(body, world, platform="torch") == [expected] * world
 
 
 def test_a_world_is_needed():

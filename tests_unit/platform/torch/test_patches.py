@@ -56,7 +56,7 @@ def test_every_patch_is_installed_once():
 
 
 def test_modules_that_are_imported_later_are_patched():
-    """What PyTorch imports only with its ``fully_shard`` has its replacements once it is there."""
+    """What PyTorch imports only with its ``fully_shard`` or its compiler has its replacements once it is there."""
     platform_named("torch")
     for name, late in LATE_PATCHES.items():
         for owner, attribute in late(importlib.import_module(name)).places:
@@ -336,6 +336,30 @@ def test_functional_collectives_take_our_mesh(world):
         return str(caught.value)
 
     assert simulate(rank, world, "torch")[0] == "get_group: the mesh has axes ('dp', 'tp'); name one of them"
+
+
+def test_functional_collectives_refuse_a_mesh_whose_ranks_descend():
+    """Their results would be in the order of ranks, which is not that of the mesh; an axis that ascends is taken."""
+
+    def rank():
+        from torch.distributed import _functional_collectives as functional
+
+        mesh = DeviceMesh("cpu", [[1, 0], [3, 2]], mesh_dim_names=("dp", "tp"))
+        own = torch.tensor([float(mesh.rank)])
+        assert functional.all_gather_tensor(own, 0, (mesh, "dp")).tolist() == mesh.get_rank_list_along_axis("dp")
+        texts = []
+        for group in ((mesh, "tp"), mesh["tp"]):
+            with pytest.raises(MeshError) as caught:
+                functional.all_gather_tensor(own, 0, group)
+            texts.append(str(caught.value))
+        return texts
+
+    assert simulate(rank, 4, "torch")[0] == [
+        f"PyTorch's groups order their ranks, and along axis tp of DeviceMesh(cpu, {shown}) ranks descend, so that its "
+        "collectives would take shards for those of other ranks; make the mesh with ranks that ascend along every "
+        "axis, or use this library's own functions, such as redistribute() and full_tensor()"
+        for shown in ("dp=2, tp=2, ranks=[1, 0, 3, 2]", "tp=2, ranks=[1, 0]")
+    ]
 
 
 def test_groups_of_a_mesh_are_pytorchs():

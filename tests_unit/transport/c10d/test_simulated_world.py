@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,18 @@ def test_every_rank_finds_the_world_initialised():
 
     expected = [(True, rank, 3, "gloo", [str(rank), str(rank), "3", "127.0.0.1"]) for rank in range(3)]
     assert simulate(body, 3, "torch") == expected
+
+
+def test_a_run_drops_code_that_was_compiled_before(monkeypatch):
+    """Ranks would run that code, in which the world outside is a constant; a compiler that is not there has none."""
+    dropped = []
+    compiler = SimpleNamespace(reset_code_caches=lambda: dropped.append("code"))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)
+    with INSTALLATION.run():
+        assert dropped == ["code"]
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    with INSTALLATION.run():
+        assert dropped == ["code"]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"backend": "gloo"}, {"backend": "nccl", "init_method": "tcp://host:1"}])
