@@ -51,6 +51,11 @@ def _cast(dtype: torch.dtype, leaf: Any) -> Any:
     return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
+def _policy_dtype(policy: torch.dtype | None, own: torch.dtype) -> torch.dtype:
+    """Return the dtype of a policy for values of dtype ``own``: integer and complex ones keep their own."""
+    return policy if policy is not None and own.is_floating_point else own
+
+
 def _local_shape(original: Any) -> tuple[int, ...]:
     """Return the shape of what the data axis shares of ``original``."""
     return tuple(original.local_shape if isinstance(original, TorchDTensor) else original.shape)
@@ -89,11 +94,10 @@ class FullyShardedGroup:
         # Weak, so that the memory of the whole parameters is freed.
         self.originals = [ref(original) for original, _, _ in parameters]
         self.members = [
-            ShardedParameter(*each, slot, options.param_dtype or each[0].dtype)
+            ShardedParameter(*each, slot, _policy_dtype(options.param_dtype, each[0].dtype))
             for each, slot in zip(parameters, self.plan.slots, strict=True)
         ]
-        self.trained = [member for member in self.members if member.whole.requires_grad]
-        self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
+        self._plan_gradients()
         self.is_gathered = self.in_backward = self.is_reduced = False
         # One rank of a world that does not exist computes without values.
         self.is_meta = any(member.local.is_meta for member in self.members) and platform.transport().backend != "fake"
@@ -122,9 +126,14 @@ class FullyShardedGroup:
         for member in self.members:
             if member.local.is_meta:
                 member.materialize()
+        self._plan_gradients()
         self._prepare_rows()
         self.schedule.set_device(self.device)
         self.is_meta = False
+
+    def _plan_gradients(self) -> None:
+        self.trained = [member for member in self.members if member.whole.requires_grad]
+        self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
 
     def _prepare_rows(self) -> None:
         first = self.members[0].local
@@ -132,7 +141,7 @@ class FullyShardedGroup:
         self.tail = first.new_zeros(len(self.ranks))
         self.gather_step = ("all_gather", self.plan.row + len(self.ranks), dtype)
         width = self.gradient_plan.row + len(self.trained) + len(self.ranks)
-        self.reduce_step = ("reduce_scatter", width, self.options.reduce_dtype or dtype)
+        self.reduce_step = ("reduce_scatter", width, _policy_dtype(self.options.reduce_dtype, dtype))
         for member in self.trained:
             member.whole.register_post_accumulate_grad_hook(self._check_in_backward)
         self.paddings = [first.new_zeros(member.slot.size - member.local.numel()) for member in self.members]
@@ -260,9 +269,7 @@ class FullyShardedGroup:
         self._expose(whole=False)
         if not self.is_reduced or any(member.whole.grad is not None for member in self.trained):
             self._finish()
-        for member in self.trained:
-            reason = None if member.accumulated is None else ACCUMULATED
-            set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
+        self.announce_reduced()
         self.in_backward = False
         self.running.clear()
         self.entered.clear()
@@ -276,9 +283,13 @@ class FullyShardedGroup:
         self.entered.clear()
         for member in self.trained:
             member.whole.grad = None
+        self.free()
+
+    def announce_reduced(self) -> None:
+        """Let optimizers step, unless gradients were accumulated."""
+        for member in self.trained:
             reason = None if member.accumulated is None else ACCUMULATED
             set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
-        self.free()
 
     def _check_in_backward(self, whole: torch.Tensor) -> None:
         """Refuse a gradient that no output of the module has announced: it would never be reduced."""

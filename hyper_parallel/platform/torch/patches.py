@@ -34,6 +34,7 @@ from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
 from hyper_parallel.platform.torch.interop import require_ascending, torch_mesh
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
+from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
 
@@ -149,6 +150,19 @@ def _converting_once(plain: Call) -> Call:
 
 _LEAVES = frozenset({TorchDTensor, list, tuple})
 _mode_is_active = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - no public spelling
+
+
+def _abandoning_what_raises(run: Call) -> Call:
+    @wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            abandon_failed_backward()
+            raise
+
+    return run_backward
+
 
 # -- compositions that ask for the storage format ----------------------------------------------------------------------
 
@@ -315,6 +329,12 @@ PATCHES: tuple[Patch, ...] = (
         _converting_once,
         "it reads outputs and inputs, asks every one for __torch_function__, and on the locals does it all again",
         references=True,
+    ),
+    Patch(
+        ((torch.autograd, "_engine_run_backward"), (torch.autograd.graph, "_engine_run_backward")),
+        _abandoning_what_raises,
+        "its callbacks are not called where a backward raises: modules of fully_shard would keep their whole "
+        "parameters, and reductions in flight would be added to the gradients of the next backward",
     ),
     Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),

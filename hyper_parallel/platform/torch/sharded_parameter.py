@@ -109,13 +109,22 @@ class ShardedParameter:
         """Check that the modules and the shard are those that were sharded.
 
         Raises:
-            PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype.
+            PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype, or
+                ``requires_grad`` has changed.
         """
         for owner, name in self.owners:
             present = owner._parameters.get(name)  # noqa: SLF001 - no public spelling
             if present is self.exposed or (present is self.sharded and self.local.dtype is self._dtype):
                 continue
             raise replaced_parameter(name, owner)
+        if self.sharded.requires_grad != self.whole.requires_grad:
+            owner, name = self.owners[0]
+            msg = (
+                f"fully_shard: requires_grad of parameter {name} of {type(owner).__name__} was "
+                f"{self.whole.requires_grad} and is {self.sharded.requires_grad}; freeze or unfreeze parameters before "
+                "fully_shard"
+            )
+            raise PlanError(msg)
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""

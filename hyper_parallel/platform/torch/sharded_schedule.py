@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
+from hyper_parallel.transport.base import active_transport_of
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Finish, Step
 
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["ShardedSchedule"]
+__all__ = ["ShardedSchedule", "abandon_failed_backward"]
+
+_RUNNING: set[ShardedSchedule] = set()
+"""Those with groups in backward, of all simulated ranks."""
+_LOCK = Lock()
+
+
+def abandon_failed_backward() -> None:
+    """Forget the backward passes of this rank that an exception has ended; no collective is called."""
+    rank = active_transport_of("torch")
+    with _LOCK:
+        failed = [schedule for schedule in _RUNNING if schedule.rank is rank]
+    for schedule in failed:
+        schedule.abandon()
 
 
 class ShardedSchedule:
@@ -27,6 +42,7 @@ class ShardedSchedule:
     def __init__(self, platform: Any, device: torch.device | None, ranks: Ranks) -> None:
         self._carrier = RowCarrier(platform, device)
         self.sequence = AgreedSequence(self._carrier, ranks)
+        self.rank = active_transport_of("torch")  # the simulated one
         self.groups: dict[str, Any] = {}
         self._depth = 0
         self._in_backward: list[Any] = []
@@ -44,11 +60,11 @@ class ShardedSchedule:
 
     def enter_forward(self, group: Any) -> None:
         """Begin the forward of ``group``; the outermost one opens a window."""
-        if self.sequence.window is not None and self._is_stale():
-            for abandoned in self._in_backward:
-                abandoned.abandon_backward()
-            self._in_backward.clear()
+        if self._is_stale():
+            self.abandon()
             self._close()
+            for each in self.groups.values():
+                each.announce_reduced()
         if self.sequence.window is None:
             self._depth = 0
             self.sequence.open(("forward", group.name, torch.is_grad_enabled()))
@@ -65,15 +81,34 @@ class ShardedSchedule:
         if self.sequence.window is None:
             self.sequence.open(("backward", group.name, group.reduces))
         self._in_backward.append(group)
+        with _LOCK:
+            _RUNNING.add(self)
 
     def leave_backward(self, group: Any) -> None:
         """End the backward of ``group``; the last one waits for all reductions."""
         self._in_backward.remove(group)
         if not self._in_backward:
+            self._run_no_more()
             if self.sequence.window is not None and self.sequence.window[0] == "backward":
                 self._close()
             else:
                 self.sequence.complete_all()
+
+    def abandon(self) -> None:
+        """Forget a backward that has raised, with its gradients that are not reduced yet.
+
+        Its window stays open, for what ranks owe each other, until the next forward.
+        """
+        if self._is_stale():
+            for group in self._in_backward:
+                group.abandon_backward()
+            self._in_backward.clear()
+            self._run_no_more()
+            self.sequence.forget_reductions()
+
+    def _run_no_more(self) -> None:
+        with _LOCK:
+            _RUNNING.discard(self)
 
     def run(self, step: Step, rows: torch.Tensor, finish: Finish) -> int:
         """See :meth:`AgreedSequence.run`."""
@@ -90,7 +125,8 @@ class ShardedSchedule:
     def _is_stale(self) -> bool:
         """Whether the open window is of a backward that has raised."""
         running = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
-        return self.sequence.window[0] == "backward" and not running
+        window = self.sequence.window
+        return window is not None and window[0] == "backward" and not running
 
     def _close(self) -> None:
         try:

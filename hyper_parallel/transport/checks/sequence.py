@@ -67,6 +67,10 @@ class Carrier(Protocol):
         """Return which of ``ranks`` have set their flags."""
 
 
+def _drop(result: Any) -> None:
+    del result
+
+
 class _Launched(NamedTuple):
     step: Step
     work: Work
@@ -215,6 +219,12 @@ class AgreedSequence:
                 order[index], order[index + 1], operation = following, step, following.operation
             ahead += 1 if operation == "all_gather" else -1
         return tuple(order)
+
+    def forget_reductions(self) -> None:
+        """Let the results of the reductions that are in flight be dropped."""
+        self._launched = [
+            each if each.step.operation == "all_gather" else each._replace(finish=_drop) for each in self._launched
+        ]
 
     def _launch(self, step: Step, rows: Any, finish: Finish) -> int:
         self.complete(len(self._launched) + 1 - _IN_FLIGHT)

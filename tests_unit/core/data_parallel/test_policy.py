@@ -104,3 +104,37 @@ def test_inputs_are_left_alone_where_the_policy_says_so():
             assert seen["y"].dtype is torch.float64
 
     simulate(rank, 2, platform="torch")
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_integer_and_complex_parameters_keep_their_dtype(accumulates):
+    """The dtypes of a policy are for floating parameters: indices above 256 and imaginary parts stay exact."""
+    import torch
+
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.tensor([257, 16777217, 3]), requires_grad=False)
+            self.wave = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j, 0.5j], dtype=torch.complex128))
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            assert (self.table.dtype, self.scale.dtype) == (torch.int64, torch.bfloat16)
+            assert self.table.tolist() == [257, 16777217, 3]
+            return (self.wave * self.wave.conj() * x.double()).real.sum() + self.scale.sum()
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        dense = Mixed()
+        model = fully_shard(Mixed(), mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        x = torch.tensor([1.0, 2.0, 4.0])
+        if accumulates:
+            with no_sync(model):
+                model(x).backward()
+        model(x).backward()
+        expected = (2 * dense.wave * x * (1 + accumulates)).detach()
+        assert model.wave.grad.full_tensor().equal(expected.to(torch.complex128))
+        assert model.scale.grad.full_tensor().tolist() == [1.0 + accumulates] * 3
+        assert model.table.grad is None
+
+    simulate(rank, 2, platform="torch")

@@ -369,6 +369,137 @@ def test_after_a_backward_that_raises_training_goes_on():
     on_ranks(2, rank)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_backward_that_raises_leaves_no_gradient_behind(world):
+    """Modules hold their shards again at once, and what was in flight is not added after ``zero_grad``."""
+    import torch
+
+    def fail(_gradient):
+        raise ValueError("stop here")
+
+    def rank(mesh):
+        torch.manual_seed(0)
+        dense = torch.nn.Sequential(*(torch.nn.Linear(3, 3).double() for _ in range(3)))
+        for zeroed in ("module", "optimizer"):
+            model = copy.deepcopy(dense)
+            for layer in model:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            zero_grad = (model if zeroed == "module" else torch.optim.SGD(model.parameters(), lr=0.1)).zero_grad
+            for at in (1, 0, 2):
+                x = random(2, 3).requires_grad_()
+                handle = model[at].register_forward_pre_hook(lambda _, inputs: (Failing.apply(inputs[0]),))
+                loss = model(x).sum()
+                handle.remove()
+                with pytest.raises(ValueError, match="stop here"):
+                    loss.backward()
+                assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+                zero_grad()
+                dense.zero_grad()
+                for each in (model, dense):
+                    each(x).square().sum().backward()
+                for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+                    assert_same(mine.grad, theirs.grad, "gradient")
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(_ctx, gradient):
+            fail(gradient)
+
+    on_ranks(world, rank)
+
+
+def test_a_backward_that_raises_elsewhere_leaves_a_forward_alone():
+    """A plain backward that raises within a sharded forward, or beside one, changes no gradient."""
+    import torch
+
+    def fail(_gradient):
+        raise ValueError("stop here")
+
+    class Trying(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3).double()
+            self.last = torch.nn.Linear(3, 3).double()
+
+        def forward(self, x):
+            hidden = self.inner(x)
+            with torch.enable_grad():
+                other = hidden.detach().requires_grad_()
+                product = other * 2
+                product.register_hook(fail)
+                with pytest.raises(ValueError, match="stop here"):
+                    product.sum().backward()
+            return self.last(hidden)
+
+    def rank(mesh):
+        torch.manual_seed(0)
+        dense = Trying()
+        model = copy.deepcopy(dense)
+        fully_shard(model.inner, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for _ in range(3):
+            for each in (model, dense):
+                each.zero_grad()
+                each(random(2, 3)).square().sum().backward()
+            for mine, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+                assert_same(mine.grad, theirs.grad, "gradient")
+
+    on_ranks(2, rank)
+
+
+def test_requires_grad_that_changes_after_sharding_is_refused():
+    """Freezing would still give gradients, and what is unfrozen would silently not train."""
+    import torch
+
+    def rank(mesh):
+        messages = []
+        for before in (True, False):
+            model = torch.nn.Linear(3, 4).requires_grad_(before)
+            fully_shard(model, mesh=mesh)
+            model(torch.ones(1, 3))
+            model.requires_grad_(not before)
+            with pytest.raises(PlanError) as info:
+                model(torch.ones(1, 3))
+            messages.append(str(info.value))
+        return messages
+
+    assert on_ranks(2, rank)[0] == [
+        (
+            f"fully_shard: requires_grad of parameter weight of Linear was {before} and is {not before}; freeze or "
+            "unfreeze parameters before fully_shard"
+        )
+        for before in (True, False)
+    ]
+
+
+def test_requires_grad_of_values_made_after_sharding_counts():
+    """What is frozen or unfrozen between sharding on the meta device and the first forward trains accordingly."""
+
+    def rank(mesh):
+        import torch
+
+        for frozen in ("weight", "bias"):
+            with torch.device("meta"):
+                model = torch.nn.Linear(3, 5)
+                model.bias.requires_grad_(False)
+            fully_shard(model, mesh=mesh).to_empty(device="cpu")
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name != frozen)
+                torch.nn.init.ones_(parameter)
+            model(torch.full((2, 3), 2.0)).sum().backward()
+            grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+            assert grads.pop(frozen) is None
+            [(name, gradient)] = grads.items()
+            assert gradient.full_tensor().tolist() == ([[4.0] * 3] * 5 if name == "weight" else [2.0] * 5)
+
+    on_ranks(2, rank)
+
+
 def test_a_backward_within_a_forward_is_reduced():
     """A module whose forward trains its submodules leaves reduced gradients behind."""
     import torch
