@@ -87,12 +87,10 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
         yield from bench.optimizers()
         yield from bench.rest()
         yield from bench.chain()
-    for size in SIZES:
+        yield from bench.of_world()  # here, since PyTorch keeps the mesh of an operator, with its group
+    for size in SIZES[1:]:
         with _world(size, device):
-            bench = _Bench(repeats, rounds, size, device)
-            yield from bench.redistributions()
-            if size in BLOCK_SIZES:
-                yield bench.sequence_parallel_block()
+            yield from _Bench(repeats, rounds, size, device).of_world()
 
 
 @contextmanager
@@ -254,6 +252,12 @@ class _Bench:
         """Forward and backward of a transformer block, tensor parallel."""
         calls = blocks(self.size, self.tensors)
         return self.measure("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
+
+    def of_world(self) -> Iterator[BenchmarkRow]:
+        """What is measured in worlds of several sizes."""
+        yield from self.redistributions()
+        if self.size in BLOCK_SIZES:
+            yield self.sequence_parallel_block()
 
     def sequence_parallel_block(self) -> BenchmarkRow:
         """The same with activations sharded along the sequence between the tensor-parallel regions."""
