@@ -245,7 +245,7 @@ class FullyShardedGroup:
         for member in self.members:
             _append(parts, ops.stop_gradient(member.local).reshape(-1), member.slot.size)
         row = mint.cat(parts)
-        return row if self.options.param_dtype is None else row.astype(self.options.param_dtype)
+        return self._in_policy_dtype(row, self.options.param_dtype)
 
     def gather(self, row: Tensor) -> list[Tensor]:
         """Return the whole of each parameter, from the rows of all ranks."""
@@ -279,8 +279,11 @@ class FullyShardedGroup:
         return self._reduced(totals)
 
     def _to_reduce(self, gradient: Tensor) -> Tensor:
-        dtype = self.options.reduce_dtype
-        return gradient if dtype is None else gradient.astype(dtype)
+        return self._in_policy_dtype(gradient, self.options.reduce_dtype)
+
+    def _in_policy_dtype(self, value: Tensor, dtype: Any) -> Tensor:
+        """Return floating values in the dtype of a policy; integer and complex ones keep their own."""
+        return value.astype(dtype) if dtype is not None and self.platform.is_real_floating(value) else value
 
     def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor]:
         """Average the gradients over the ranks, in one collective, and return this rank's part of each."""

@@ -334,6 +334,32 @@ def test_dtypes_of_the_policy():
     simulate(rank, 2, platform="mindspore")
 
 
+def test_a_policy_leaves_integers_alone():
+    """A frozen table of integers, beside floating weights, has its values and dtype under ``param_dtype``."""
+
+    def rank():
+        import mindspore as ms
+        from mindspore import nn
+
+        class Layer(nn.Dense):
+            def __init__(self):
+                super().__init__(3, 5)
+                self.table = ms.Parameter(ms.Tensor([1, 300, 2049, 5, 7], ms.int32), name="table", requires_grad=False)
+
+            def construct(self, x):
+                seen.append((self.table.dtype, self.table.asnumpy().tolist(), self.weight.dtype))
+                return super().construct(x)
+
+        seen = []
+        model = Layer()
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(ms.float16, ms.float32))
+        model(ms.Tensor(array(2, 3)))
+        assert seen == [(ms.int32, [1, 300, 2049, 5, 7], ms.float16)]
+
+    simulate(rank, 2, platform="mindspore")
+
+
 def test_a_cell_that_calls_itself_and_one_that_raises():
     """An inner call ends without taking the outer call's parameters away; after an error the shards are back."""
 
