@@ -112,10 +112,11 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         """
         del stride
         special = run_check or shape is not None or grad_placements is not None
-        even = None if special else _even_before(local, device_mesh, placements)
+        key = None if special else _even_key(local, device_mesh, placements)
+        even = _even_before(local, key)
         if even is not None:
             return _wrap_callers(local, *even)
-        mesh, given = resolve_mesh(device_mesh), placements
+        mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
             raise ArgumentTypeError(msg)
@@ -143,8 +144,8 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             raise ShardMismatchError(msg)
         if grad_placements is not None:
             local = _reducing_gradient(local, platform, layout, grad_placements)
-        elif shape is None:
-            _remember_even(local, mesh, given, (platform, layout))
+        elif key is not None:
+            _remember_even(key, (platform, layout))
         return _wrap_callers(local, platform, layout)
 
     @staticmethod
@@ -340,19 +341,17 @@ def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
     return (type(local), mesh, *placements, *getattr(local, "shape", ()))
 
 
-def _even_before(local: Any, mesh: Any, placements: Any) -> tuple[Platform, Layout] | None:
-    """The platform and layout of an earlier call with this type, mesh, placements and local shape."""
-    even = _EVEN.get(_even_key(local, mesh, placements))
+def _even_before(local: Any, key: tuple[Any, ...] | None) -> tuple[Platform, Layout] | None:
+    """The platform and layout of an earlier call with this key."""
+    even = _EVEN.get(key)
     return even if even is not None and even[0].is_dense(local) else None
 
 
-def _remember_even(local: Any, mesh: DeviceMesh, placements: Any, even: tuple[Platform, Layout]) -> None:
-    key = _even_key(local, mesh, placements)
-    if key is not None:
-        with _LOCK:
-            if len(_EVEN) >= _MAX_EVEN:  # shapes and meshes that never come again must not fill the memory
-                _EVEN.clear()
-            _EVEN[key] = even
+def _remember_even(key: tuple[Any, ...], even: tuple[Platform, Layout]) -> None:
+    with _LOCK:
+        if len(_EVEN) >= _MAX_EVEN:  # shapes and meshes that never come again must not fill the memory
+            _EVEN.clear()
+        _EVEN[key] = even
 
 
 _LISTS = frozenset({list, tuple})
