@@ -190,9 +190,11 @@ class MindSporeTensors(TensorsFacet):
         return filled(tuple(tensor.shape), fill_value, dtype)
 
     def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
-        """``mint.empty``; pinned where there is a device to pin for."""
-        pinned = pin_memory and device_type() != "cpu"
+        """``mint.empty``; pinned where there is a device to pin for. Of a delayed tensor: one with its initializer."""
         dtype = tensor.dtype if dtype is None else dtype
+        if is_delayed(tensor) and device is None and dtype == tensor.dtype:
+            return without_values(tensor, tuple(tensor.shape))
+        pinned = pin_memory and device_type() != "cpu"
         return mint.empty(tuple(tensor.shape), dtype=dtype, device=device, pin_memory=pinned)
 
     def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:

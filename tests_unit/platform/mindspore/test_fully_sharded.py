@@ -18,6 +18,7 @@ from hyper_parallel import (
 )
 from hyper_parallel.core.data_parallel import MixedPrecisionPolicy, fully_shard, no_sync
 from hyper_parallel.errors import PlanError, UnsupportedOnBackend
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -158,6 +159,7 @@ def test_training_equals_one_device(world, reshard, optimizer):
 @pytest.mark.slow
 def test_real_processes():
     """Over real processes as well."""
+    require_transport("mindspore")
     launch(train_sharded, 2, "mindspore", (2, True, "nn.Momentum"))
 
 

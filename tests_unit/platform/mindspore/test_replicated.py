@@ -17,6 +17,7 @@ from hyper_parallel import (
     replicate,
 )
 from hyper_parallel.errors import PlanError, UnsupportedOnBackend
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -117,6 +118,7 @@ def test_gradients_are_those_of_one_device(world, bucket):
 @pytest.mark.slow
 def test_real_processes():
     """Over real processes as well."""
+    require_transport("mindspore")
     assert launch(train, 2, "mindspore", (2, 0.0001)) == [5, 5]
 
 
