@@ -157,7 +157,7 @@ def main(arguments):
     status = 0
     for name, (start, body, size, rounds) in LOADS.items():
         if options.only in name:
-            before, after = start(body, size, "torch", (options.rounds or rounds,), timeout=3600)[0]
+            before, after = start(body, size, "torch", (options.rounds or rounds,), timeout=4 * 3600)[0]
             status |= bool(grown(before, after))
             print(f"{name}: {before} -> {after}: {grown(before, after) or 'flat'}", flush=True)
     return status
