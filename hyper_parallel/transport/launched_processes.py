@@ -27,7 +27,7 @@ from hyper_parallel.transport.launched_rank import RankSetup, launched_main
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.processes import local_environment, rehearsed_engine, search_path
-from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
+from hyper_parallel.transport.rank_pool import SERVERS, Worker, end_processes, preload, stacks_of
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.requests import Requests, called
 from hyper_parallel.transport.serialization import unpack
@@ -39,7 +39,6 @@ _HISTORY = 64
 _OUTPUT_CHARACTERS = 20_000
 _MAX_PROCESSES = 12
 _START_SECONDS = 120.0
-_SERVER = {"torch": "torch", "mindspore": "rehearsal"}
 
 _Key = tuple[str, int, str, str]  # framework, number of ranks, device, rehearsed engine
 
@@ -77,7 +76,7 @@ class _Team:
                 output.touch()
                 store = str(self._folder / "store")
                 setup = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid(), self.key[3])
-                self.workers.append(Worker(launched_main, (setup,), _SERVER[framework]))
+                self.workers.append(Worker(launched_main, (setup,), SERVERS[framework]))
         except BaseException:
             self.close(range(len(self.workers)))
             raise
@@ -278,7 +277,7 @@ class _LaunchedWorld:
 
 def warm_up(framework: str, module: str) -> None:
     """Let ranks of real worlds of ``framework`` start with ``module`` imported, where none has started yet."""
-    preload(_SERVER[framework], module)
+    preload(SERVERS[framework], module)
 
 
 def run_launched(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LaunchedRun:

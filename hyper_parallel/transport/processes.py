@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 from contextlib import contextmanager
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENGINE_VARIABLE",
+    "SharedFile",
     "available",
     "end_ranks",
     "local_environment",
@@ -60,6 +62,24 @@ def python_command(module: str, *arguments: str) -> list[str]:
     """``python -m module arguments`` with the search path of this process and no other."""
     code = f"{_searching_here()}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", code, *arguments]
+
+
+class SharedFile:
+    """An open file of this process, as an argument of a process that a fork server starts.
+
+    Args:
+        number: its descriptor here; in the started process ``number`` is the descriptor there.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_file, (reduction.DupFd(self.number),)  # type: ignore[attr-defined] # on POSIX only
+
+
+def _received_file(duplicate: Any) -> SharedFile:
+    return SharedFile(duplicate.detach())
 
 
 @contextmanager

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEDGER_VARIABLE",
+    "SERVERS",
     "Worker",
     "check_in",
     "check_out",
@@ -53,6 +54,9 @@ _PRELOAD = {
     "rehearsal": ["mindspore", "hyper_parallel.transport.mindspore", "hyper_parallel.transport.c10d"],
     "torch": ["torch", "hyper_parallel.transport.c10d"],
 }
+SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
+"""Fork servers of real ranks, by framework."""
+
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
 _TERM_SECONDS = 5.0
@@ -164,12 +168,20 @@ def check_in(team: list[Worker]) -> None:
 
 
 def start_process(
-    target: object, args: tuple[object, ...], name: str, framework: str = "mindspore"
+    target: object, args: tuple[object, ...], name: str, framework: str = "mindspore", *, daemon: bool = True
 ) -> ForkServerProcess:
-    """Start a daemon process from the framework's fork server; it does not import our ``__main__`` again."""
+    """Start a process from the framework's fork server; it does not import our ``__main__`` again.
+
+    Args:
+        target: what it calls.
+        args: with what.
+        name: of the process.
+        framework: of the fork server; see :data:`SERVERS`.
+        daemon: False for a process that may start processes of its own by ``multiprocessing``.
+    """
     context = multiprocessing.get_context("forkserver")
     with _LOCK, starting(f"process {name}"), _environment(), _no_main(), _server(framework):
-        process = context.Process(target=target, args=args, name=name, daemon=True)  # type: ignore[arg-type]
+        process = context.Process(target=target, args=args, name=name, daemon=daemon)  # type: ignore[arg-type]
         process.start()
     return process
 

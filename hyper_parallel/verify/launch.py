@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
-import subprocess
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +19,7 @@ from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
-from hyper_parallel.transport.out_of_memory import starting
-from hyper_parallel.transport.processes import local_environment, python_command, search_path
+from hyper_parallel.transport.processes import SharedFile, local_environment, search_path
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.timeouts import positive_seconds
@@ -34,7 +32,6 @@ _GRACE_SECONDS = 5.0
 _STACK_SECONDS = 0.5
 _ROUND_SECONDS = 0.01
 _LOG_CHARACTERS = 4000
-_EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")  # in torchrun's report
 
 
 def launch(
@@ -48,9 +45,9 @@ def launch(
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a world of real processes.
 
-    PyTorch ranks are started by torchrun and communicate over gloo; MindSpore ranks are forked from a warm fork server
-    and communicate over PyTorch's gloo, too (MindSpore's own CPU collectives are incomplete). ``fn``, ``args`` and
-    results are pickled, functions by value.
+    Ranks are forked from a process that has imported the framework, and have the environment that torchrun gives. They
+    communicate over gloo, MindSpore's over PyTorch's, too (MindSpore's own CPU collectives are incomplete). ``fn``,
+    ``args`` and results are pickled, functions by value.
 
     Args:
         fn: the function that every rank calls.
@@ -84,7 +81,7 @@ def launch(
         _write_task(folder, fn, args, world_size, platform, device)
         (folder / launch_worker.DEVICE).write_text(device)
         server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
-        world = _Torchrun(folder, world_size) if platform == "torch" else _Processes(folder, world_size)
+        world = _Processes(folder, world_size, platform)
         try:
             try:
                 _await(world, server, folder, timeout)
@@ -98,57 +95,19 @@ def launch(
             raise
 
 
-class _Torchrun:
-    """PyTorch ranks under torchrun."""
-
-    def __init__(self, folder: Path, world_size: int) -> None:
-        command = python_command(
-            "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
-            "--no-python", *python_command("hyper_parallel.verify.launch_worker", str(folder)),
-        )  # fmt: skip
-        # Unbuffered, as torchrun starts Python: a killed rank loses none of its output.
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **local_environment()}
-        self._folder = folder
-        self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
-        # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
-        with starting("torchrun"):
-            self._agent = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
-                command, env=environment, start_new_session=True, stdout=None, stderr=self._log
-            )
-
-    def running(self) -> bool:
-        """Return whether torchrun has not ended."""
-        return self._agent.poll() is None
-
-    def codes(self) -> dict[int, int]:
-        """Return the exit codes of the ranks that failed, which torchrun lists by process id."""
-        ranks = {int(path.read_text()): int(path.stem) for path in self._folder.glob("*.pid") if path.read_text()}
-        text = (self._folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-        listed = ((int(pid), int(code)) for code, pid in _EXIT_CODE.findall(text))
-        return {ranks[pid]: code for pid, code in listed if pid in ranks}
-
-    def end(self) -> None:
-        """End torchrun by SIGTERM, which it passes on to its ranks, then by SIGKILL."""
-        if self.running():
-            self._agent.terminate()
-            try:
-                self._agent.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._agent.kill()
-        self._agent.wait()
-        self._log.close()
-
-
 class _Processes:
-    """MindSpore ranks from the fork server."""
+    """The ranks of a world, forked from a warm fork server; what they print to stderr is kept in the folder."""
 
-    def __init__(self, folder: Path, world_size: int) -> None:
-        from hyper_parallel.transport.rank_pool import start_process  # starts a fork server when used
+    def __init__(self, folder: Path, world_size: int, platform: str) -> None:
+        from hyper_parallel.transport.rank_pool import SERVERS, start_process  # starts a fork server when used
 
         self._processes = [
-            start_process(launch_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}")
+            start_process(
+                launch_worker.serve, (str(folder), rank, platform, SharedFile(1)), f"rank-{rank}", SERVERS[platform],
+                daemon=False,
+            )
             for rank in range(world_size)
-        ]
+        ]  # fmt: skip
 
     def running(self) -> bool:
         """Return whether ranks still run and none has failed."""
@@ -175,10 +134,20 @@ def _write_task(
     measurement = current_measurement(until_sigterm=False)  # a rank that is ended writes down where it was
     task = RankTask(-1, world_size, body, None, search_path(), str(Path.cwd()), measurement=measurement)
     (folder / "launcher").write_text(str(os.getpid()))
-    (folder / "task").write_bytes(pickle.dumps(task))
+    (folder / "task").write_bytes(pickle.dumps((task, _environment(world_size))))
 
 
-def _await(world: _Torchrun | _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:
+def _environment(world_size: int) -> dict[str, str]:
+    """The variables of this process, and those that torchrun sets on all ranks of one machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    size = str(world_size)
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
+    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {"OMP_NUM_THREADS": "1", **local_environment(), **sizes, **group}
+
+
+def _await(world: _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:
     """Serve the ranks until the world has ended, or until ranks disagree about what nobody waits for."""
     deadline = time.monotonic() + timeout
     while world.running() and not server.coordinator.unreported:
@@ -279,7 +248,7 @@ def _died(folder: Path, rank: int) -> bool:
 
 
 def _death(folder: Path, rank: int, codes: dict[int, int]) -> RankFailedError:
-    log = folder / "torchrun.log"
+    log = folder / f"{rank}.stderr"
     details = [_text(folder, rank), log.read_text(errors="replace")[-_LOG_CHARACTERS:] if log.exists() else ""]
     code = f" {exit_text(codes[rank])}" if rank in codes else ""
     return RankFailedError("\n".join([f"rank {rank} died{code} without a report", *filter(None, details)]).rstrip())

@@ -6,6 +6,7 @@ import dataclasses
 import faulthandler
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -13,13 +14,15 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.coordinator_server import connect
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
-from hyper_parallel.transport.processes import rehearsed_engine
+from hyper_parallel.transport.processes import SharedFile, rehearsed_engine
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
@@ -36,11 +39,19 @@ DEVICE = "device"
 _FOLLOW_SECONDS = 1.0
 
 
-def serve(folder_name: str, rank: int, platform: str) -> None:
+def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> None:
     """Run ``rank`` of the task in ``folder_name`` and exit: with 0 if its function returned, with 1 if it raised."""
+    os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
     folder = Path(folder_name)
+    task: RankTask
+    task, environment = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+    os.environ.clear()  # the fork server's
+    os.environ.update(environment, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
+    os.dup2(output.number, sys.__stdout__.fileno())
+    with (folder / f"{rank}.stderr").open("wb") as errors:
+        os.dup2(errors.fileno(), 2)
     register_rank(os.getpid(), str(folder / f"{rank}.stack"))
     with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
@@ -49,7 +60,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
         threading.Thread(
             target=_exit_with_launcher, args=(int((folder / "launcher").read_text()),), daemon=True
         ).start()
-        report = _run(folder, rank, platform)
+        report = _run(folder, dataclasses.replace(task, rank=rank), platform)
         partial = folder / f"{rank}.report.part"
         partial.write_bytes(pickle.dumps(report))
         partial.rename(folder / f"{rank}.report")
@@ -70,15 +81,17 @@ def _exit_with_launcher(launcher: int) -> None:
             os._exit(1)
 
 
-def _run(folder: Path, rank: int, platform: str) -> RankReport:
-    task: RankTask = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+def _run(folder: Path, task: RankTask, platform: str) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
+    # The state that ranks have copied from the fork server; in processes of their own they would differ.
+    random.seed()
+    np.random.seed()  # noqa: NPY002 - the global state that rank code may sample from
     try:
-        transport = _join(folder, rank, task.world_size, platform)
+        transport = _join(folder, task.rank, task.world_size, platform)
     except Exception as error:  # noqa: BLE001 - goes into the report
         return RankReport("raised", pack_error(error), trace(error))
-    return run_rank(dataclasses.replace(task, rank=rank), transport)
+    return run_rank(task, transport)
 
 
 def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
@@ -86,13 +99,9 @@ def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
         from hyper_parallel.transport.c10d import start_world  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    method = "env://" if platform == "torch" else f"file://{folder / 'store'}"
-    real = start_world((folder / DEVICE).read_text(), rank, world_size, method, rehearsed_engine())
+    device = (folder / DEVICE).read_text()
+    real = start_world(device, rank, world_size, f"file://{folder / 'store'}", rehearsed_engine())
     transport = guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
     if platform == "mindspore":
         import_module("hyper_parallel.transport.mindspore").seed_rank()
     return transport
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], int(os.environ["RANK"]), "torch")

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-import pickle
+import re
 import signal
 import sys
 import time
@@ -202,13 +202,39 @@ def test_world_size_and_platform_must_exist():
 
 def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     """An error that keeps a rank from joining the world is reported like an error of its function."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
-    task = RankTask(0, 2, b"", None, [*sys.path], str(tmp_path))
-    (tmp_path / "task").write_bytes(pickle.dumps(task))
-    (tmp_path / launch_worker.DEVICE).write_text("cpu")
-    report = launch_worker._run(tmp_path, 0, "torch")
+    (tmp_path / launch_worker.DEVICE).write_text("abacus")
+    report = launch_worker._run(tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch")
     assert report.how == "raised"
-    assert "MASTER_ADDR" in report.trace
+    assert "device abacus: PyTorch sees no such card" in report.trace
+
+
+def _environment(folder):
+    """This rank's variables of torchrun, whether it may start processes, and its part of what all ranks print."""
+    import random
+
+    import numpy as np
+    import torch
+
+    batches = [batch.tolist() for batch in torch.utils.data.DataLoader(torch.arange(3), batch_size=2, num_workers=1)]
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "OWN")
+    os.write(1, f"printed {os.environ['RANK']}\n".encode())
+    drawn = (random.getrandbits(64), float(np.random.rand()))  # noqa: NPY002 - the global state
+    return [os.environ.get(name) for name in names], batches, drawn, int(os.environ["MASTER_PORT"]), folder
+
+
+def test_ranks_are_as_torchrun_starts_them(tmp_path, monkeypatch, capfd):
+    """They have torchrun's variables and the launcher's, start processes, print, and draw different numbers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for own in ("first", "second"):
+        monkeypatch.setenv("OWN", own)
+        first, second = launch(_environment, 2, "torch", (str(tmp_path),))
+        for rank, result in enumerate((first, second)):
+            assert result[0] == [str(rank), str(rank), "2", "2", "127.0.0.1", "1", own]
+            assert result[1] == [[0, 1], [2]]
+        assert first[2] != second[2]
+        assert first[3] == second[3]
+        assert sorted(re.findall(r"printed \d", capfd.readouterr().out)) == ["printed 0", "printed 1"]
+    monkeypatch.delenv("OWN")
+    assert launch(_environment, 1, "torch", (str(tmp_path),))[0][0][-1] is None
