@@ -139,7 +139,7 @@ def _transports(versions: dict[str, str | None]) -> list[Finding]:
     all_findings = []
     if versions["torch"] is not None:
         all_findings.append(Finding("torch simulated", "ok", "ranks are threads"))
-        all_findings.append(Finding("torch processes", "ok", "gloo, by torchrun"))
+        all_findings.append(Finding("torch processes", "ok", "gloo, forked from a warm process"))
     if versions["mindspore"] is not None:
         all_findings += [_mindspore_simulated(versions), _mindspore_processes(versions)]
     return all_findings

@@ -1,4 +1,4 @@
-"""A coordinator for real ranks that connect to it over a socket, however they were started: by torchrun, by fork."""
+"""A coordinator for real ranks that connect to it over a socket, however they were started."""
 
 from __future__ import annotations
 
