@@ -13,6 +13,7 @@ written, so it works where the system's Python is marked externally managed, and
 # annotations and the plain way of calling tools.
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -225,6 +226,8 @@ def main(args: "list[str]") -> int:
         scripts, wheels = ensure(name)
     except (SetupError, subprocess.SubprocessError, OSError) as error:
         say(f"error: {error}")
+        if "--json" in args:
+            print(json.dumps({"ok": False, "error": str(error)}))
         return 1
     try:
         done = subprocess.run([str(scripts / command[0]), *command[1:]], check=False, env=child_env(scripts, wheels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.arguments import seed
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
@@ -37,6 +38,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--only", action="append", metavar="NAME", help="only this bug; repeatable")
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.add_argument("--html", metavar="FILE", help="also write a page: every bug with its verdict and evidence")
@@ -55,9 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     report, progress = CorpusReport(whole=not arguments.only), Progress(len(bugs))
     try:
         for bug in bugs:
-            progress.start(f"{bug.name} on {bug.framework}")
-            report.results.append(run_bug(bug))
-            progress.finish()
+            with progress.ticking():
+                progress.start(f"{bug.name} on {bug.framework}")
+                report.results.append(run_bug(bug, arguments.seed))
+                progress.finish()
             if not arguments.json:
                 print(coloured(report.results[-1].text()), flush=True)
     except KeyboardInterrupt:
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         _write(arguments, report)
         raise KeyboardInterrupt(report.text()) from None
     _write(arguments, report)
-    print(report_json(report.json()) if arguments.json else coloured(report.text()))
+    print(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
     return 0 if report.ok else 1
 
 

@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(line) from None
     if arguments.json:
         print(report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}))
+    else:
+        print(f"seed {arguments.seed}")
     return 0 if all(result.ok for result in done) else 1
 
 
@@ -103,9 +105,10 @@ def _run_jobs(
     progress = Progress(len(jobs))
     try:
         for name, job, job_arguments in jobs:
-            progress.start(name)
-            done.append(job(*job_arguments))
-            progress.finish()
+            with progress.ticking():
+                progress.start(name)
+                done.append(job(*job_arguments))
+                progress.finish()
             if arguments.report is not None:
                 done[-1].write(Path(arguments.report))
             if not arguments.json:

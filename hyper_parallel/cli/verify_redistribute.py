@@ -63,9 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     progress = Progress(len(jobs))
     try:
         for platform, mesh in jobs:
-            progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
-            done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
-            progress.finish()
+            with progress.ticking():
+                progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
+                done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
+                progress.finish()
             if not arguments.json:
                 print(coloured(done[-1].text()), flush=True)
     except KeyboardInterrupt:

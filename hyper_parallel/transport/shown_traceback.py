@@ -28,6 +28,8 @@ _OWN = (
     "transport/c10d/checked_messages.py",
     "pytest_plugin/ranks.py",
     "verify/launch_worker.py",
+    "verify/program/process_ranks.py",
+    "verify/program/program.py",
     "verify/simulate.py",
 )
 

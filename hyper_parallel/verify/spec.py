@@ -26,12 +26,16 @@ __all__ = [
     "error_summary",
     "find_function",
     "from_user_frames",
+    "type_name",
     "user_file",
     "user_function",
 ]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+
+_FILE_MODULE = "_hyper_parallel_"
+"""Start of the names of modules that are files of users."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(.+)", line \d+')
@@ -109,7 +113,7 @@ def _load_file(name: str, source: str) -> Any:
         msg = f"{source}: there is no file {path}"
         raise InputError(msg)
     # One module per file, however its path is written; the digest keeps equal file names apart.
-    module_name = f"_hyper_parallel_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    module_name = f"{_FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     module_spec: Any = importlib.util.spec_from_file_location(module_name, path)  # never None for a .py file
@@ -124,6 +128,14 @@ def _load_file(name: str, source: str) -> Any:
         del sys.modules[module_name]
         raise _import_error(source, str(path), error) from error
     return module
+
+
+def type_name(kind: type) -> str:
+    """Return the name of a type with its module; with its file, as in ``model.py:Net``, if the user named a file."""
+    module = kind.__module__
+    if module.startswith(_FILE_MODULE):
+        return f"{Path(str(sys.modules[module].__file__)).name}:{kind.__qualname__}"
+    return f"{module}.{kind.__qualname__}"
 
 
 def user_file(name: str) -> tuple[Path, bool]:

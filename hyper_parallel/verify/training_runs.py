@@ -16,6 +16,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.errors import LayoutError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.contract.training import first_paths
+from hyper_parallel.platform.select import framework_of, platform_of
 from hyper_parallel.verify.compare import magnitude
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers
 from hyper_parallel.verify.observers import OutputObserver, global_array
@@ -28,7 +29,7 @@ from hyper_parallel.verify.perturbation import (
     perturbations,
 )
 from hyper_parallel.verify.random_draws import ParallelDraws, SingleDeviceDraws
-from hyper_parallel.verify.spec import blame_user, call_user_function
+from hyper_parallel.verify.spec import blame_user, call_user_function, type_name
 from hyper_parallel.verify.training_loop import ModelTraining
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
     platform.seed(seed)
     model = call_user_function("SPEC: the function that builds the model", case.build)
     if not isinstance(model, platform.Module):
-        msg = (
-            f"SPEC: the model is of type {type(model).__module__}.{type(model).__qualname__}, which is no "
-            f"{_MODULES[platform.platform_type]}; build one, or name the model's framework with --platform"
-        )
+        other = framework_of(model)
+        fix = f"give --platform {other}" if other else "build one, or name the model's framework with --platform"
+        expected = _MODULES[platform.platform_type]
+        msg = f"SPEC: the model is of type {type_name(type(model))}, which is no {expected}; {fix}"
         raise InputError(msg)
     if platform.infers_sizes(model):
         with blame_user("SPEC: the first forward of the model, which infers sizes,"), platform.no_grad():
@@ -461,13 +462,16 @@ def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:
     """Return the parallel model."""
     from hyper_parallel.core.dtensor.module import distribute_module
-    from hyper_parallel.core.tensor_parallel import parallelize_module
+    from hyper_parallel.core.tensor_parallel.parallelize import apply_plan, check_named
+    from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 
     if callable(plan.styles):
         returned = call_user_function("PLAN: the function that parallelizes", plan.styles, model, mesh)
         model = model if returned is None else returned
     else:
-        parallelize_module(model, mesh, dict(plan.styles))
+        platform, styles = platform_of(model), resolve_plan(model, dict(plan.styles))
+        check_named(platform, model, mesh, styles)  # without warnings: the report has the notes
+        apply_plan(platform, model, mesh, styles)
     if plan.batch is not None:
         distribute_module(model, mesh)
     return model

@@ -1,5 +1,6 @@
 """`ci/bootstrap.py`: the first command that a user runs sets itself up, or names what is missing."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def test_the_output_of_pip_is_not_that_of_the_command(bootstrap, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("pip ")
+
+
+def test_a_set_up_that_fails_is_told_as_json(bootstrap, monkeypatch, capsys):
+    """With --json, an error before the command starts is an object on stdout, as the command's own errors are."""
+
+    def fail(_name):
+        raise bootstrap.SetupError("no network")
+
+    monkeypatch.setattr(bootstrap, "ensure", fail)
+    assert bootstrap.main(["verify", "model", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "error": "no network"}
 
 
 @pytest.mark.parametrize("body, status", [("exit 7", 7), ("kill -TERM $$", 143)])

@@ -23,13 +23,15 @@ def test_a_bug_is_run_and_written(capsys, tmp_path):
     """A chosen bug is run in both forms; the result is printed, and written as text, JSON and a page."""
     status, out, _ = ran(capsys, *ONE, "--report", tmp_path / "bugs.txt", "--html", tmp_path / "bugs.html")
     assert status == 0, out
-    first, last = out.splitlines()
+    first, last, seed = out.splitlines()
     assert first == "torch average_for_sum: caught: the gradient of head.weight, average-for-sum over dp"
     assert last.startswith("1 of 1 bugs caught, 1 of 1 fixed forms pass; the tensor is right in 1, the cause in 1 (")
-    assert (tmp_path / "bugs.txt").read_text().endswith(f"\n{out}")  # under the header
+    assert seed == "seed 0"
+    assert (tmp_path / "bugs.txt").read_text().endswith(f"\n{out.removesuffix('seed 0' + chr(10))}")  # under the header
     assert "NeMo Automodel 3822" in (tmp_path / "bugs.html").read_text()
-    status, out, _ = ran(capsys, *ONE, "--json", "--report", tmp_path / "bugs.json")
+    status, out, _ = ran(capsys, *ONE, "--json", "--seed", 7, "--report", tmp_path / "bugs.json")
     assert json.loads(out)["bugs"][0]["cause_right"]
+    assert json.loads(out)["header"]["seed"] == 7
     assert json.loads((tmp_path / "bugs.json").read_text())["ok"]
 
 
@@ -46,7 +48,7 @@ def test_a_bug_that_is_missed_fails_the_run(capsys, monkeypatch):
 def test_an_interruption_leaves_a_partial_report(capsys, monkeypatch, tmp_path):
     """After Ctrl-C the report says what was finished."""
 
-    def stop(_):
+    def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(corpus, "run_bug", stop)

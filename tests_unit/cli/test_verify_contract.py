@@ -24,7 +24,7 @@ def test_facets_are_checked_and_written(platform_name, capsys, tmp_path):
         capsys, "--platform", platform_name, "--facet", "identity,pipeline", "--world-size", 2, "--report", tmp_path
     )
     assert status == 0, out
-    assert out == f"{platform_name} / cpu / simulated, 2 ranks: 7 of 7 served\n"
+    assert out == f"{platform_name} / cpu / simulated, 2 ranks: 7 of 7 served\nseed 0\n"
     ((outcome,), _) = results.load(tmp_path)
     assert outcome.members == dict.fromkeys([*MEMBERS["identity"], *MEMBERS["pipeline"]], "served")
 
@@ -55,12 +55,13 @@ def test_memory_is_measured_where_asked(capsys, monkeypatch):
     monkeypatch.setattr(results, "measure", lambda platform: results.Footprint(platform, peaks, "today", built))
     status, out, _ = ran(capsys, "--platform", "torch", "--facet", "pipeline", "--world-size", 2, "--memory")
     assert status == 1
-    assert out.splitlines()[-2:] == [
+    assert out.splitlines()[-3:] == [
         "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than 0.50)",
         (
             "torch / cpu: 8.0 GiB of parameters over 8 simulated ranks are laid out in 2.50 s of computing, growing a "
             "process by 1.0 MiB; a shard of 8.0 MiB is filled in 9.0 MiB (more than 2 s)"
         ),
+        "seed 0",
     ]
 
 

@@ -81,6 +81,22 @@ def test_the_framework_is_that_of_the_users_file(platform_name, monkeypatch, cap
 
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
+@pytest.mark.parametrize("platform, expected, fix", [
+    ("mindspore", "mindspore.nn.Cell", "torch"), ("torch", "torch.nn.Module", "mindspore"),
+])  # fmt: skip
+def test_a_model_of_the_other_framework_is_one_line(platform, expected, fix, capsys):
+    """A model that is not of --platform is refused in one line with the option to give."""
+    words = [spec(fix, "case"), "--plan", spec(fix, "plan"), "--mesh", "2", "--platform", platform]
+    assert main(["verify", "model", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"hyper-parallel: error: SPEC: the model is of type {fix}_case.py:Net, which is no {expected}; "
+        f"give --platform {fix}\n"
+    )
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
 def test_a_file_that_imports_no_framework_is_told_so(tmp_path, capsys):
     """With both frameworks installed, a file from which neither can be told is refused."""
     (tmp_path / "hidden.py").write_text("def case():\n    pass\n\n\nplan = case\n")

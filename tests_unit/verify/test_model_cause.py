@@ -118,8 +118,11 @@ def test_a_case_that_is_equal_as_a_program_has_no_cause():
 
 
 @pytest.mark.parametrize("readable", [True, False])
-def test_what_may_be_the_reason_of_a_failure_is_told(readable):
-    """A run that failed lists what is probably unintended about its plan, unless the case cannot be made again."""
+def test_what_may_be_the_reason_of_a_failure_is_told(readable, recwarn):
+    """A run that failed lists what is probably unintended about its plan, unless the case cannot be made again.
+
+    The list is in the report only: no warning says it again with a line of this library.
+    """
     calls = []
 
     def once_per_rank():
@@ -137,3 +140,4 @@ def test_what_may_be_the_reason_of_a_failure_is_told(readable):
     assert report.error
     notes = [f"linear layer {name} is not sharded, although its sibling layers are" for name in "kv"]
     assert report.plan_notes == (notes if readable else [])
+    assert [str(warning.message) for warning in recwarn if "parallelize_module" in str(warning.message)] == []

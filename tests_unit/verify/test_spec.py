@@ -12,7 +12,7 @@ from hyper_parallel.cli import main
 from hyper_parallel.verify import spec
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import InputError, ModelCase
-from hyper_parallel.verify.spec import call_user_function, find_function
+from hyper_parallel.verify.spec import call_user_function, find_function, type_name
 
 USER = Path(__file__).parent / "user"
 CODE = """
@@ -110,6 +110,14 @@ def test_imported_functions_are_listed_only_if_there_are_no_own(here):
         with pytest.raises(InputError) as caught:
             find_function(f"{module}:cas", "SPEC")
         assert str(caught.value) == f"SPEC '{module}:cas': {module} has no function 'cas'; it has {names}"
+
+
+def test_a_type_is_named_by_its_file(here):
+    """A class in a file that the user named is named with that file, others with their module."""
+    (here / "own_net.py").write_text("class Net:\n    class Inner: pass\n")
+    net = find_function("own_net.py:Net", "SPEC")
+    names = [type_name(kind) for kind in (net, net.Inner, int)]
+    assert names == ["own_net.py:Net", "own_net.py:Net.Inner", "builtins.int"]
 
 
 def test_missing_file(here):

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
+    from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["parallelize_module"]
+__all__ = ["apply_plan", "check_named", "parallelize_module"]
 
 ModuleT = TypeVar("ModuleT")
 
@@ -62,11 +63,34 @@ def parallelize_module(
         return module
     platform = platform_of_argument(module, "parallelize_module: module", module=True)
     plan = resolve_plan(module, parallelize_plan)
+    for note in check_named(platform, module, mesh, plan):
+        warnings.warn(f"parallelize_module: {note}", stacklevel=2)
+    apply_plan(platform, module, mesh, plan, src_data_rank)
+    return module
+
+
+def check_named(
+    platform: Platform, module: Any, mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]
+) -> list[str]:
+    """Name the modules for messages, check a plan, and return what is probably unintended about it.
+
+    Raises:
+        PlanError: (a ValueError) all problems of the plan.
+    """
     name_modules(platform, module)
     report = check_plan(module, mesh, plan)
     report.raise_problems()
-    for note in report.notes:
-        warnings.warn(f"parallelize_module: {note}", stacklevel=2)
+    return list(report.notes)
+
+
+def apply_plan(
+    platform: Platform,
+    module: Any,
+    mesh: DeviceMesh,
+    plan: ParallelStyle | Mapping[str, Any],
+    src_data_rank: int | None = 0,
+) -> None:
+    """Shard a module by a plan that was checked; the arguments are those of :func:`parallelize_module`."""
     with replacing_parameters(platform, module) as ties:
         for match in matched_modules(module, plan):
             match.style.src_data_rank = src_data_rank
@@ -75,4 +99,3 @@ def parallelize_module(
     if mesh.ndim > 1:
         replicate_module(platform, module, mesh, src_data_rank=src_data_rank)
     trace_modules(platform, module)
-    return module

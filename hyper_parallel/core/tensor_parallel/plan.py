@@ -222,7 +222,7 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
             notes.append(
                 f"{match.path} returns {features} features as local tensors of unequal sizes on {size} ranks; with "
                 "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of "
-                "ranks"
+                "ranks, with output_layouts=Replicate() every rank gets all features"
             )
     return notes
 

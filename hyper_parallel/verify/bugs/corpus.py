@@ -14,14 +14,14 @@ from hyper_parallel.verify.program.run import verify_program
 __all__ = ["run_bug"]
 
 
-def run_bug(bug: Bug) -> BugResult:
-    """Return the harness's verdicts on both forms of a program."""
+def run_bug(bug: Bug, seed: int = 0) -> BugResult:
+    """Return the harness's verdicts on both forms of a program; ``seed`` is of the perturbations."""
     started = time.perf_counter()
-    broken, fixed = (_run_form(bug, broken=form) for form in (True, False))
+    broken, fixed = (_run_form(bug, seed, broken=form) for form in (True, False))
     return BugResult(bug, broken, fixed, time.perf_counter() - started)
 
 
-def _run_form(bug: Bug, *, broken: bool) -> FormResult:
+def _run_form(bug: Bug, seed: int, *, broken: bool) -> FormResult:
     try:
         report = verify_program(
             bug.program(broken=broken),
@@ -29,6 +29,7 @@ def _run_form(bug: Bug, *, broken: bool) -> FormResult:
             mesh=bug.mesh,
             platform=bug.framework,
             declared=bug.declared or None,
+            seed=seed,
         )
     except InputError as error:  # the harness refuses the program
         return FormResult(equal=False, error=str(error))

@@ -8,7 +8,7 @@ __all__ = ["CAUSES", "Cause"]
 
 CAUSES = {
     "missing-reduction": "the ranks' values are parts or samples of the single device's and were not reduced",
-    "repeated-reduction": "a reduction is done twice",
+    "repeated-reduction": "a reduction is done twice, or ranks with the same samples add up their gradients",
     "wrong-axis": "a reduction runs over the wrong axis of the mesh",
     "average-for-sum": "an average where a sum belongs",
     "sum-for-average": "a sum where an average belongs",

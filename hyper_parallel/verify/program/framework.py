@@ -17,7 +17,7 @@ from hyper_parallel.platform.select import (
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.program import Program
 
-__all__ = ["imported_frameworks", "program_framework"]
+__all__ = ["imported_frameworks", "other_framework", "program_framework"]
 
 
 def program_framework(program: Program) -> str:
@@ -37,6 +37,12 @@ def program_framework(program: Program) -> str:
     imports = "imports both PyTorch and MindSpore" if named else "imports neither PyTorch nor MindSpore"
     msg = f"FILE {program.name!r} {imports}; add --platform torch or --platform mindspore"
     raise InputError(msg)
+
+
+def other_framework(program: Program, platform: str) -> str:
+    """Return the only framework that a program's file imports if it is not ``platform``; empty if it is, or unknown."""
+    named = [] if callable(program.function) else imported_frameworks(Path(program.path))
+    return named[0] if len(named) == 1 and named != [platform] else ""
 
 
 def imported_frameworks(path: Path) -> list[str]:

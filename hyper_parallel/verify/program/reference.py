@@ -8,6 +8,7 @@ from dataclasses import replace
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.case_changes import CaseChanges
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values, rounded_outputs
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
@@ -58,9 +59,20 @@ def run_reference(
             reference = replace(reference, settings={**reference.settings, ROUNDING: rounded})
     except RankFailedError as error:
         cause = error.__cause__ or error
-        msg = f"{program.name} fails on one rank, which is the reference: {error_summary(cause)}\n{error}"
-        raise InputError(msg) from error
+        raise InputError(_failure(program, world.platform, error_summary(cause), str(error))) from error
     return reference, repeats
+
+
+def _failure(program: Program, platform: str, summary: str, report: str) -> str:
+    """Return what is wrong with a program whose run on one rank failed, and what to do."""
+    other = other_framework(program, platform)
+    if other:
+        return f"{program.name} imports {other} and does not run on {platform} ({summary}); give --platform {other}"
+    return (
+        f"{program.name} fails on one rank, which is the reference: {summary}\n"
+        "If it cannot run on one rank, change that, or name another reference (--single FILE, --single-args ARGS).\n"
+        f"{report}"
+    )
 
 
 def check_recorded(program: Program, run: Run) -> None:

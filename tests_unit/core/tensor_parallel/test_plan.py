@@ -81,7 +81,8 @@ def test_local_outputs_of_unequal_sizes_are_told(twin):
 
     assert hints(PLAN) == [
         f"layers.0.attn.{name} returns {features} features as local tensors of unequal sizes on 3 ranks; with "
-        "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of ranks"
+        "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of ranks, "
+        "with output_layouts=Replicate() every rank gets all features"
         for name, features in (("wq", 8), ("wk", 4), ("wv", 4))
     ]
     assert hints({**PLAN, "layers.*.attn.w[qkv]": ColwiseParallel(use_local_output=False)}) == []

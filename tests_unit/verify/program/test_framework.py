@@ -8,7 +8,7 @@ import pytest
 
 from hyper_parallel.platform import select
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.framework import imported_frameworks, program_framework
+from hyper_parallel.verify.program.framework import imported_frameworks, other_framework, program_framework
 from hyper_parallel.verify.program.program import Program
 
 
@@ -49,6 +49,14 @@ def test_a_file_decides_where_both_are_installed(both, tmp_path):
     """A MindSpore script runs on MindSpore, whichever framework is imported or comes first."""
     path = written(tmp_path, train="import mindspore")
     assert program_framework(Program("train.py", str(path))) == "mindspore"
+
+
+def test_the_other_framework_is_the_only_one_that_a_file_imports(tmp_path):
+    """It is told of a file that imports one framework, not of one that imports both or none, nor of a function."""
+    for text, other in (("import torch", "torch"), ("import torch, mindspore", ""), ("import numpy", "")):
+        assert other_framework(Program("train.py", str(written(tmp_path, train=text))), "mindspore") == other
+    assert other_framework(Program("train.py", str(written(tmp_path, train="import torch"))), "torch") == ""
+    assert other_framework(Program("written", "", written), "torch") == ""
 
 
 @pytest.mark.parametrize(

@@ -583,7 +583,20 @@ def test_a_reference_that_fails():
         raise ArithmeticError
 
     name = "test_a_reference_that_fails.<locals>.failing"
-    assert refusal(failing).startswith(f"{name} fails on one rank, which is the reference: ArithmeticError\n")
+    assert refusal(failing).startswith(
+        f"{name} fails on one rank, which is the reference: ArithmeticError\n"
+        "If it cannot run on one rank, change that, or name another reference (--single FILE, --single-args ARGS).\n"
+        "rank 0 of 1 failed\n"
+    )
+
+
+def test_a_file_of_the_other_framework_is_one_line(tmp_path):
+    """A script that fails on the framework of --platform, and imports only the other one, is told which to name."""
+    file = tmp_path / "train.py"
+    file.write_text("def net():\n    import mindspore\n\nraise ValueError('no tensor')\n")
+    assert refusal(str(file)) == (
+        f"{file} imports mindspore and does not run on torch (ValueError: no tensor); give --platform mindspore"
+    )
 
 
 def test_a_program_that_exits(tmp_path):
