@@ -29,6 +29,7 @@ __all__ = [
     "type_name",
     "user_file",
     "user_function",
+    "user_line",
 ]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
@@ -148,7 +149,7 @@ def user_file(name: str) -> tuple[Path, bool]:
 
 
 def _import_error(source: str, name: str, error: BaseException) -> InputError:
-    return InputError(f"{source}: cannot import {name}: {error_summary(error)}{_user_line(error)}")
+    return InputError(f"{source}: cannot import {name}: {error_summary(error)}{user_line(error)}")
 
 
 # -- calling -----------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
     except passing:
         raise
     except (Exception, SystemExit) as error:
-        msg = f"{source} raised {error_summary(error)}{_user_line(error) or _outermost_line(error)}"
+        msg = f"{source} raised {error_summary(error)}{user_line(error) or _outermost_line(error)}"
         raise InputError(msg) from error
 
 
@@ -225,7 +226,7 @@ def _is_users(frame: re.Match[str] | None) -> bool:
     return frame is not None and not any(_in(frame[1], root) for root in (_LIBRARY, *_INSTALLED))
 
 
-def _user_line(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code in the traceback, on a line of its own; empty without one."""
     own = [frame for frame in _outside_library(error) if not any(_in(frame.filename, root) for root in _INSTALLED)]
     return _frame_line(own[-1]) if own else ""

@@ -29,7 +29,7 @@ from hyper_parallel.verify.perturbation import (
     perturbations,
 )
 from hyper_parallel.verify.random_draws import ParallelDraws, SingleDeviceDraws
-from hyper_parallel.verify.spec import blame_user, call_user_function, type_name
+from hyper_parallel.verify.spec import blame_user, call_user_function, type_name, user_line
 from hyper_parallel.verify.training_loop import ModelTraining
 
 if TYPE_CHECKING:
@@ -413,7 +413,7 @@ class ParallelRun(TrainingRun):
         except _MISFITS as error:
             if number or self.fault is not None:
                 raise
-            msg = f"the model under PLAN: {error}"
+            msg = f"the model under PLAN: {error}{user_line(error)}"
             raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:

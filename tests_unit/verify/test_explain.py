@@ -153,7 +153,7 @@ def test_a_parameter_that_the_plan_leaves_plain(spec, capsys):
 
 @pytest.mark.platforms("torch")
 def test_a_model_that_raises_is_an_input_error(spec, capsys):
-    """An exception of the model or its loss is reported with the user's line; a refusal is reported unchanged."""
+    """An exception of the model or its loss, and a refusal of an operator, are reported with the user's line."""
     lines = spec.read_text().splitlines()
     line_number = next(number for number, line in enumerate(lines, 1) if line.endswith("out.missing"))
     options = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]
@@ -163,9 +163,11 @@ def test_a_model_that_raises_is_an_input_error(spec, capsys):
         f"attribute 'missing'\n  {spec}:{line_number}, in <lambda>: {lines[line_number - 1].strip()}\n"
     )
     assert main(["explain", f"{spec}:narrow", *options]) == 2
+    call = next(number for number, line in enumerate(lines, 1) if "self.up(" in line)
     assert capsys.readouterr().err == (
         "hyper-parallel: error: the model under PLAN: up: linear(x=f32[4@dp, 5], weight=f32[10@tp, 6], "
         "bias=f32[10@tp]): x has 5 features, weight expects 6\n"
+        f"  {spec}:{call}, in forward: {lines[call - 1].strip()}\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -245,17 +246,20 @@ class SweepReport:
         return "\n".join(lines)
 
     def _gap_lines(self) -> list[str]:
-        """Return how many operators lack a check that their placements could have, by column of the matrix."""
-        gaps = [
-            [column for column, cell in report.coverage().items() if cell["state"] == "not exercised"]
-            for report in self.operators
-        ]
-        columns = Counter(column for lacking in gaps for column in lacking)
-        if not columns:
+        """Return which operators lack a check that their placements could have, by column of the matrix."""
+        several = len({report.platform for report in self.operators}) > 1
+        gaps: dict[str, list[str]] = {column: [] for column in COLUMNS}
+        for report in self.operators:
+            name = f"{report.op} on {report.platform}" if several else report.op
+            for column, cell in report.coverage().items():
+                if cell["state"] == "not exercised":
+                    gaps[column].append(name)
+        total = len({name for names in gaps.values() for name in names})
+        if not total:
             return []
-        counted = ", ".join(f"{column} {columns[column]}" for column in COLUMNS if columns[column])
         more = "; the full sweep checks more" if self.mode == "quick" else ""
-        return [f"{sum(map(bool, gaps))} operators lack a check: {counted} (--json and --html name them{more})"]
+        lines = [f"  {column} {len(names)}: {_first_names(names)}" for column, names in gaps.items() if names]
+        return [f"{total} operators lack a check (--json and --html name all{more}):", *lines]
 
     def full_text(self) -> str:
         """Return the failures of single operators, and the summary."""
@@ -298,6 +302,12 @@ class SweepReport:
 def _why(report: OperatorReport) -> str:
     reasons = [*report.skipped, *report.rejected]
     return "; ".join(reasons[:_SHOWN]) or "it has no samples"
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
 
 
 def _indented(text: str) -> str:
