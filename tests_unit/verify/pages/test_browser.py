@@ -40,6 +40,17 @@ const page = document.documentElement.scrollWidth;
 return { window: innerWidth, page, wide: wide.map((one) => one.outerHTML.slice(0, 90)) };
 """
 
+HEADS = """
+const lines = (head) => {
+  const range = document.createRange();
+  range.selectNodeContents(head);
+  return new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size;
+};
+const heads = [...document.querySelectorAll("tbody th:not(:has(code))")].filter((head) => head.getClientRects().length);
+return heads.filter((head) => /^\\w{1,12}$/.test(head.textContent.trim()) && lines(head) > 1)
+  .map((head) => head.textContent);
+"""
+
 # Contrast of every text with the nearest ground behind it, as WCAG 2 computes it.
 CONTRAST = """
 const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
@@ -124,7 +135,7 @@ def seen(browser, pages, tmp_path_factory):
     """Return the results of every probe of a page, in one width and colour scheme; the page is loaded once."""
     script = "return { " + ", ".join(
         f"{name}: (() => {{ {body} }})()"
-        for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED}.items()
+        for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED, "heads": HEADS}.items()
     ) + " };"  # fmt: skip
 
     @cache
@@ -149,6 +160,12 @@ def test_every_text_can_be_read(seen, name, width, dark):
     assert contrast["dark"] is dark
     assert contrast["weak"] == []
     assert contrast["count"] > 20
+
+
+@each_page
+def test_short_heads_of_rows_stay_on_a_line(seen, name):
+    """At 400 pixels, a word of up to a dozen letters at the head of a row is not broken into several lines."""
+    assert seen(name, 400, True)["heads"] == []
 
 
 @each_page
