@@ -200,7 +200,7 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if name == "alias":
         return (
             f"forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
-            f"{layouts}; use torch.autograd.grad, or torch.func.vjp, which go backward"
+            f"{layouts}; use torch.autograd.functional.jvp, which goes backward twice"
         )
     if name in _RESHAPING:
         return (
@@ -210,6 +210,11 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if name == "set_":
         return f"torch.Tensor.set_(x, y) of DTensors ({layouts}) would set what has no storage; write x.set_(y)"
     msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
+    if name.endswith("_backward"):
+        msg = (
+            f"operator {func} has no sharding rule (layouts: {layouts}), and torch.func differentiates by it; use "
+            "torch.autograd.grad in the place of torch.func.grad and torch.func.vjp"
+        )
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
         return msg  # ReplicatedOp would lose a write, and ranks would sample different numbers
     return f"{msg}, or run it replicated: hyper_parallel.ReplicatedOp({str(func)!r})"

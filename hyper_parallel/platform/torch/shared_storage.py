@@ -1,4 +1,4 @@
-"""Tensors that share their storage with a DTensor: its ``.data``, and what it takes as ``.data``, ``.grad``, ``set_``."""
+"""Tensors that share the storage of a DTensor: its ``.data``, and what ``.data``, ``.grad`` and ``set_`` are given."""
 
 from __future__ import annotations
 
