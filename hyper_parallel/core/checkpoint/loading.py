@@ -9,7 +9,7 @@ from hyper_parallel.core.checkpoint.fitting import Fit
 from hyper_parallel.core.checkpoint.folder import Entry, checksum, code_of, read_index
 from hyper_parallel.core.checkpoint.names import FolderNames
 from hyper_parallel.core.checkpoint.saving import linked_parts, own_box, together
-from hyper_parallel.core.checkpoint.state import Flat, merge, platform_of_state
+from hyper_parallel.core.checkpoint.state import Flat, merge, name_of, platform_of_state, subtree
 from hyper_parallel.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     entries = {name: Entry(code_of(name, value.dtype), tuple(value.shape)) for name, value in flat.tensors.items()}
     named = FolderNames(names, entries, flat.ties)
     fit = Fit(named, index)
-    subtrees = {name: _subtree(index.tree, name) for name in flat.objects}
-    absent = [f"the checkpoint has nothing at {name}" for name, subtree in subtrees.items() if subtree is None]
+    subtrees = {path: subtree(index.tree, path) for path in flat.objects}
+    absent = [f"the checkpoint has nothing at {name_of(path)}" for path, tree in subtrees.items() if tree is None]
     together(
         platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
     )
@@ -62,8 +62,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
     for value, array in zip(flat.tensors.values(), arrays, strict=True):
         _write(platform, value, platform._from_host(array))  # noqa: SLF001 - of the contract
-    for name, owner in flat.objects.items():
-        owner.load_state_dict(merge(_subtree(flat.tree, name), subtrees[name], flat.tensors))
+    for path, owner in flat.objects.items():
+        owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))
     return merge(flat.tree, index.tree, flat.tensors)
 
 
@@ -129,15 +129,3 @@ def _check_data(platform: Platform, index: Index) -> None:
         if checksum(data.read([(name, box)])[0]) != crc:
             msg = f"load: {name} in {data.path} is damaged: its checksum at {[list(edge) for edge in box]} differs"
             raise CheckpointError(msg)
-
-
-def _subtree(tree: Any, name: str) -> Any:
-    """Return the part of ``tree`` at the path ``name``, whose keys may contain dots; None if there is none."""
-    if not name or tree is None:
-        return tree
-    (kind, content), *_ = tree.items()
-    pairs = content if kind == "items" else enumerate(content) if kind in {"list", "tuple"} else ()
-    for key, value in pairs:
-        if name == str(key) or name.startswith(f"{key}."):
-            return _subtree(value, name.removeprefix(str(key)).removeprefix("."))
-    return None

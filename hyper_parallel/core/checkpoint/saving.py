@@ -15,6 +15,7 @@ from hyper_parallel.core.checkpoint.names import FolderNames
 from hyper_parallel.core.checkpoint.state import Flat, platform_of_state
 from hyper_parallel.core.dtensor.boxes import intersect, whole_box
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError
+from hyper_parallel.platform.contract.safetensors_file import unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,8 +117,9 @@ class _Writing:
         self._platform = platform = platform_of_state(state)
         self._flat = flat = Flat(state, platform)
         self._named = FolderNames(names, {name: _entry(name, value) for name, value in flat.tensors.items()}, flat.ties)
-        if self._named.problems:
-            msg = f"save: {'; '.join(self._named.problems)}"
+        names_used = dict.fromkeys([*flat.tensors, *flat.ties, *self._named.entries, *self._named.ties])
+        if problems := [*self._named.problems, *unusable(names_used)]:
+            msg = f"save: {'; '.join(problems)}"
             raise CheckpointError(msg)
         self._is_first = platform.get_rank() == 0
         self.data = DataFile(folder / f"data-{self._agreed_name()}.safetensors", self._named.entries)

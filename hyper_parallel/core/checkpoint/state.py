@@ -8,12 +8,15 @@ from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.select import current_platform, platform_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hyper_parallel.core.checkpoint.folder import Entry
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Flat", "merge", "platform_of_state"]
+__all__ = ["Flat", "Path", "merge", "name_of", "platform_of_state", "subtree"]
+
+Path = tuple[Any, ...]
+"""Keys and indices that lead from the state to a part of it."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -32,7 +35,7 @@ class Flat:
     Attributes:
         tensors: tensors by their names, path segments joined by dots.
         tree: the values, with ``{"tensor": name}`` in the place of tensors.
-        objects: objects with ``load_state_dict`` by name.
+        objects: objects with ``load_state_dict`` by their paths, the keys and indices that lead to them.
         ties: names of tensors that are another one of ``tensors``, with its name: tied parameters.
         unstepped: names of state dicts of optimizers that have not stepped, given without their optimizer.
 
@@ -43,11 +46,11 @@ class Flat:
     def __init__(self, state: Any, platform: Platform, saved: Mapping[str, Entry] | None = None) -> None:
         self._platform, self._saved = platform, saved or {}
         self.tensors: dict[str, Any] = {}
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[Path, Any] = {}
         self.ties: dict[str, str] = {}
         self.unstepped: list[str] = []
         self._names: dict[int, str] = {}
-        self.tree = self._add("", state)
+        self.tree = self._add("", (), state)
 
     def _add_tensor(self, name: str, tensor: Any, identity: int) -> Any:
         """Add a tensor; those of equal ``identity`` are one."""
@@ -61,54 +64,57 @@ class Flat:
             self.ties[name] = first
         return {"tensor": first}
 
-    def _add_module(self, name: str, module: Any) -> Any:
+    def _add_module(self, name: str, path: Path, module: Any) -> Any:
         """Add a module; its state has new objects for its parameters."""
         platform = self._platform
         parameters = platform.parameters_dict(module)
         items = []
-        for path, value in platform.get_model_state_dict(module).items():
-            if path in parameters:
-                items.append([path, self._add_tensor(_join(name, path), value, id(parameters[path]))])
+        for key, value in platform.get_model_state_dict(module).items():
+            if key in parameters:
+                items.append([key, self._add_tensor(_join(name, key), value, id(parameters[key]))])
             else:
-                items.append([path, self._add(_join(name, path), value)])
+                items.append([key, self._add(_join(name, key), (*path, key), value)])
         return {"items": items}
 
-    def _add(self, name: str, state: Any) -> Any:
+    def _add(self, name: str, path: Path, state: Any) -> Any:
         platform = self._platform
         if platform.is_tensor(state):
             return self._add_tensor(name, state, id(state))
         if isinstance(state, _PLAIN):
             return {"value": state}
         if isinstance(state, platform.Module):
-            return self._add_module(name, state)
+            return self._add_module(name, path, state)
         if isinstance(state, dict):
-            if name not in self.objects and state.get("state") == {} and "param_groups" in state:
+            if path not in self.objects and _has_not_stepped(state):
                 self.unstepped.append(name)
-            return {"items": [[_key(name, key), self._add(_join(name, key), value)] for key, value in state.items()]}
+            return {"items": [[_key(name, key), self._inner(name, path, key, value)] for key, value in state.items()]}
         if isinstance(state, (list, tuple)):
             kind = "list" if isinstance(state, list) else "tuple"
-            return {kind: [self._add(_join(name, index), value) for index, value in enumerate(state)]}
+            return {kind: [self._inner(name, path, index, value) for index, value in enumerate(state)]}
         if hasattr(state, "state_dict") and hasattr(state, "load_state_dict"):
-            self.objects[name] = state
-            return self._add(name, self._completed(name, state))
+            self.objects[path] = state
+            return self._add(name, path, self._completed(name, state))
         msg = (
             f"save: {name or 'the state'} is a {type(state).__name__}; a state is made of modules, tensors, numbers, "
             "strings, dictionaries, lists, and objects with state_dict and load_state_dict"
         )
         raise CheckpointError(msg)
 
+    def _inner(self, name: str, path: Path, key: Any, value: Any) -> Any:
+        return self._add(_join(name, key), (*path, key), value)
+
     def _completed(self, name: str, owner: Any) -> Any:
         """Return the state of ``owner``, with entries of a checkpoint for parameters of which it has none yet."""
         state = owner.state_dict()
-        if not hasattr(owner, "param_groups") or not isinstance(state, dict) or state.get("state") != {}:
+        if not hasattr(owner, "param_groups") or not isinstance(state, dict) or not _has_not_stepped(state):
             return state
         entries: dict[int, dict[str, Any]] = {}
         parameters = [parameter for group in owner.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             start = f"{_join(name, 'state')}.{index}."
-            for path, entry in self._saved.items():
-                if path.startswith(start):
-                    entries.setdefault(index, {})[path.removeprefix(start)] = self._empty(parameter, entry)
+            for saved, entry in self._saved.items():
+                if saved.startswith(start):
+                    entries.setdefault(index, {})[saved.removeprefix(start)] = self._empty(parameter, entry)
         return {**state, "state": entries}
 
     def _empty(self, parameter: Any, entry: Entry) -> Any:
@@ -156,6 +162,40 @@ def _has_tensors(tree: Any) -> bool:
     return any(_has_tensors(inner) for inner in (dict(content).values() if kind == "items" else content))
 
 
+def subtree(tree: Any, path: Path) -> Any:
+    """Return the part of ``tree`` at ``path``, or at its name if the keys are others; None if there is none."""
+    exact = tree
+    for key in path:
+        exact = dict(_pairs(exact)).get(key)
+    if exact is not None:
+        return exact
+    return _named_subtree(tree, name_of(path)) if name_of(path) else None
+
+
+def _named_subtree(tree: Any, name: str) -> Any:
+    """Return the part of ``tree`` with the name of a path, whose keys may contain dots; None if there is none."""
+    if not name:
+        return tree
+    for key, value in _pairs(tree):
+        if name == str(key) or name.startswith(f"{key}."):
+            return _named_subtree(value, name.removeprefix(str(key)).removeprefix("."))
+    return None
+
+
+def _pairs(tree: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys, or indices, and content of a tree; none of a tensor or value."""
+    kind, content = _node(tree)
+    return content if kind == "items" else enumerate(content) if kind in {"list", "tuple"} else ()
+
+
+def name_of(path: Path) -> str:
+    """Return the name of what is at ``path``: its segments joined by dots."""
+    name = ""
+    for key in path:
+        name = _join(name, key)
+    return name
+
+
 def platform_of_state(state: Any) -> Platform:
     """Return the platform of the first object of a framework in ``state``, or the current one if there is none."""
     waiting = [state]
@@ -169,6 +209,12 @@ def platform_of_state(state: Any) -> Platform:
         except TypeError:
             continue
     return current_platform()
+
+
+def _has_not_stepped(state: dict[Any, Any]) -> bool:
+    """Return whether ``state`` is that of an optimizer, with nothing per parameter."""
+    parts = state.get("state")
+    return isinstance(parts, dict) and not parts and "param_groups" in state
 
 
 def _join(name: str, key: Any) -> str:

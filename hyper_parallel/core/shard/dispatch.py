@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_block
 from hyper_parallel.core.shard.entry import OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
-from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error
+from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error, transformed_error
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import framework_of
@@ -334,6 +334,8 @@ class Dispatcher:
     def _plain_layout(self, name: str, tensor: Any, mesh: DeviceMesh) -> Layout:
         """The layout of a constant of one element, which is replicated; any other plain tensor is refused."""
         shape = tuple(tensor.shape)
+        if self.platform.is_transformed(tensor):
+            raise transformed_error(f"argument {name}", mesh)
         if self.platform.needs_grad(tensor) or (math.prod(shape) != 1 and not _REPLICATE_PLAIN.get()):
             parameter = isinstance(tensor, self.platform.Parameter)
             raise plain_tensor_error(f"argument {name}", name, shape, mesh, parameter=parameter)

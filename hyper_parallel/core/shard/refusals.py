@@ -27,6 +27,7 @@ __all__ = [
     "missing_shape_error",
     "plain_tensor_error",
     "read_only_error",
+    "transformed_error",
 ]
 
 
@@ -89,6 +90,16 @@ def plain_tensor_error(
         f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         "use_local_output=False"
+    )
+
+
+def transformed_error(argument: str, mesh: DeviceMesh) -> MixedTensorError:
+    """Return the error for a tensor inside a function transform that meets DTensors from outside."""
+    path = module_path()
+    return MixedTensorError(
+        f"{path}{path and ': '}{argument} is an argument of a function that torch.func transforms (grad, vjp, vmap), "
+        f"or computed from one, but other operands are DTensors on {mesh!r} that it does not; give the function every "
+        "DTensor as an argument that is transformed, or differentiate with torch.autograd.grad"
     )
 
 

@@ -156,6 +156,11 @@ class Platform(
         """Make reads of ``copy`` an error once ``base`` is written, where a view of ``base`` had to be a copy."""
         del copy, base
 
+    def is_transformed(self, tensor: Any) -> bool:
+        """Return whether a function transform (``torch.func``) stands behind a plain tensor."""
+        del tensor
+        return False
+
     def from_torch(self, tensor: Any) -> Any:
         """Return PyTorch's own DTensor as a DTensor of this library.
 

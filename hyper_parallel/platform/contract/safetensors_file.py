@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hyper_parallel.transport.numpy_ops import BFLOAT16
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["atomically", "read", "write"]
+__all__ = ["atomically", "read", "unusable", "write"]
 
 # First bytes of other formats.
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
@@ -25,18 +26,33 @@ _NUMPY = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 _CODES = {name: code for code, name in _NUMPY.items()}
+_UNICODE = re.compile(r"[^\ud800-\udfff]*")
+
+
+def unusable(names: Iterable[str]) -> list[str]:
+    """Return for each name that no tensor of a safetensors file can have, why: others could not read the file."""
+    problems = []
+    for name in names:
+        if name == "__metadata__":
+            problems.append(f"{name} is no name of a tensor: safetensors has its own entry of this name; rename it")
+        elif not _UNICODE.fullmatch(name):
+            problems.append(f"{name!r} is no name of a tensor: it has half of a surrogate pair; rename it")
+    return problems
 
 
 def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
     """Write arrays to a file; an old file is replaced once the new one is complete.
 
     Raises:
-        CheckpointError: (a ValueError) a dtype that the format does not have.
+        CheckpointError: (a ValueError) a dtype, or name, that the format does not have.
         CheckpointWriteError: (an OSError) it cannot be written.
     """
     import numpy as np
     from safetensors import TensorSpec, serialize_file
 
+    if problems := unusable(arrays):
+        msg = f"save_checkpoint: {'; '.join(problems)}"
+        raise CheckpointError(msg)
     table, kept = {}, []
     for name, array in arrays.items():
         plain = np.ascontiguousarray(array).reshape(array.shape)

@@ -32,6 +32,7 @@ from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOper
 from hyper_parallel.platform.torch import distributed_checkpoint, intercept
 from hyper_parallel.platform.torch.compiled import end_graph_at
 from hyper_parallel.platform.torch.ops.index import plain_entry
+from hyper_parallel.platform.torch.shared_storage import UncountedWrites, check_source, check_unfollowed
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
@@ -46,6 +47,7 @@ class TorchDTensor(DTensor, Tensor):
     _readonly: str | None = None
     _grad_kept: tuple[Any, Any] | None = None
     _data_taken = False
+    _uncounted: UncountedWrites | None = None
 
     def __new__(cls, local: Any, device_mesh: Any, placements: Any) -> Any:
         """As :class:`DTensor`."""
@@ -179,8 +181,15 @@ class TorchDTensor(DTensor, Tensor):
 
     @grad.setter
     def grad(self, value: Any) -> None:
+        local = None
+        if value is not None:
+            local = self._as_gradient(value, "grad")
+            check_unfollowed("grad", value)
+            if local is not value._local:
+                value._readonly = "it was assigned to grad in another layout, which made a copy"
+                invalidate_with(value, wrap(local, dual(self._layout)))
         clear_deferred(self._local)
-        self._local.grad = None if value is None else self._as_gradient(value, "grad")
+        self._local.grad = local
 
     @grad.deleter
     def grad(self) -> None:
@@ -302,6 +311,7 @@ class TorchDTensor(DTensor, Tensor):
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage, read-only where this one is."""
         alias = wrap(local, self._layout)
+        alias._uncounted = self._uncounted_writes()  # noqa: SLF001 - of its own class
         if self._readonly is not None:
             alias._readonly = self._readonly
         return alias
@@ -311,17 +321,40 @@ class TorchDTensor(DTensor, Tensor):
         """The same storage, off the graph and off the version counter."""
         self.drop_views()
         self._data_taken = True
-        return self._alias(self._local.data)
+        return self._alias(self._uncounted_writes().through(self._local))
 
     @data.setter
     def data(self, value: Any) -> None:
-        if not isinstance(value, DTensor) or value._layout is not self._layout:
-            msg = f"data must be a DTensor laid out as {self._layout.notation(self.dtype)}, got {value!r}"
-            raise LayoutError(msg)
-        self.drop_views()
+        self._share(value, "data")
         self._local.data = value._local
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented in PyTorch's extending guide
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
+
+    def set_(self, source: Any = None, *others: Any, **named: Any) -> Any:
+        """Take the storage of ``source``, which must be laid out like this tensor.
+
+        Raises:
+            LayoutError: (a ValueError) ``source`` is laid out in another way.
+            UnsupportedOperatorError: sizes or strides are given, or ``source`` is a copy of a part of another tensor.
+        """
+        if others or named:
+            msg = "set_() of a DTensor takes another DTensor, and no storage, sizes or strides"
+            raise UnsupportedOperatorError(msg)
+        self._share(source, "the source of set_()")
+        self._local.set_(source._local)
+        return self
+
+    def _share(self, source: Any, what: str) -> None:
+        """Prepare to take the storage of ``source``."""
+        check_source(what, self, source)
+        self.drop_views()
+        self._uncounted = source._uncounted_writes()  # noqa: SLF001 - of its own class
+
+    def _uncounted_writes(self) -> UncountedWrites:
+        """What this tensor shares with its aliases."""
+        if self._uncounted is None:
+            self._uncounted = UncountedWrites()
+        return self._uncounted
 
     def data_ptr(self) -> int:
         """Address of the local storage, by which tied tensors are known."""
@@ -464,17 +497,22 @@ class MovedView(TorchDTensor):
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
 
-    _followed: tuple[Tensor, int]
+    _followed: tuple[Tensor, UncountedWrites, tuple[int, int]]
 
     def _fresh(self) -> dict[str, Any]:
-        base, version = self._followed
-        if base._version != version:  # noqa: SLF001 - no public spelling
+        base, uncounted, versions = self._followed
+        if (base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
             msg = (
                 f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after the "
                 "write, or clone() it before"
             )
             raise UnsupportedOperatorError(msg)
         return self.__dict__
+
+    def _alias(self, local: Tensor) -> Any:
+        alias = super()._alias(local)
+        invalidate_with(alias, self)
+        return alias
 
     @property
     def _local(self) -> Any:  # read-only here
@@ -489,7 +527,11 @@ def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
     """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
     if copy._local is base.__dict__["_local"] or base._local.is_inference():  # which have no version counter
         return
-    followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
+    if isinstance(base, MovedView):
+        followed = base._followed  # noqa: SLF001 - of its own class
+    else:
+        storage, uncounted = base._local.detach(), base._uncounted_writes()  # noqa: SLF001 - of its own class
+        followed = storage, uncounted, (storage._version, uncounted.version)  # noqa: SLF001 - no public spelling
     copy.__class__ = MovedView
     copy.__dict__["_followed"] = followed
 
@@ -545,7 +587,8 @@ def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
 _OWN = frozenset({
-    "_local", "_layout", "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken"
+    "_local", "_layout", "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken",
+    "_uncounted",
 })  # fmt: skip
 
 

@@ -184,8 +184,12 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
         return tables.dispatcher.dispatch(entry, args, kwargs)
 
 
-# PyTorch reads the wrapper's sizes in C++; they cannot change in place.
-_RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"})
+# PyTorch reads the wrapper's sizes in C++; they cannot change in place. What to write instead, by function.
+_RESHAPING = {
+    **{f"{name}_": f"x = x.{name}(...)" for name in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "swapdims")},
+    "resize_": "x = x.new_empty(...)",
+    "resize_as_": "x = torch.empty_like(y)",
+}
 
 
 def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -196,15 +200,21 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if name == "alias":
         return (
             f"forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
-            f"{layouts}; use torch.autograd.grad, or torch.func.vjp, which go backward"
+            f"{layouts}; use torch.autograd.functional.jvp, which goes backward twice"
         )
     if name in _RESHAPING:
-        plain = name.removesuffix("_")
         return (
             f"{name}() of a DTensor ({layouts}): the shape of a DTensor cannot change in place; "
-            f"write x = x.{plain}(...) instead"
+            f"write {_RESHAPING[name]} instead"
         )
+    if name == "set_":
+        return f"torch.Tensor.set_(x, y) of DTensors ({layouts}) would set what has no storage; write x.set_(y)"
     msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
+    if name.endswith("_backward"):
+        msg = (
+            f"operator {func} has no sharding rule (layouts: {layouts}), and torch.func differentiates by it; use "
+            "torch.autograd.grad in the place of torch.func.grad and torch.func.vjp"
+        )
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
         return msg  # ReplicatedOp would lose a write, and ranks would sample different numbers
     return f"{msg}, or run it replicated: hyper_parallel.ReplicatedOp({str(func)!r})"

@@ -180,6 +180,11 @@ class TorchPlatform(
 
         invalidate_with(copy, base)
 
+    def is_transformed(self, tensor: Any) -> bool:
+        """Whether ``torch.func`` has wrapped it."""
+        wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - no public spelling
+        return wrapped
+
     def from_torch(self, tensor: Any) -> Any:
         """Over the same storage."""
         from hyper_parallel.platform.torch.interop import from_torch

@@ -73,6 +73,22 @@ def test_a_path_that_cannot_be_written(tmp_path, platform_name):
             platform.save_checkpoint(state, wrong)
 
 
+@pytest.mark.parametrize(
+    "name, reason",
+    [("__metadata__", "safetensors has its own entry of this name"), ("\udc80", "it has half of a surrogate pair")],
+)
+def test_a_name_that_a_safetensors_file_cannot_hold_is_refused(tmp_path, platform_name, name, reason):
+    """Other programs could not read the file; the old one stays as it was."""
+    platform, path = platform_named(platform_name), tmp_path / "state"
+    x = platform.from_numpy(np.ones(3, np.float32))
+    platform.save_checkpoint({"x": x}, path)
+    old, shown = path.read_bytes(), name if name.isascii() else repr(name)
+    with pytest.raises(CheckpointError) as caught:
+        platform.save_checkpoint({"x": x, name: x}, path)
+    assert str(caught.value) == f"save_checkpoint: {shown} is no name of a tensor: {reason}; rename it"
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [old]
+
+
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_files_are_read_by_the_other_framework_and_by_safetensors(tmp_path):
     """A file of one framework, bfloat16 included, is loaded bit for bit by the other and by safetensors."""

@@ -23,7 +23,7 @@ from hyper_parallel.core.dtensor.module import distribute_module, distribute_ten
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
 from hyper_parallel.core.tensor_parallel.styles import ColwiseParallel, RowwiseParallel
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -171,7 +171,7 @@ def test_a_hostile_file_makes_no_dtensor():
 
     def on_rank(mesh):
         layout = Layout.place(mesh, [S0], (5, 4))
-        texts = []
+        texts: list[str] = []
         for local, placed, extras in [
             (torch.ones(9, 4), layout, {}), ("data", layout, {}), (torch.ones(3, 4), "layout", {}),
             (torch.ones(layout.local_shape), layout, {"_layout": 3}),
@@ -400,24 +400,71 @@ def test_identities_and_constants_are_written_into_parameters(place):
 
 
 def test_forward_mode_differentiation_is_refused_with_an_alternative():
-    """torch.func.jvp says what goes; grad and vjp of torch.func have the gradients of one device."""
-    x = values(5)
+    """torch.func.jvp says what goes, and that goes; grad and vjp of torch.func are right, or refused in words."""
+    x, direction = values(5), values(5, seed=1)
+
+    def function(y):
+        return (y.tanh() * y).sum()
 
     def on_rank(mesh):
-        placed = distribute_tensor(x, mesh, [S0])
-        with pytest.raises(UnsupportedOperatorError) as caught:
-            torch.func.jvp(lambda y: (y * y).sum(), (placed,), (placed,))
+        placed, along = distribute_tensor(x, mesh, [S0]), distribute_tensor(direction, mesh, [R])
+        texts: list[str] = []
+        for call in (lambda: torch.func.jvp(function, (placed,), (along,)), lambda: torch.func.grad(function)(placed)):
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                call()
+            texts.append(str(caught.value))
         value, pull = torch.func.vjp(lambda y: (y * y).sum(), placed)
         gradients = [torch.func.grad(lambda y: (y * y).sum())(placed), pull(torch.ones_like(value))[0]]
-        return str(caught.value), [*map(whole, gradients)]
+        forward = torch.autograd.functional.jvp(function, placed, along)[1]
+        return texts, [*map(whole, gradients), whole(forward)]
 
-    message = (
-        "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
-        "f32[5@0]; use torch.autograd.grad, or torch.func.vjp, which go backward"
+    messages = [
+        (
+            "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
+            "f32[5@0]; use torch.autograd.functional.jvp, which goes backward twice"
+        ),
+        (
+            "operator aten.tanh_backward.default has no sharding rule (layouts: f32[5@0], f32[5@0]), and torch.func "
+            "differentiates by it; use torch.autograd.grad in the place of torch.func.grad and torch.func.vjp, or run "
+            "it replicated: hyper_parallel.ReplicatedOp('aten.tanh_backward.default')"
+        ),
+    ]
+    expected = torch.autograd.functional.jvp(function, x, direction)[1]
+    for texts, results in on_ranks(on_rank, 2):
+        assert texts == messages
+        close(results, [2 * x, 2 * x, expected])
+
+
+def test_transforms_refuse_dtensors_that_their_function_captures():
+    """A captured DTensor beside an argument, of one element too, is refused in words; as an argument it goes."""
+    x, w = values(4, 3), values(3)
+    calls = {
+        "vmap": lambda w: torch.func.vmap(lambda row: row * w),
+        "grad": lambda w: torch.func.grad(lambda rows: (w * rows).sum()),
+    }
+
+    def on_rank(mesh):
+        rows, weight = distribute_tensor(x, mesh, [S0]), distribute_tensor(w, mesh, [R])
+        refusals = []
+        for name, given in (("vmap", rows), ("vmap", torch.arange(3.0)), ("grad", rows), ("grad", torch.tensor(2.0))):
+            with pytest.raises(MixedTensorError) as caught:
+                calls[name](weight)(given)
+            refusals.append(str(caught.value))
+        with pytest.raises(MixedTensorError) as caught:
+            torch.func.vmap(torch.mul, (0, None))(rows, weight)
+        refusals.append(str(caught.value))
+        gradients = torch.func.grad(lambda rows, w: (w * rows).sum(), (0, 1))(rows, weight)
+        return refusals, [*map(whole, gradients), whole(torch.func.vmap(torch.mul)(rows, rows))]
+
+    text = (
+        "an argument of a function that torch.func transforms (grad, vjp, vmap), or computed from one, but other "
+        "operands are DTensors on DeviceMesh(cpu, 2, ranks=[0, 1]) that it does not; give the function every DTensor "
+        "as an argument that is transformed, or differentiate with torch.autograd.grad"
     )
-    for text, gradients in on_ranks(on_rank, 2):
-        assert text == message
-        close(gradients, [2 * x, 2 * x])
+    for refusals, results in on_ranks(on_rank, 2):
+        assert {refusal.partition(" is ")[0] for refusal in refusals} == {"argument x", "argument y"}
+        assert {refusal.partition(" is ")[2] for refusal in refusals} == {text}
+        close(results, [w.expand(4, 3), x.sum(0), x * x])
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
@@ -471,7 +518,7 @@ def test_unsafe_parts_are_read_only(name, world):
     sum((part**2).sum() for part in safe(whole)).backward()
 
     def on_rank(mesh):
-        texts = []
+        texts: list[str] = []
         for place in PLACES:
             x = distribute_tensor(whole.detach(), mesh, [place]).requires_grad_()
             parts = unsafe(x)

@@ -310,7 +310,10 @@ def test_data_keeps_the_layout_and_may_change_the_dtype():
         return text_of(LayoutError, lambda: setattr(made, "data", spread(w, mesh, R)))
 
     text = on_ranks(on_rank, 2)[0]
-    assert text.startswith("data must be a DTensor laid out as f64[4@tp, 3], got DTensor(f32[4, 3] on")
+    assert text == (
+        "data must be a DTensor laid out as f64[4@tp, 3], whose storage is then shared, got f32[4, 3]; say "
+        "value.redistribute(placements=[Shard(0)]) for a copy, or write into the tensor with copy_(value)"
+    )
 
 
 def test_modules_hold_dtensors():

@@ -215,8 +215,16 @@ def test_switches_between_two_functions_are_opened():
     assert simulate(run, 2, "torch") == [True] * 2
 
 
-@pytest.mark.parametrize("name, arguments", [("squeeze_", (1,)), ("unsqueeze_", (0,)), ("transpose_", (0, 1))])
-def test_a_shape_does_not_change_in_place(name, arguments):
+@pytest.mark.parametrize(
+    "name, arguments, instead",
+    [
+        ("squeeze_", (1,), "x = x.squeeze(...)"),
+        ("unsqueeze_", (0,), "x = x.unsqueeze(...)"),
+        ("transpose_", (0, 1), "x = x.transpose(...)"),
+        ("resize_", (2, 3), "x = x.new_empty(...)"),
+    ],
+)
+def test_a_shape_does_not_change_in_place(name, arguments, instead):
     """A call that would change a DTensor's shape in place is refused with an alternative and changes nothing."""
     import torch
 
@@ -229,7 +237,7 @@ def test_a_shape_does_not_change_in_place(name, arguments):
 
     assert on_ranks(on_rank)[0] == (
         f"{name}() of a DTensor (f32[5@tp, 1, 3]): the shape of a DTensor cannot change in place; "
-        f"write x = x.{name[:-1]}(...) instead"
+        f"write {instead} instead"
     )
 
 

@@ -1,0 +1,70 @@
+"""Tensors that share the storage of a DTensor: its ``.data``, and what ``.data``, ``.grad`` and ``set_`` are given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["UncountedWrites", "check_source", "check_unfollowed"]
+
+
+class UncountedWrites:
+    """Writes through ``.data`` of a tensor and its aliases, which the version counter of autograd does not count."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self) -> None:
+        self._storage: Tensor | None = None
+
+    def through(self, local: Tensor) -> Tensor:
+        """Return what ``.data`` of the tensor over ``local`` hands out: writes to it are counted here."""
+        if self._storage is None:
+            self._storage = local.data
+        return self._storage.detach()
+
+    @property
+    def version(self) -> int:
+        """Number of writes."""
+        return 0 if self._storage is None else self._storage._version  # noqa: SLF001 - no public spelling
+
+
+def check_source(what: str, target: Any, source: Any) -> None:
+    """Check that ``target`` can take the storage of ``source``.
+
+    Raises:
+        MixedTensorError: ``source`` is no DTensor.
+        LayoutError: (a ValueError) the two are laid out in different ways.
+        UnsupportedOperatorError: ``source`` is a copy of a part of another tensor.
+    """
+    wanted = target._layout.notation(target.dtype)
+    if not isinstance(source, DTensor):
+        msg = f"{what} must be a DTensor laid out as {wanted}, got {type(source).__name__}"
+        raise MixedTensorError(msg)
+    if source._layout is not target._layout:
+        same = source._layout.mesh is target._layout.mesh and source.shape == target.shape
+        fix = (
+            f"; say value.redistribute(placements={list(target.placements)}) for a copy, or write into the tensor "
+            "with copy_(value)"
+        )
+        msg = (
+            f"{what} must be a DTensor laid out as {wanted}, whose storage is then shared, got "
+            f"{source._layout.notation(source.dtype)}{fix if same else ''}"
+        )
+        raise LayoutError(msg)
+    check_unfollowed(what, source)
+
+
+def check_unfollowed(what: str, source: Any) -> None:
+    """Check that ``source`` is not read-only, as a copy is that stands for a part of another tensor.
+
+    Raises:
+        UnsupportedOperatorError: it is: writes would reach one of the two only.
+    """
+    if source._readonly is not None:
+        msg = f"{what} would not share the storage of the value: {source._readonly}; use value.clone()"
+        raise UnsupportedOperatorError(msg)
