@@ -279,3 +279,91 @@ def test_optimizer_steps_over_many_parameters(count):
         return [torch.equal(ours[number].full_tensor(), plain[number % 3]) for number in (0, 1, 2, count - 1)]
 
     assert simulate(on_rank, 2, platform="torch") == [[True] * 4] * 2
+
+
+# -- what users define -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.platforms("torch")
+def test_classes_of_functions_are_forgotten(monkeypatch):
+    """A DFunction that is defined in each step keeps a bounded number of classes, and each computes its own."""
+    import torch
+
+    from hyper_parallel import DFunction, DTensor
+    from hyper_parallel.core.shard.custom import dfunction
+    from hyper_parallel.verify import simulate
+
+    monkeypatch.setattr(dfunction, "_MAX_CLASSES", 3)
+    dfunction._NATIVE.clear()
+    dfunction._ENTRIES.clear()
+
+    def scaled(factor):
+        class Scaled(DFunction):
+            _op_name = "neg"
+
+            @staticmethod
+            def forward(ctx, x):
+                ctx.factor = factor
+                return x * factor
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * ctx.factor
+
+        return Scaled
+
+    def on_rank():
+        grid = DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("tp",))
+        local = torch.ones(2, requires_grad=True)
+        for factor in range(1, 8):
+            (scaled(factor).apply(DTensor.from_local(local, grid, [S0])) * 2).sum().backward()
+            assert_bounded()
+            assert local.grad.tolist() == [2.0 * factor] * 2
+            local.grad = None
+        return entries()["functions of DFunction"], entries()["operators of DFunction"]
+
+    for functions, operators in simulate(on_rank, 3, platform="torch"):
+        assert 0 < functions <= 3
+        assert 0 < operators <= 3
+
+
+@pytest.mark.platforms("torch")
+def test_what_a_propagator_remembers_is_told_and_dropped():
+    """Results of a ShardingPropagator are told while it lives, and dropped with other entries that hold layouts."""
+    from hyper_parallel.core.shard import OpSchema, ShardingPropagator
+    from hyper_parallel.platform.select import use_platform
+
+    rows = Layout.place(DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",)), [S0], (4, 6))
+    propagator = ShardingPropagator()
+    with use_platform("torch"):
+        first = propagator.propagate_op_sharding(OpSchema("neg", (rows,)))
+        assert entries()["results of ShardingPropagator"] >= 1
+        empty_layout_caches()
+        assert "results of ShardingPropagator" not in entries()
+        assert propagator.propagate_op_sharding(OpSchema("neg", (rows,))).output_spec is first.output_spec
+
+
+@pytest.mark.platforms("torch")
+def test_meshes_of_torch_live_as_long_as_ours():
+    """The PyTorch mesh of a mesh is made once, and freed with it."""
+    import torch
+
+    from hyper_parallel import DTensor
+    from hyper_parallel.verify import simulate
+
+    def on_rank():
+        grid = DeviceMesh("cpu", [0, 1], mesh_dim_names=("kept",))
+        x = DTensor.from_local(torch.ones(2), grid, [S0])
+        assert x.to_torch().device_mesh is x.to_torch().device_mesh
+        kept = [info.entries for info in cache_info() if info.name == "meshes of PyTorch"]
+        for number in range(5):
+            DTensor.from_local(
+                torch.ones(2), DeviceMesh("cpu", [0, 1], mesh_dim_names=(f"a{number}",)), [S0]
+            ).to_torch()
+        empty_layout_caches()
+        gc.collect()
+        return sum(kept), sum(info.entries for info in cache_info() if info.name == "meshes of PyTorch")
+
+    for kept, left in simulate(on_rank, 2, platform="torch"):
+        assert 1 <= kept <= 2
+        assert left == kept

@@ -7,6 +7,7 @@ mesh (layouts, transitions) may be cached by identity, also where many ranks are
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import math
@@ -390,6 +391,7 @@ class _Room:
         """Empty the caches if there are too many meshes; the next time is when there are twice as many as remain."""
         if len(_INTERNED) > max(self.most, _MAX_MESHES):
             empty_layout_caches()
+            gc.collect()  # a transition and its adjoint refer to each other
             self.most = 2 * len(_INTERNED)
 
 
