@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from hyper_parallel._caches import cache_info as cache_info
     from hyper_parallel.core.context_parallel import (
         balanced_order as balanced_order,
         context_parallel_attention as context_parallel_attention,
@@ -135,6 +136,7 @@ __getattr__, __dir__ = lazy_exports(
             "shard_module",
         ),
         "hyper_parallel.core.tensor_parallel": None,
+        "hyper_parallel._caches": ("cache_info",),
         "hyper_parallel.platform.select": (
             "get_mindspore_platform",
             "get_platform",

@@ -33,7 +33,7 @@ FRAMEWORK_HOMES = {
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"_lazy", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
+BASE = {"_caches", "_lazy", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
 CORE = {
     "core.dtensor",
     "core.shard",
@@ -44,6 +44,7 @@ CORE = {
     "core.checkpoint",
 }
 ARROWS = {
+    "_caches": set(),
     "_lazy": set(),
     "_text": set(),
     "_tree": set(),
@@ -51,7 +52,7 @@ ARROWS = {
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_tree", "errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
-    "transport": {"_text", "errors"},
+    "transport": {"_caches", "_text", "errors"},
     "transport.c10d": {"_text", "errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},
     "transport.gloo": {"errors", "transport"},
@@ -63,8 +64,9 @@ ARROWS = {
     },  # its CPU rehearsal runs over gloo
     "transport.mindspore_comm": {"errors", "transport"},
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
-    "platform.torch": {"_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
+    "platform.torch": {"_caches", "_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
     "platform.mindspore": {
+        "_caches",
         "_tree",
         "errors",
         "platform.contract",

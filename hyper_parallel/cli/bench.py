@@ -20,6 +20,7 @@ from hyper_parallel.verify.timings import Figure, Timing, figures, recorded
 __all__ = ["add_parser", "run"]
 
 _MOST_REPEATS = 1_000_000
+_MOST_FUNCTIONS = 30
 
 
 def add_parser(commands: Any) -> None:
@@ -32,6 +33,12 @@ def add_parser(commands: Any) -> None:
     subparser.add_argument(
         "--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores"
     )
+    subparser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="the functions that take the time of one row's call instead, such as 'linear' or "
+        "'partial to shard(1), 8 ranks'",
+    )
     add_device(subparser, "of the tensors; what is measured is the host's time, there too")
     subparser.add_argument("--report", metavar="FILE", help="also write the measurements as JSON, for `coverage html`")
     subparser.add_argument("--json", action="store_true", help="the rows as JSON")
@@ -42,10 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the measurements; return 0 if each is within its budget.
 
     Raises:
-        ValueError: the report cannot be written, or the harness is to be timed on a card.
+        ValueError: the report cannot be written, no row has the name of ``--profile``, or the harness is to be timed
+            on a card.
         UnsupportedOnBackend: PyTorch sees no such card.
     """
     can_be_written("--report", arguments.report)
+    if arguments.profile is not None:
+        return _profile(arguments)
     if arguments.harness:
         if arguments.device != "cpu":
             msg = "--harness times the commands on cpu; leave out --device, or --harness"
@@ -63,6 +73,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
+def _profile(arguments: argparse.Namespace) -> int:
+    """Print who takes the time of one row's call."""
+    if arguments.harness:
+        msg = "--profile is of one row's call, and --harness times commands; leave out one of them"
+        raise ValueError(msg)
+    (profile,) = _measured_rows(arguments.repeats, arguments.device, arguments.profile)
+    document = {"profile": asdict(profile)}
+    if arguments.report is not None:
+        write_text(arguments.report, report_json(document), "--report")
+    print(report_json(document) if arguments.json else "\n".join(_profile_lines(document["profile"])))
+    return 0
+
+
+def _profile_lines(profile: dict[str, Any]) -> Iterator[str]:
+    yield "{name}: {microseconds:.1f} µs per call, {profiled:.1f} µs while it is profiled".format(**profile)
+    yield f"{'own µs':>9}{'total µs':>10}{'calls':>8}  function"
+    for function in profile["functions"][:_MOST_FUNCTIONS]:
+        yield "{own:9.2f}{total:10.2f}{calls:8.2f}  {function}".format(**function)
+    left = profile["functions"][_MOST_FUNCTIONS:]
+    if left:
+        yield f"{sum(function['own'] for function in left):9.2f}{'':18}  {len(left)} others"
+
+
 def _ratio_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{'':34}{'plain µs':>10}{'peer µs':>10}{'ours µs':>10}{'ratio':>8}{'budget':>8}"
     for row in rows:
@@ -77,10 +110,10 @@ def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "{name:48}{seconds:10.2f}{budget:10.1f}  {problem}".format(**row).rstrip()
 
 
-def _measured_rows(repeats: int, device: str) -> list[Any]:
+def _measured_rows(repeats: int, device: str, profiled: str | None = None) -> list[Any]:
     platforms("torch", device)
-    count, rows = platform_named("torch").benchmark(repeats, device)
     with use_platform("torch"):  # also where MindSpore is installed, or was used before in this process
+        count, rows = platform_named("torch").benchmark(repeats, device, profiled)
         return _with_progress(count, rows)
 
 

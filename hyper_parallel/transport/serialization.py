@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
+from hyper_parallel._caches import register
+
 __all__ = ["pack", "pack_back", "pack_error", "unpack"]
 
 _LOCK = threading.Lock()
@@ -115,3 +117,6 @@ def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
             return False
         where, origin = list(spec.submodule_search_locations or ()), spec.origin
     return origin == path
+
+
+register("modules that are found", _findable)

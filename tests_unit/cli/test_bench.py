@@ -71,6 +71,49 @@ def test_the_harness_has_no_device(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    "name, file",
+    [("linear", "core/shard/dispatch.py"), ("shard(1) to replicate, 8 ranks", "core/dtensor/redistribute.py")],
+)
+def test_the_time_of_a_call_is_divided_among_functions(name, file, capsys, tmp_path):
+    """A profile lists the functions of one call with their own and total time; own times add up to that of the call."""
+    report = tmp_path / "profile.json"
+    assert main(["bench", "--profile", name, "--repeats", "30", "--json", "--report", str(report)]) == 0
+    profile = json.loads(capsys.readouterr().out)["profile"]
+    assert json.loads(report.read_text())["profile"] == profile
+    assert set(profile) == {"name", "microseconds", "profiled", "functions"}
+    assert (profile["name"], profile["microseconds"] > 0) == (name, True)
+    functions = profile["functions"]
+    assert any(f"hyper_parallel/{file}:" in function["function"] for function in functions)
+    assert math.isclose(sum(function["own"] for function in functions), profile["profiled"])
+    assert [function["own"] for function in functions] == sorted((each["own"] for each in functions), reverse=True)
+    for function in functions:
+        assert set(function) == {"function", "calls", "own", "total"}
+        assert function["calls"] >= 0
+        assert function["total"] >= function["own"] >= 0
+    assert not any("_lsprof" in function["function"] for function in functions)
+
+
+def test_a_profile_is_a_table(monkeypatch, capsys):
+    """A line per function, at most thirty; the others are one line."""
+    from hyper_parallel.platform.torch.call_profile import CallProfile, FunctionTime
+
+    times = [FunctionTime(f"a.py:{number} f", 1.0, 2.0, 3.5) for number in range(32)]
+    profile = [CallProfile("add", 4.0, 64.0, tuple(times))]
+    monkeypatch.setattr(platform_named("torch"), "benchmark", lambda *_: (1, iter(profile)), raising=False)
+    assert main(["bench", "--profile", "add"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "add: 4.0 µs per call, 64.0 µs while it is profiled",
+        "   own µs  total µs   calls  function",
+        "     2.00      3.50    1.00  a.py:0 f",
+    ]
+    assert (len(lines), lines[-1].split()) == (33, ["4.00", "2", "others"])
+    profile[:] = [CallProfile("add", 4.0, 2.0, tuple(times[:1]))]
+    assert main(["bench", "--profile", "add"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 def test_no_repeats(capsys):
     """Measuring nothing is an error."""
     assert main(["bench", "--repeats", "0"]) == 2

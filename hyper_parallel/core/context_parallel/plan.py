@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.layout import chunk_bounds
 from hyper_parallel.errors import PlanError
 
@@ -89,6 +90,9 @@ def ring_plan(
     order = np.arange(length) if positions is None else np.asarray(positions)
     shards = [order[slice(*chunk_bounds(length, len(ranks), index))] for index in range(len(ranks))]
     return RingPlan(ranks, ranks.index(rank), tuple(_runs(shard, tile) for shard in shards), causal)
+
+
+register("ring plans", ring_plan)
 
 
 def _runs(positions: Any, tile: int) -> tuple[Run, ...]:

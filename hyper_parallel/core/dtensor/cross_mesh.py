@@ -7,6 +7,7 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.boxes import BoxTransfer, box_edges, contains, split_at_edges, volume
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.exchange import assemble, pack, unpack
@@ -117,6 +118,9 @@ def _transfers(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
                 holders = [member for member, box in enumerate(boxes) if contains(box, cell)]
                 transfers.append(BoxTransfer(cell, holders[receiver % len(holders)], receiver))
     return tuple(transfers)
+
+
+register("transfers between meshes", _transfers, has_layouts=True)
 
 
 def _exchange(local: Any, change: _MeshTransition) -> Any:

@@ -12,6 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.deferred_gradients import deferral_hook
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
@@ -330,6 +331,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
 _EVEN: dict[tuple[Any, ...] | None, tuple[Platform, Layout]] = {}
 _MAX_EVEN = 16384
 _LOCK = threading.Lock()
+register("even shards of from_local", _EVEN, lambda: _MAX_EVEN, has_layouts=True)
 
 
 def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:

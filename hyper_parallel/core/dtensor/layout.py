@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, rebuild_mesh
 from hyper_parallel.core.dtensor.placements import (
     DimAxes,
@@ -42,6 +43,8 @@ _INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
 _PLACED: dict[Any, Layout] = {}
 _MAX_PLACED = 16384
 _LOCK = threading.Lock()
+register("layouts", _INTERNED)
+register("layouts by placements", _PLACED, lambda: _MAX_PLACED, has_layouts=True)
 
 
 class DenseShape(NamedTuple):

@@ -7,6 +7,7 @@ mesh (layouts, transitions) may be cached by identity, also where many ranks are
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import math
@@ -14,7 +15,9 @@ import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from hyper_parallel._caches import empty_layout_caches, register
 from hyper_parallel.errors import MeshError, MeshLookupError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import active_transport
@@ -28,8 +31,11 @@ DEVICE_TYPES = ("cpu", "cuda", "npu")
 """What a rank may compute on."""
 
 _MAX_PRINTED_RANKS = 64
-_INTERNED: dict[tuple[Any, ...], DeviceMesh] = {}
+# Weak references, and yet whatever is cached by layout keeps its mesh: with many meshes, those caches are emptied.
+_INTERNED: WeakValueDictionary[tuple[Any, ...], DeviceMesh] = WeakValueDictionary()
+_MAX_MESHES = 256
 _LOCK = threading.Lock()
+register("meshes", _INTERNED)
 _CURRENT: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hyper_parallel_mesh", default=())
 
 
@@ -99,6 +105,7 @@ class DeviceMesh:
                 mesh = _INTERNED.get(key)
                 if mesh is None:
                     mesh = _INTERNED[key] = cls._build(key)
+            _ROOM.make()
         return mesh
 
     @classmethod
@@ -372,6 +379,23 @@ class DeviceMesh:
             msg = f"{caller}: the mesh has axes {self.names}; name one of them"
             raise MeshError(msg)
         return 0
+
+
+class _Room:
+    """How many meshes may be alive before the caches by layout are emptied."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def make(self) -> None:
+        """Empty the caches if there are too many meshes; the next time is when there are twice as many as remain."""
+        if len(_INTERNED) > max(self.most, _MAX_MESHES):
+            empty_layout_caches()
+            gc.collect()  # a transition and its adjoint refer to each other
+            self.most = 2 * len(_INTERNED)
+
+
+_ROOM = _Room()
 
 
 def init_device_mesh(

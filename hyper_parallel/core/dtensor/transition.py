@@ -13,6 +13,7 @@ import threading
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.cheapest_steps import Cost, cheapest_steps, cost_of
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import AllReduce, Scale, Step, ToPartial
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Transition", "clear_transition_cache", "dual", "plan_gradient", "plan_transition"]
 
-# Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _TRANSITIONS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
 # Entries of a cache, which is emptied when it is full: sizes that never come again must not fill the memory.
 _MAX_CACHED = 16384
 # Re-entrant: building a transition may build that of its second half.
 _LOCK = threading.RLock()
+register("layouts of gradients", _DUALS, lambda: _MAX_CACHED, has_layouts=True)
+register("transitions", _TRANSITIONS, lambda: _MAX_CACHED, has_layouts=True)
 
 
 class Transition:
@@ -271,9 +273,10 @@ def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     if gradient is None:
         partials = [(axis, "sum") for axis in varying]
         gradient = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
-        if len(_DUALS) >= _MAX_CACHED:
-            _DUALS.clear()
-        _DUALS[key] = gradient
+        with _LOCK:
+            if len(_DUALS) >= _MAX_CACHED:
+                _DUALS.clear()
+            _DUALS[key] = gradient
     return gradient
 
 

@@ -12,10 +12,11 @@ from contextvars import ContextVar
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import CacheInfo, register_owners
 from hyper_parallel._tree import leaves, tree_map, tree_map_named
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
-from hyper_parallel.core.shard.entry import OpEntry, Run, binder
+from hyper_parallel.core.shard.entry import ENTRIES, OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
 from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error, transformed_error
@@ -39,6 +40,12 @@ _MAX_PLANS = 4096
 _NO_KWARGS: dict[str, Any] = {}
 _BOUNDS = frozenset({int, type(None)})
 _PICKS = frozenset({int, type(None), type(Ellipsis)})
+
+register_owners(
+    ENTRIES,
+    lambda entry: CacheInfo(f"plans of {entry.name}", len(entry.cache), _MAX_PLANS),
+    lambda entry: entry.cache.clear(),
+)
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from hyper_parallel._caches import Owners, register
 from hyper_parallel.core.shard.rule import Decomposition, Rule
 
-__all__ = ["Binder", "KeywordCall", "OpEntry", "Run", "binder"]
+__all__ = ["ENTRIES", "Binder", "KeywordCall", "OpEntry", "Run", "binder"]
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -110,6 +111,9 @@ def binder(text: str) -> Binder:
     return Binder(text)
 
 
+register("signatures", binder)
+
+
 def _parse(text: str) -> inspect.Signature:
     arguments = ast.parse(f"def f({text}): pass").body[0].args  # type: ignore[attr-defined] # it is a function
     kinds = inspect.Parameter
@@ -150,6 +154,10 @@ class KeywordCall:
         )
 
 
+ENTRIES: Owners[OpEntry] = Owners()
+"""Every spelling, each with its plans; the dispatcher sets their limit."""
+
+
 class OpEntry:
     """One spelling of an operator: a framework's call, and how it is dispatched.
 
@@ -172,6 +180,7 @@ class OpEntry:
     """
 
     __slots__ = (
+        "__weakref__",
         "binder",
         "by_dtype",
         "cache",
@@ -206,6 +215,7 @@ class OpEntry:
         self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
         self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NO_TYPES
         self.cache: dict[Any, Run] = {}
+        ENTRIES.add(self)
         self.direct: OpEntry | None = None
         self.unless: Callable[[dict[str, Any]], bool] | None = None
         self.composed_as: Callable[..., Any] = func

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from functools import cache
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.rule import OpCall, Operand, R, Row, Strategies, replicated_row
 
@@ -181,6 +182,9 @@ def _parse(text: str) -> tuple[dict[str, Term], tuple[Term, ...]]:
     operands = dict(operand.split(maxsplit=1) for operand in left.split(","))
     outputs = [output.strip() for output in right.split(",")]
     return {name: _term(dims) for name, dims in operands.items()}, tuple(map(_term, outputs))
+
+
+register("notations of rules", _parse)
 
 
 def _term(text: str) -> Term:

@@ -118,21 +118,23 @@ class Platform(
     def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
-    def benchmark(self, repeats: int, device: str = "cpu") -> tuple[int, Iterator[Any]]:
+    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
         """Measure host costs per operation, compared with PyTorch's DTensor.
 
         Args:
             repeats: calls per measurement.
             device: of the tensors.
+            profiled: the name of a row, whose call is profiled instead.
 
         Returns:
             the number of rows, and an iterator over rows as they are measured, with the attributes ``name, plain, peer,
-            ours, budget, ratio``.
+            ours, budget, ratio``; of a profile, one row with ``name, microseconds, profiled, functions``.
 
         Raises:
+            ValueError: there is no row of that name.
             UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.
         """
-        del repeats, device
+        del repeats, device, profiled
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 

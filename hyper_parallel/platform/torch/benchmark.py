@@ -7,9 +7,9 @@ of thread CPU time are compared, so that ratios hold on a busy machine.
 
 from __future__ import annotations
 
+import difflib
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +26,11 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.torch import optimizer_benchmark, redistribution_benchmark
 from hyper_parallel.platform.torch.block_benchmark import blocks
+from hyper_parallel.platform.torch.call_profile import CallProfile, microseconds, profile_of
 from hyper_parallel.platform.torch.optimizer_benchmark import optimizer_steps
 from hyper_parallel.platform.torch.redistribution_benchmark import redistributions
 
-__all__ = ["BenchmarkRow", "run"]
+__all__ = ["BenchmarkRow", "profile", "run"]
 
 WORLD = 2
 SIZES = (2, 8, 64, 512)
@@ -79,8 +80,36 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
         rounds: measurements per implementation, interleaved; the median counts.
         device: of the tensors; on a card, too, what is measured is the host's time.
     """
+    return (_measured(case, rounds) for case in _cases(repeats, device))
+
+
+def profile(name: str, repeats: int = 1000, device: str = "cpu") -> CallProfile:
+    """Profile this library's call of one row.
+
+    Args:
+        name: of the row.
+        repeats: as for :func:`run`.
+        device: likewise.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    names = []
+    for case in _cases(repeats, device):
+        if case.name == name:
+            call = case.calls[2]
+            _warm_up(call, case.count)
+            return profile_of(name, call, case.count)
+        names.append(case.name)
+    near = difflib.get_close_matches(name, names, 3, 0.3)
+    msg = f"no row of the benchmark is called {name!r}; near: {', '.join(map(repr, near or names[:3]))}"
+    raise ValueError(msg)
+
+
+def _cases(repeats: int, device: str) -> Iterator[_Case]:
+    """Every row, each in its world; it is measured before the next one is asked for."""
     with _world(WORLD, device):
-        bench = _Bench(repeats, rounds, WORLD, device)
+        bench = _Bench(repeats, WORLD, device)
         yield from bench.forward()
         yield from bench.forward_backward()
         yield bench.block()
@@ -90,7 +119,7 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
         yield from bench.of_world()  # here, since PyTorch keeps the mesh of an operator, with its group
     for size in SIZES[1:]:
         with _world(size, device):
-            yield from _Bench(repeats, rounds, size, device).of_world()
+            yield from _Bench(repeats, size, device).of_world()
 
 
 @contextmanager
@@ -113,11 +142,52 @@ def attention(x: Any) -> Any:
     return F.scaled_dot_product_attention(x, x, x)
 
 
-class _Bench:
-    """Measures the three implementations in turn."""
+@dataclass(frozen=True)
+class _Case:
+    """What a row measures.
 
-    def __init__(self, repeats: int, rounds: int, size: int, device: str) -> None:
-        self.repeats, self.rounds, self.size, self.device = repeats, rounds, size, device
+    Attributes:
+        name: of the row.
+        budget: likewise.
+        calls: plain or by hand, PyTorch's DTensor, ours.
+        count: calls per measurement.
+        by_hand: as for the row.
+    """
+
+    name: str
+    budget: float
+    calls: list[Callable[[], Any]]
+    count: int
+    by_hand: bool
+
+
+def _measured(case: _Case, rounds: int) -> BenchmarkRow:
+    """Interleave the calls and take the medians."""
+    for call in case.calls:
+        _warm_up(call, case.count)
+    times: list[list[float]] = [[] for _ in case.calls]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for index, call in enumerate(case.calls):
+                times[index].append(microseconds(call, case.count))
+    finally:
+        gc.enable()
+    plain, theirs, mine = (statistics.median(samples) for samples in times)
+    return BenchmarkRow(case.name, plain, theirs, mine, case.budget, case.by_hand)
+
+
+def _warm_up(call: Callable[[], Any], count: int) -> None:
+    for _ in range(min(20, count)):
+        call()
+
+
+class _Bench:
+    """The rows of one world."""
+
+    def __init__(self, repeats: int, size: int, device: str) -> None:
+        self.repeats, self.size, self.device = repeats, size, device
         self.ours = init_device_mesh(device, (size,), mesh_dim_names=("tp",))
         self.peer = init_peer_mesh(device, (size,), mesh_dim_names=("tp",))
 
@@ -133,7 +203,7 @@ class _Bench:
             DTensor.from_local(leaves[2], self.ours, [placement]),
         )
 
-    def measure(
+    def case(
         self,
         name: str,
         budget: float,
@@ -141,37 +211,23 @@ class _Bench:
         repeats: int | None = None,
         *,
         by_hand: bool = False,
-    ) -> BenchmarkRow:
-        """Interleave the calls and take the medians."""
-        count = repeats or self.repeats
-        for call in calls:
-            for _ in range(min(20, count)):
-                call()
-        times: list[list[float]] = [[] for _ in calls]
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(self.rounds):
-                for index, call in enumerate(calls):
-                    times[index].append(_microseconds(call, count))
-        finally:
-            gc.enable()
-        plain, theirs, mine = (statistics.median(samples) for samples in times)
-        return BenchmarkRow(name, plain, theirs, mine, budget, by_hand)
+    ) -> _Case:
+        """One row."""
+        return _Case(name, budget, calls, repeats or self.repeats, by_hand)
 
-    def optimizers(self) -> Iterator[BenchmarkRow]:
+    def optimizers(self) -> Iterator[_Case]:
         """Optimizer steps, against those on the local tensors alone."""
         for name, budget, calls in optimizer_steps(self.peer, self.ours):
-            yield self.measure(name, budget, calls, max(self.repeats // 10, 2), by_hand=True)
+            yield self.case(name, budget, calls, max(self.repeats // 10, 2), by_hand=True)
 
-    def redistributions(self) -> Iterator[BenchmarkRow]:
+    def redistributions(self) -> Iterator[_Case]:
         """Redistributions in this world, against the same collectives written by hand."""
         # PyTorch's DTensor takes milliseconds for an all-to-all of many ranks.
         count = max(self.repeats // (4 + self.size // 5), 2)
         for name, calls in redistributions(self.size, self.peer, self.ours):
-            yield self.measure(name, 1.5, calls, count, by_hand=True)
+            yield self.case(name, 1.5, calls, count, by_hand=True)
 
-    def forward(self) -> Iterator[BenchmarkRow]:
+    def forward(self) -> Iterator[_Case]:
         """Light operations without gradients."""
         x, y, weight, scale = (
             self.tensors(0, 8, 8),
@@ -195,9 +251,9 @@ class _Bench:
             "attention": lambda i: attention(q[i]),
         }
         for name, case in cases.items():
-            yield self.measure(name, 0.5, [_at(case, index) for index in range(3)])
+            yield self.case(name, 0.5, [_at(case, index) for index in range(3)])
 
-    def forward_backward(self) -> Iterator[BenchmarkRow]:
+    def forward_backward(self) -> Iterator[_Case]:
         """The same with a backward from a given cotangent."""
         x, y = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8, grad=True)
         weight, scale = self.tensors(None, 8, 8, grad=True), self.tensors(None, 8, grad=True)
@@ -211,9 +267,9 @@ class _Bench:
             "layer_norm": lambda i: F.layer_norm(x[i], (8,), scale[i], scale[i]).backward(seed[i]),
         }
         for name, case in cases.items():
-            yield self.measure(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
+            yield self.case(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
 
-    def rest(self) -> Iterator[BenchmarkRow]:
+    def rest(self) -> Iterator[_Case]:
         """Entering and leaving the library, and ``torch.autograd.grad``, which has no method of a DTensor."""
         x, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8)
         local, theirs, ours = x[0].detach(), [peer.Shard(0)], [Shard(0)]
@@ -234,9 +290,9 @@ class _Bench:
             ]),
         }  # fmt: skip
         for name, (budget, calls) in cases.items():
-            yield self.measure(name, budget, calls, self.repeats // 2)
+            yield self.case(name, budget, calls, self.repeats // 2)
 
-    def chain(self) -> Iterator[BenchmarkRow]:
+    def chain(self) -> Iterator[_Case]:
         """Light operations one after the other, against those on local tensors."""
         x, y, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8), self.tensors(0, 8, 8)
 
@@ -251,32 +307,25 @@ class _Bench:
 
         count = max(self.repeats // 10, 2)
         for name, budget, case in (("chain of 24", 2.3, forward), ("chain of 24 + backward", 1.6, backward)):
-            yield self.measure(name, budget, [_at(case, index) for index in range(3)], count, by_hand=True)
+            yield self.case(name, budget, [_at(case, index) for index in range(3)], count, by_hand=True)
 
-    def block(self) -> BenchmarkRow:
+    def block(self) -> _Case:
         """Forward and backward of a transformer block, tensor parallel."""
         calls = blocks(self.size, self.tensors)
-        return self.measure("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
+        return self.case("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
 
-    def of_world(self) -> Iterator[BenchmarkRow]:
+    def of_world(self) -> Iterator[_Case]:
         """What is measured in worlds of several sizes."""
         yield from self.redistributions()
         if self.size in BLOCK_SIZES:
             yield self.sequence_parallel_block()
 
-    def sequence_parallel_block(self) -> BenchmarkRow:
+    def sequence_parallel_block(self) -> _Case:
         """The same with activations sharded along the sequence between the tensor-parallel regions."""
         name = f"block, sequence parallel, {self.size} ranks"
         calls = blocks(self.size, self.tensors, sequence_parallel=True)
-        return self.measure(name, 1.15, calls, max(self.repeats // (20 + self.size), 5), by_hand=True)
+        return self.case(name, 1.15, calls, max(self.repeats // (20 + self.size), 5), by_hand=True)
 
 
 def _at(case: Callable[[int], Any], index: int) -> Callable[[], Any]:
     return lambda: case(index)
-
-
-def _microseconds(call: Callable[[], Any], count: int) -> float:
-    start = time.thread_time_ns()
-    for _ in range(count):
-        call()
-    return (time.thread_time_ns() - start) / count / 1000

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 
+from hyper_parallel._caches import CacheInfo, Owners, register, register_owners
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
@@ -28,8 +29,11 @@ __all__ = ["from_torch", "own_mesh", "own_placement", "require_ascending", "to_t
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
 _THEIRS = ("sum", "avg", "max", "min", "product")
-_MESHES: WeakKeyDictionary[Any, dict[DeviceMesh, Any]] = WeakKeyDictionary()  # by simulated rank, or by world
+# By simulated rank, or by world; and by mesh.
+_MESHES: WeakKeyDictionary[Any, WeakKeyDictionary[DeviceMesh, Any]] = WeakKeyDictionary()
+_WORLDS: Owners[WeakKeyDictionary[DeviceMesh, Any]] = Owners()
 _LOCK = threading.Lock()
+register_owners(_WORLDS, lambda meshes: CacheInfo("meshes of PyTorch", len(meshes), None))
 
 
 def to_torch(tensor: DTensor) -> peer.DTensor:
@@ -179,11 +183,15 @@ def _ascends(shape: tuple[int, ...], ranks: tuple[int, ...], axis: int) -> bool:
     return all(ranks[at] < ranks[at + step] for at in range(len(ranks)) if at % line < line - step)
 
 
+register("meshes that ascend", _ascends)
+
+
 def _known(mesh: DeviceMesh, owner: Any) -> Any:
     from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
-    meshes = _MESHES.setdefault(owner, {})
+    meshes = _MESHES.setdefault(owner, WeakKeyDictionary())
     if mesh not in meshes:
+        _WORLDS.add(meshes)
         ranks = torch.tensor(mesh.mesh, dtype=torch.int)
         theirs = TorchMesh(mesh.device_type, ranks, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
         # As DeviceMesh.from_group does, which wants names. Ranks outside of the mesh need not take part.

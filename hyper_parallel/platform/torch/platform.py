@@ -168,10 +168,12 @@ class TorchPlatform(
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
-    def benchmark(self, repeats: int, device: str = "cpu") -> tuple[int, Iterator[Any]]:
+    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
         """Against ``torch.distributed.tensor``, in this process."""
         from hyper_parallel.platform.torch import benchmark
 
+        if profiled is not None:
+            return 1, iter((benchmark.profile(profiled, repeats, device),))
         return benchmark.ROWS, benchmark.run(repeats, device=device)
 
     def invalidate_with(self, copy: Any, base: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hyper_parallel._caches import register
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import materialized
@@ -243,6 +244,9 @@ def _elementwise_order(operands: tuple[tuple[tuple[int, ...], tuple[int, ...] | 
     whole = (torch.neg, torch.add, torch.addcmul)[min(len(parts), 3) - 1](*parts[:3])
     dims, strides = range(whole.ndim), whole.stride()
     return tuple(dims) if whole.is_contiguous() else tuple(sorted(dims, key=lambda dim: -strides[dim]))
+
+
+register("orders of elementwise results in memory", _elementwise_order)
 
 
 def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:

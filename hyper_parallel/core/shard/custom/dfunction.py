@@ -6,6 +6,7 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import register
 from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.custom.distributed_op import user_op
@@ -24,7 +25,10 @@ __all__ = ["DFunction"]
 
 _NATIVE: dict[tuple[type, str], Any] = {}
 _ENTRIES: dict[tuple[type, str, Rule], OpEntry] = {}
+_MAX_CLASSES = 1024
 _LOCK = threading.Lock()
+register("functions of DFunction", _NATIVE, lambda: _MAX_CLASSES)
+register("operators of DFunction", _ENTRIES, lambda: _MAX_CLASSES)
 
 
 class DFunction:
@@ -182,6 +186,8 @@ def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
     native = _native(cls, platform)
     with _LOCK:
         if key not in _ENTRIES:
+            if len(_ENTRIES) >= _MAX_CLASSES:  # classes that never come again must not fill the memory
+                _ENTRIES.clear()
             binder = _SignatureBinder(cls, rule)
             _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _call_by_rule_names(cls, native, binder))
         return _ENTRIES[key]
@@ -192,6 +198,8 @@ def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
     key = (cls, platform.platform_type)
     with _LOCK:
         if key not in _NATIVE:
+            if len(_NATIVE) >= _MAX_CLASSES:
+                _NATIVE.clear()
             _NATIVE[key] = _make_native(cls, platform)
         native: Callable[..., Any] = _NATIVE[key]
     return native

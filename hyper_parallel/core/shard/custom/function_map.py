@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import CacheInfo, Owners, register, register_owners
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, unflatten
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
@@ -34,6 +35,7 @@ __all__ = ["custom_shard", "local_map", "places_one_tensor"]
 _NO_ENTRY = object()
 _MAX_CACHED = 1024
 _LOCK = threading.Lock()  # one for all: a function that holds a lock cannot be pickled
+_MAPS: Owners[_LocalMap] = Owners()
 _Leaf = tuple[str, Any]
 _Out = tuple[str, Any, "Layout | None"]
 _Known = tuple[Mapping[str, tuple[int, ...]], Mapping[str, Layout]]
@@ -327,7 +329,10 @@ class _LocalMap:
         """
         shapes = {where: tuple(local.shape) for where, (local, _) in outputs.items()}
         with _LOCK:
-            regions = self._known.setdefault(entered.mesh, {})
+            regions = self._known.get(entered.mesh)
+            if regions is None:
+                regions = self._known[entered.mesh] = {}
+                _MAPS.add(self)
             known = regions.get(entered.targets)
         if known is None:
             known = (shapes, self._exchange_global_shapes(outputs, entered))
@@ -339,6 +344,12 @@ class _LocalMap:
         if before != shapes:
             raise self._changed(before, shapes)
         return layouts
+
+    def cache_info(self) -> CacheInfo:
+        """Return how many layouts of inputs have known outputs; the limit holds for each mesh."""
+        with _LOCK:
+            entries = sum(map(len, self._known.values()))
+            return CacheInfo(f"sizes of outputs of {self.name}", entries, _MAX_CACHED * len(self._known))
 
     def _changed(self, before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> Exception:
         where = next(path for path in (*now, *before) if before.get(path) != now.get(path))
@@ -434,6 +445,10 @@ def _layout(mesh: DeviceMesh, placements: Any) -> Layout:
     ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
     return Layout.place(mesh, several, (0,) * ndim)
 
+
+# A rank that alone dropped its entries would wait for sizes that no other rank sends: meshes live as the function does.
+register_owners(_MAPS, _LocalMap.cache_info)
+register("parameters of functions", _positions)
 
 # -- placements of nested values ---------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from hyper_parallel._caches import CacheInfo, Owners, register_owners
 from hyper_parallel._tree import tree_map, tree_map_named
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, registry_version, user_op
@@ -33,6 +34,18 @@ __all__ = ["ShardingPropagator"]
 
 _MAX_CACHED = 4096
 _Result = TypeVar("_Result")
+
+
+class _Results(dict[Any, Any]):
+    """What one propagator has propagated in one thread."""
+
+
+_RESULTS: Owners[_Results] = Owners()
+register_owners(
+    _RESULTS,
+    lambda results: CacheInfo("results of ShardingPropagator", len(results), _MAX_CACHED),
+    lambda results: results.clear(),
+)
 Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
 PropRule = Callable[[OpSchema], OutputSharding]
 
@@ -178,14 +191,18 @@ class ShardingPropagator:
 
     def _cached(self, cache: str, asked: Any, compute: Callable[[], _Result]) -> _Result:
         """Return ``compute()``, cached per thread, key, framework and registry version."""
-        results: dict[Any, _Result] = self._caches.__dict__.setdefault(cache, {})
+        results: _Results | None = self._caches.__dict__.get(cache)
+        if results is None:
+            results = self._caches.__dict__[cache] = _Results()
+            _RESULTS.add(results)
         key = (registry_version(), current_platform().platform_type, asked)
-        if key not in results:
+        result: _Result | None = results.get(key)
+        if result is None:
             result = compute()
             if len(results) >= _MAX_CACHED:
                 results.clear()
             results[key] = result
-        return results[key]
+        return result
 
 
 def _callable(schema: OpSchema) -> Callable[..., Any]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from types import CellType, FunctionType
 from typing import Any, cast
+
+from hyper_parallel._caches import register
 
 __all__ = ["unwrapped"]
 
 
-@cache
+@lru_cache(maxsize=4096)
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return a function that PyTorch wrote in Python, without its own call of ``__torch_function__``; or None."""
     return _unwrap(cast("FunctionType", function), {}) if _python_written(function) else None
 
 
+register("functions written in Python", unwrapped)
 _PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
 
 
