@@ -75,7 +75,7 @@ class SharedFile:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_file, (reduction.DupFd(self.number),)  # type: ignore[attr-defined] # on POSIX only
+        return _received_file, (reduction.DupFd(self.number),)
 
 
 def _received_file(duplicate: Any) -> SharedFile:

@@ -49,7 +49,7 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
     os.environ.update(environment, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
-    os.dup2(output.number, sys.__stdout__.fileno())
+    os.dup2(output.number, 1)
     with (folder / f"{rank}.stderr").open("wb") as errors:
         os.dup2(errors.fileno(), 2)
     register_rank(os.getpid(), str(folder / f"{rank}.stack"))
