@@ -70,6 +70,7 @@ class SimulatedTransport(Transport):
     Attributes:
         refused: what a thread that the rank started was refused; the error of the rank at its end, since a thread's own
             error ends that thread only.
+        count: called with the name of each collective, for tools of the framework that count them; or None.
 
     Args:
         rank: of the simulated rank.
@@ -95,6 +96,7 @@ class SimulatedTransport(Transport):
         self._undone_at_end: list[Callable[[], None]] = []
         self._ended = False
         self.refused: Exception | None = None
+        self.count: Callable[[str], None] | None = None
 
     def at_end(self, undo: Callable[[], None]) -> None:
         """See :meth:`Transport.at_end`.
@@ -173,6 +175,8 @@ class SimulatedTransport(Transport):
         collective = collectives[operation](*args)
         if collective.alone:
             return Work(operation, lambda: self._run(collective))
+        if self.count is not None:
+            self.count(operation)
         started = self.begin(collective.contribution)
         return Work(operation, lambda: collective.finish(started.wait()))
 
@@ -316,5 +320,7 @@ class SimulatedTransport(Transport):
 
     def _run(self, collective: _Collective) -> Any:
         contribution = collective.contribution
+        if self.count is not None:
+            self.count(contribution.fingerprint.operation)
         received = list(contribution.payloads) if collective.alone else self._endpoint.exchange(contribution)
         return collective.finish(received)

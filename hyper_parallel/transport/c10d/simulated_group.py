@@ -28,6 +28,7 @@ from hyper_parallel.transport.c10d.arguments import (
     root_of,
     write,
 )
+from hyper_parallel.transport.c10d.comm_debug import count_collective
 from hyper_parallel.transport.c10d.reduction import premultiplied, reduce_parts, reduction_name
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint
@@ -336,6 +337,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
 
     def _begin(self, fingerprint: CollectiveFingerprint, payloads: Sequence[Any], finish: _Finish) -> SimulatedWork:
         """Start a collective; ``finish`` gets each member's payload for this rank."""
+        count_collective(fingerprint.operation.removeprefix("dist."))
         if len(self.ranks) == 1:
             return self._given(SimulatedWork(lambda: finish(list(payloads)), lambda: True))
         started = self.transport.begin(Contribution(fingerprint, payloads))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.c10d.comm_debug import count_of_transport
 from hyper_parallel.transport.c10d.host import TorchOps
 from hyper_parallel.transport.c10d.installation import INSTALLATION
 from hyper_parallel.transport.c10d.rank_groups import RankGroups, current_rank, enter_rank
@@ -44,6 +45,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
 
     def rank_body() -> Any:
         groups = RankGroups(cast("SimulatedTransport", active_transport()), store)
+        groups.transport.count = count_of_transport
         everybody.append(groups)
         with INSTALLATION.rank(), _rank_distributed(groups):
             result = body()

@@ -104,7 +104,14 @@ def counted():
     ):
         with CommDebugMode() as mode:
             call()
-        counts.append(mode.get_total_counts())
+        counts.append({str(op): count for op, count in mode.get_comm_counts().items()})
+    with CommDebugMode() as mode:
+        torch.distributed.all_reduce(torch.ones(2))  # its own function, which the dispatcher sees, is counted once
+        work = torch.distributed.all_gather(list(torch.empty(4, 2)), torch.ones(2), async_op=True)
+        torch.distributed.barrier()
+    work.wait()
+    assert "c10d.allgather_" in mode.generate_comm_debug_tracing_table(noise_level=3)
+    counts.append({str(op): count for op, count in mode.get_comm_counts().items()})
     own = torch.tensor([float(mesh.rank)])
     sums = [functional.all_reduce(own, "sum", (mesh, axis)).item() for axis in (0, 1)]
     assert sums == [sum(mesh.get_rank_list_along_axis(axis)) for axis in (0, 1)]
@@ -115,8 +122,11 @@ def counted():
 
 @pytest.mark.slow
 def test_pytorch_counts_our_collectives():
-    """On real ranks, CommDebugMode sees the collectives of redistributions, and no others."""
-    assert launch(counted, 4, "torch") == [[1, 1, 0, 1]] * 4
+    """CommDebugMode sees the collectives of redistributions, and no others, on simulated ranks as on real ones."""
+    gather, exchange = {"c10d._allgather_base_": 1}, {"c10d.alltoall_base_": 1}
+    expected = [gather, exchange, {}, gather, {"c10d.allreduce_": 1, "c10d.allgather_": 1}]
+    assert launch(counted, 4, "torch") == [expected] * 4
+    assert simulate(counted, 4, "torch") == [expected] * 4
 
 
 @pytest.mark.slow

@@ -1,0 +1,60 @@
+"""Tells PyTorch's ``CommDebugMode`` of the collectives of a simulated rank, which do not pass PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+__all__ = ["count_collective", "count_of_transport"]
+
+_OPS: Any = torch.ops.c10d
+# By the names of torch.distributed's functions; operators of barriers are not counted on real ranks either.
+_PACKETS = {
+    "all_reduce": _OPS.allreduce_,
+    "all_reduce_coalesced": _OPS.allreduce_coalesced_,
+    "reduce": _OPS.reduce_,
+    "broadcast": _OPS.broadcast_,
+    "all_gather": _OPS.allgather_,
+    "all_gather_into_tensor": _OPS._allgather_base_,
+    "all_gather_coalesced": _OPS.allgather_coalesced_,
+    "gather": _OPS.gather_,
+    "scatter": _OPS.scatter_,
+    "reduce_scatter": _OPS.reduce_scatter_,
+    "reduce_scatter_tensor": _OPS._reduce_scatter_base_,
+    "all_to_all": _OPS.alltoall_,
+    "all_to_all_single": _OPS.alltoall_base_,
+}
+# What a real rank calls for each of the transport's methods: those on whole tensors.
+_OF_TRANSPORT = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor",
+                 "all_to_all": "all_to_all_single"}  # fmt: skip
+
+
+class _Counted:
+    """Stands for the operator of a collective in ``CommDebugMode``, which calls it and counts its packet."""
+
+    def __init__(self, packet: Any) -> None:
+        self._overloadpacket = packet
+
+    def __call__(self) -> None:
+        """Do nothing: the collective runs on the simulated transport."""
+
+    def __str__(self) -> str:
+        return str(self._overloadpacket)
+
+
+def count_of_transport(method: str) -> None:
+    """Count the collective that a method of the transport is on real ranks."""
+    count_collective(_OF_TRANSPORT.get(method, method))
+
+
+def count_collective(name: str) -> None:
+    """Count a call in each ``CommDebugMode`` of this thread; ``name`` is the function's in ``torch.distributed``."""
+    if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no public spelling
+        return
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, CommDebugMode)]
+    for mode in modes if name in _PACKETS else ():
+        mode.__torch_dispatch__(_Counted(_PACKETS[name]), ())
