@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 __all__ = [
+    "ENVIRONMENT",
     "LEDGER_VARIABLE",
     "SERVERS",
     "Worker",
@@ -46,8 +47,10 @@ LEDGER_VARIABLE = "HP_RANK_LEDGER"
 """Names a folder in which every started rank leaves a file named after its process number: the coverage gate compares
 them with the data files that ranks leave. Unset it for a rank that is to be killed on purpose."""
 
-# Read by MindSpore at import: errors at the operator that fails (and far less waiting on few cores); a quiet log.
-_ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
+ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
+"""Variables of ranks that are not set: errors at the operator of MindSpore that fails, and far less waiting on few
+cores; a quiet log."""
+
 _PRELOAD = {
     "mindspore": ["mindspore", "hyper_parallel.transport.mindspore"],
     # MindSpore's real processes on CPU borrow gloo from PyTorch; its simulated ones never see PyTorch.
@@ -248,9 +251,9 @@ def _join(process: ForkServerProcess, seconds: float) -> None:
 @contextmanager
 def _environment() -> Iterator[None]:
     """Set the variables that a fork server inherits when it starts, and restore them."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
     path = os.environ.get("PYTHONPATH")
-    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         yield

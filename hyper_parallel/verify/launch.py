@@ -139,12 +139,14 @@ def _write_task(
 
 def _environment(world_size: int) -> dict[str, str]:
     """The variables of this process, and those that torchrun sets on all ranks of one machine."""
+    from hyper_parallel.transport.rank_pool import ENVIRONMENT
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     size = str(world_size)
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
     group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {"OMP_NUM_THREADS": "1", **local_environment(), **sizes, **group}
+    return {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **local_environment(), **sizes, **group}
 
 
 def _await(world: _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:
