@@ -149,7 +149,7 @@ def _left_out(store: Store, settings: Settings, there: list[str], absent: list[s
     items = [f"{name}: no report; the environment did not run, or failed before its gate" for name in absent]
     for name in there:
         omit = settings.environment(name).omit
-        items += [f"{name}: {pattern} is omitted, for it cannot run there" for pattern in omit]
+        items += [f"{name}: {pattern} is omitted: it cannot run there, or its tests do not" for pattern in omit]
         for reason, count in sorted(skipped_tests(store.root / "reports" / f"{name}.xml").items()):
             items.append(f"{name}: {count} tests were skipped: {reason}")
     return items

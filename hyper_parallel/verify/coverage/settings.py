@@ -26,7 +26,7 @@ class EnvironmentSettings:
 
     Attributes:
         total: percentage over all files that are not omitted.
-        omit: patterns of files that cannot run there.
+        omit: patterns of files that cannot run there, or whose tests do not.
         files: pattern to the percentage that each matching file must have; the longest matching pattern counts.
         exceptions: most files that the baseline may except from their floor.
         ranks: least number of ranks that must be started; 0 if an environment may start none.
