@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import os
 import socket
 from collections import Counter
@@ -68,12 +69,15 @@ ALLOWED = {
 """By file and call: how often, and why that is right."""
 
 
+@functools.cache
 def calls(root):
-    """Yield every call in the sources under a folder: the file, the called name, the node."""
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                yield path.relative_to(root).as_posix(), ast.unparse(node.func), node
+    """Every call in the sources under a folder: the file, the called name, the node."""
+    return [
+        (path.relative_to(root).as_posix(), ast.unparse(node.func), node)
+        for path in sorted(root.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def is_dangerous(name, node):

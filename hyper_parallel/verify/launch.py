@@ -30,6 +30,7 @@ __all__ = ["launch"]
 
 _GRACE_SECONDS = 5.0
 _STACK_SECONDS = 0.5
+_LAST_WORDS_SECONDS = 0.2
 _ROUND_SECONDS = 0.01
 _LOG_CHARACTERS = 4000
 
@@ -89,18 +90,24 @@ def launch(
                 world.end()
                 _kill_remaining(folder)
                 server.close()
-            return _results(folder, server, world.codes())
+            return _results(folder, server, world.codes(), world.ended)
         except WorldFailedError as failed:
             server.write_record(failed)
             raise
 
 
 class _Processes:
-    """The ranks of a world, forked from a warm fork server; what they print to stderr is kept in the folder."""
+    """The ranks of a world, forked from a warm fork server; what they print to stderr is kept in the folder.
+
+    Attributes:
+        ended: ranks that ran until :meth:`end` ended them.
+    """
 
     def __init__(self, folder: Path, world_size: int, platform: str) -> None:
         from hyper_parallel.transport.rank_pool import SERVERS, start_process  # starts a fork server when used
 
+        self.ended: set[int] = set()
+        self._lost_at: float | None = None
         self._processes = [
             start_process(
                 launch_worker.serve, (str(folder), rank, platform, SharedFile(1)), f"rank-{rank}", SERVERS[platform],
@@ -110,9 +117,11 @@ class _Processes:
         ]  # fmt: skip
 
     def running(self) -> bool:
-        """Return whether ranks still run and none has failed."""
+        """Return whether ranks still run; after one has failed, the others get a moment to say what they met."""
         codes = [process.exitcode for process in self._processes]
-        return None in codes and not any(codes)
+        if any(codes) and self._lost_at is None:
+            self._lost_at = time.monotonic()
+        return None in codes and (self._lost_at is None or time.monotonic() < self._lost_at + _LAST_WORDS_SECONDS)
 
     def codes(self) -> dict[int, int]:
         """Return the exit codes of the ranks that have ended."""
@@ -123,6 +132,7 @@ class _Processes:
         """End the ranks by SIGTERM, then by SIGKILL."""
         from hyper_parallel.transport.rank_pool import end_processes
 
+        self.ended = {rank for rank, process in enumerate(self._processes) if process.is_alive()}
         end_processes(self._processes)
 
 
@@ -203,14 +213,14 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _results(folder: Path, server: CoordinatorServer, codes: dict[int, int]) -> list[Any]:
+def _results(folder: Path, server: CoordinatorServer, codes: dict[int, int], ended: set[int]) -> list[Any]:
     """Return the ranks' results, or raise for those that failed: deaths first, then exceptions in the order of time."""
     coordinator = server.coordinator
     reports = {rank: _report(folder, rank) for rank in range(coordinator.world_size)}
     raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
     failures: dict[int, BaseException] = dict(coordinator.unreported)
     for rank, report in reports.items():
-        if rank not in failures and report is None and _died(folder, rank):
+        if rank not in failures and rank not in ended and report is None and _died(folder, rank):
             failures[rank] = _death(folder, rank, codes)
     for rank in sorted(raised, key=lambda rank: (folder / f"{rank}.report").stat().st_mtime_ns):
         failures.setdefault(rank, unpack(raised[rank].packed))

@@ -22,6 +22,7 @@ def status_of(mesh, *options):
     return main([*words, "--platform", "torch", *options])
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("mesh", ["ep=2", "ep=3", "ep=4", "dp=2,ep=3"])
 def test_every_gradient_and_weight_is_that_of_one_device(mesh, capsys):
     """Outputs, losses, gradients and weights of three steps, with dropped tokens and auxiliary losses."""

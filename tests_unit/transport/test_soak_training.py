@@ -17,6 +17,7 @@ def training(load_file):
     return load_file(Path(__file__).with_name("soak_training.py"))
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(12))
 def test_simulated_ranks_go_on_as_if_not_interrupted(training, seed):
     """A restarted program has the losses and weights of one that ran through; in another world, within rounding."""

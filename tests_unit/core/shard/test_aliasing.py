@@ -108,6 +108,7 @@ def on_rank(platform_name):
     }  # fmt: skip
 
 
+@pytest.mark.untraced
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_storage_is_shared_as_on_plain_tensors(world):

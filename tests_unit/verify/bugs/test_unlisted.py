@@ -11,7 +11,7 @@ import pytest
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.run import verify_program
 
-pytestmark = pytest.mark.platforms("torch")
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.untraced]
 
 
 def load():

@@ -110,6 +110,7 @@ def derived_twice(op, choices):
     return counts
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("part", range(4))
 def test_ranks_without_elements_take_part_in_second_derivatives(part):
     """Every operator can be differentiated twice where shards are empty, with equal results for all placements."""
