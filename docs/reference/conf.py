@@ -27,7 +27,8 @@ nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|enum|hyper_parallel|pathlib)\..*"),
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
-    ("py:class", "AbstractContextManager|Cause|Dispatcher|Names|OpCall|ParameterLayout|Part|Path|RecordLog"),
+    ("py:obj", r".*\._\w+"),  # variables of types
+    ("py:class", "AbstractContextManager|Cause|Dispatcher|ModuleT|Names|OpCall|ParameterLayout|Part|Path|RecordLog"),
     ("py:class", r"Ranks|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"

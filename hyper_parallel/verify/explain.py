@@ -69,7 +69,7 @@ def explain_model(
         platform: ``torch`` or ``mindspore``.
         name: of the model in the text.
         links: bandwidths and latencies of axes, such as ``tp=300,4`` for 300 GB/s and 4 us; see
-            :func:`~hyper_parallel.verify.links.links_of`.
+            ``hyper_parallel.verify.links.links_of``.
         device: ``cpu``, ``cuda`` or ``npu``: on a card the step runs with values, as the first rank alone, and its
             memory is measured.
 

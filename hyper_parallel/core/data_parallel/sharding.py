@@ -46,7 +46,7 @@ def fully_shard(
     become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard.
 
     Parameters may be on the meta device: call ``module.to_empty(device=...)``, initialise or load all values, and build
-    the optimizer, before the first forward. Random initial values are those of :func:`manual_seed`, equal for every
+    the optimizer, before the first forward. Random initial values are those of ``manual_seed``, equal for every
     number of ranks.
 
     On MindSpore each call of the module gathers and reduces by itself; a backward that reads no parameter, as that of
