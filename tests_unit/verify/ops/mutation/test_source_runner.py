@@ -22,11 +22,11 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     """The command changes the library in child processes only, and lists the mutants that survived."""
     path = tmp_path / "sources.json"
     own = ["core.shard.entry", "core.shard.op_plan"]
-    asked = ["verify", "mutants", "--source", *own, "--each", "1", "--seed", "1", "--floor", "0", "--report", str(path)]
+    asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
     assert main(asked) == 0
     report = json.loads(path.read_text())
-    assert report["mutants"] == 2
-    assert report["killed"] + report["survived"] + report["equivalent"] == 2
+    assert report["mutants"] == 4
+    assert report["killed"] + report["survived"] + report["equivalent"] == 4
     assert report["killed"]
     assert list(report["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
     assert first_wrong("torch", (2,), targets=2) == ""
