@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--html", arguments.html)
     tasks, planned = _tasks(arguments)
     report = SweepReport(planned=planned, mode="quick" if arguments.quick else "full", device=arguments.device)
-    progress, started = Progress(planned), time.monotonic()
+    progress, started = Progress(sum(len(task["ops"]) for task in tasks)), time.monotonic()
     try:
         for operator_report in _results(tasks, progress):
             _add(report, operator_report)
