@@ -33,6 +33,7 @@ __all__ = [
     "search_path",
     "servers_search_here",
     "stay_on",
+    "torchrun_environment",
 ]
 
 ENGINE_VARIABLE = "HYPER_PARALLEL_ENGINE_RULES"
@@ -51,6 +52,14 @@ def local_environment() -> dict[str, str]:
     """The environment of ranks that are all on this machine: gloo listens on loopback only, unless told otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     return {**({_GLOO_INTERFACE: _LOOPBACK} if _LOOPBACK in names else {}), **os.environ}
+
+
+def torchrun_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
+    """The variables that torchrun sets on a rank of one machine; the ranks meet at ``port``."""
+    own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size))
+    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+    return {**own, **sizes, **group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def rehearsed_engine() -> str:

@@ -88,7 +88,6 @@ def launch(
                 _await(world, server, folder, timeout)
             finally:
                 world.end()
-                _kill_remaining(folder)
                 server.close()
             return _results(folder, server, world.codes(), world.ended)
         except WorldFailedError as failed:
@@ -144,19 +143,19 @@ def _write_task(
     measurement = current_measurement(until_sigterm=False)  # a rank that is ended writes down where it was
     task = RankTask(-1, world_size, body, None, search_path(), str(Path.cwd()), measurement=measurement)
     (folder / "launcher").write_text(str(os.getpid()))
-    (folder / "task").write_bytes(pickle.dumps((task, _environment(world_size))))
+    (folder / "task").write_bytes(pickle.dumps((task, _environment(), _free_port())))
 
 
-def _environment(world_size: int) -> dict[str, str]:
-    """The variables of this process, and those that torchrun sets on all ranks of one machine."""
+def _environment() -> dict[str, str]:
+    """The variables of this process, and those that ranks have beside them."""
     from hyper_parallel.transport.rank_pool import ENVIRONMENT
 
+    return {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **local_environment()}
+
+
+def _free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    size = str(world_size)
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
-    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **local_environment(), **sizes, **group}
+        return str(server.getsockname()[1])
 
 
 def _await(world: _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:
@@ -185,14 +184,11 @@ def _how_ended(folder: Path, rank: int) -> str:
     return "died" if report is None else report.how
 
 
-def _pids(folder: Path) -> list[int]:
-    """Return the process ids that the ranks wrote into the folder."""
-    return [int(path.read_text()) for path in sorted(folder.glob("*.pid")) if path.read_text()]
-
-
 def _stacks(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
-    for pid in _pids(folder):
-        _signal(pid, signal.SIGUSR1)
+    """The stacks of running ranks; a rank that runs has a file with its process id."""
+    for pid in filter(None, (path.read_text() for path in folder.glob("*.pid"))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGUSR1)
     time.sleep(_STACK_SECONDS)
     return {rank: _text(folder, rank) or "(no answer)" for rank in ranks}
 
@@ -200,17 +196,6 @@ def _stacks(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
 def _text(folder: Path, rank: int) -> str:
     path = folder / f"{rank}.stack"
     return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _kill_remaining(folder: Path) -> None:
-    """Kill ranks that outlived the process that started them; ranks that ended have removed their process id."""
-    for pid in _pids(folder):
-        _signal(pid, signal.SIGKILL)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _results(folder: Path, server: CoordinatorServer, codes: dict[int, int], ended: set[int]) -> list[Any]:

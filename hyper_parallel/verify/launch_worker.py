@@ -22,7 +22,7 @@ from hyper_parallel.transport.coordinator_server import connect
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
-from hyper_parallel.transport.processes import SharedFile, rehearsed_engine
+from hyper_parallel.transport.processes import SharedFile, rehearsed_engine, torchrun_environment
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
@@ -44,9 +44,9 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
     os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
     folder = Path(folder_name)
     task: RankTask
-    task, environment = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+    task, environment, port = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
     os.environ.clear()  # the fork server's
-    os.environ.update(environment, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
+    os.environ.update({**environment, **torchrun_environment(rank, task.world_size, port)})
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
     os.dup2(output.number, 1)

@@ -16,6 +16,7 @@ from hyper_parallel.transport.c10d.installation import INSTALLATION
 from hyper_parallel.transport.c10d.rank_groups import RankGroups, current_rank, enter_rank
 from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
 from hyper_parallel.transport.own_modules import OwnModules
+from hyper_parallel.transport.processes import torchrun_environment
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.simulated_threads import run_threads
 
@@ -67,10 +68,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
 @contextmanager
 def _rank_distributed(groups: RankGroups) -> Iterator[None]:
     """Inside this context, this thread is the rank of ``groups``; it starts with torchrun's environment."""
-    rank, size = str(groups.transport.rank), str(groups.transport.world_size)
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, ROLE_RANK=rank, GROUP_RANK="0", GROUP_WORLD_SIZE="1")
-    os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, ROLE_WORLD_SIZE=size)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_PORT)
+    os.environ.update(torchrun_environment(groups.transport.rank, groups.transport.world_size, _PORT))
     enter_rank(groups)
     try:
         with torch.autograd.set_multithreading_enabled(False):
