@@ -33,7 +33,7 @@ class Progress:
 
     Where stderr is no terminal, a line is written when a part starts, the first after two seconds, further ones ten
     seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below. A thread
-    redraws it only inside ``ticking``, in commands that do not fork this process.
+    redraws it only inside ``ticking`` and ``running``, in commands that do not fork this process.
 
     Args:
         total: number of parts.
@@ -99,6 +99,14 @@ class Progress:
         finally:
             stop.set()
             thread.join()
+
+    @contextlib.contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        """Show that ``part`` is running, again every second, and count it as finished if the block does not raise."""
+        with self.ticking():
+            self.start(part)
+            yield
+            self.finish()
 
     def _show_again(self, stop: threading.Event, seconds: float) -> None:
         while not stop.wait(seconds):

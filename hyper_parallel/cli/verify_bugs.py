@@ -57,10 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     report, progress = CorpusReport(whole=not arguments.only), Progress(len(bugs))
     try:
         for bug in bugs:
-            with progress.ticking():
-                progress.start(f"{bug.name} on {bug.framework}")
+            with progress.running(f"{bug.name} on {bug.framework}"):
                 report.results.append(run_bug(bug, arguments.seed))
-                progress.finish()
             if not arguments.json:
                 print(coloured(report.results[-1].text()), flush=True)
     except KeyboardInterrupt:

@@ -105,10 +105,8 @@ def _run_jobs(
     progress = Progress(len(jobs))
     try:
         for name, job, job_arguments in jobs:
-            with progress.ticking():
-                progress.start(name)
+            with progress.running(name):
                 done.append(job(*job_arguments))
-                progress.finish()
             if arguments.report is not None:
                 done[-1].write(Path(arguments.report))
             if not arguments.json:

@@ -63,10 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     progress = Progress(len(jobs))
     try:
         for platform, mesh in jobs:
-            with progress.ticking():
-                progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
+            with progress.running(f"{'x'.join(map(str, mesh))} on {platform}"):
                 done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
-                progress.finish()
             if not arguments.json:
                 print(coloured(done[-1].text()), flush=True)
     except KeyboardInterrupt:
