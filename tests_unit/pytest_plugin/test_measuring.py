@@ -99,15 +99,18 @@ def run(folder, platform, *options):
 def written_data(path):
     """The data in the file `path`, once the process that may still write it has finished.
 
-    A copy is read: coverage adds its tables to an empty file that it reads, in the writer's place.
+    A copy is read: coverage adds its tables to an empty file that it reads, in the writer's place. A finished file is
+    renamed: its name ends in a hash of what it has.
     """
     import coverage
 
     last_try = time.monotonic() + 60
     while True:
-        data = coverage.CoverageData(shutil.copy(path, path.with_name("copied_data")))
         try:
+            data = coverage.CoverageData(shutil.copy(path, path.with_name("copied_data")))
             data.read()
+        except FileNotFoundError:
+            path = next(path.parent.glob(f"{path.name}.H*"))
         except coverage.exceptions.DataError:
             if time.monotonic() > last_try:
                 raise
