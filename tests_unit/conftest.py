@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +21,11 @@ hypothesis.settings.load_profile("everyday")
 
 # Whether a line of progress appears depends on the machine's load; tests compare what commands write.
 os.environ["HP_PROGRESS_LINES"] = "0"
+
+# A shell without job control starts what runs in the background with SIGINT ignored, and programs started from it
+# inherit that; tests send SIGINT to commands.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _UNSEEN = pytest.StashKey[bool]()
 
