@@ -11,12 +11,19 @@ from hyper_parallel.platform.select import platform_named
 pytestmark = pytest.mark.platforms("torch")
 
 
-def test_every_row_is_measured(monkeypatch, capsys):
-    """Every operation is measured in all three implementations, and the rows come as JSON."""
+@pytest.mark.parametrize("sizes", [(2, 4), pytest.param((2, 8, 64, 512), marks=pytest.mark.sweep)])
+def test_every_row_is_measured(sizes, monkeypatch, capsys):
+    """Every operation is measured in all three implementations, and the rows come as JSON.
+
+    The sizes of the worlds that take long are among the sweeps.
+    """
     import torch
 
     from hyper_parallel.platform.torch import benchmark
 
+    assert (benchmark.SIZES, benchmark.BLOCK_SIZES) == ((2, 8, 64, 512), (2, 8, 64))
+    monkeypatch.setattr(benchmark, "SIZES", sizes)
+    monkeypatch.setattr(benchmark, "BLOCK_SIZES", sizes[:3])
     x = torch.randn(2, 3, 4)
     attention, whole = benchmark.attention, (x @ x.mT / 2).softmax(-1) @ x
     torch.testing.assert_close(attention(x), whole)
@@ -32,11 +39,11 @@ def test_every_row_is_measured(monkeypatch, capsys):
     rest = ["from_local", "redistribute to the same", "detach", "grad of a product"]
     assert names[21:27] == [*rest, "chain of 24", "chain of 24 + backward"]
     moves = ("partial to shard(1)", "shard(1) to replicate", "shard(1) to shard(2)")
-    worlds = {size: [f"{what}, {size} ranks" for what in moves] for size in (2, 8, 64, 512)}
-    for size in (2, 8, 64):
+    worlds = {size: [f"{what}, {size} ranks" for what in moves] for size in sizes}
+    for size in sizes[:3]:
         worlds[size].append(f"block, sequence parallel, {size} ranks")
     assert names[27:] == [name for world in worlds.values() for name in world]
-    assert [row["by_hand"] for row in rows] == [False] * 16 + [True] * 5 + [False] * 4 + [True] * 17
+    assert [row["by_hand"] for row in rows] == [False] * 16 + [True] * 5 + [False] * 4 + [True] * (len(names) - 25)
     for row in rows:
         assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok", "by_hand"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))

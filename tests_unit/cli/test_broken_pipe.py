@@ -16,7 +16,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["model", pytest.param("bugs", marks=pytest.mark.sweep)])
 def test_the_page_is_written_before_the_pipe_breaks(name, tmp_path):
     """With nobody reading stdout the command ends with status 1, and its page and report are whole."""
     reader, writer = os.pipe()

@@ -31,6 +31,7 @@ def test_every_gradient_and_weight_is_that_of_one_device(mesh, capsys):
     assert "1 of 1 runs equal to one device" in out
 
 
+@pytest.mark.sweep
 def test_real_processes_train_alike(capsys):
     """The same over two processes and their engine."""
     status, out = status_of("cp=2", "--launch", "processes"), capsys.readouterr().out

@@ -24,10 +24,13 @@ def commands():
 
 
 def broken_lines():
-    """Return the rows of the page's table: script, line, what is in its place, first difference, cause."""
+    """Return the rows of the page's table: script, line, what is in its place, first difference, cause.
+
+    The first is tried in every run, the others are among the sweeps.
+    """
     row = r"^\| `examples/(\w+\.py)` \| `(.+?)` \| `(.+?)` \| (.+?) \| ([\w-]+) \|$"
     rows = re.findall(row, PAGE.read_text(), re.MULTILINE) if PAGE.exists() else []
-    return [pytest.param(*row, id=row[0]) for row in rows]
+    return [pytest.param(*row, id=row[0], marks=[pytest.mark.sweep] if row != rows[0] else []) for row in rows]
 
 
 @pytest.mark.parametrize("script", ["data_parallel.py", "sharded.py", "tensor_parallel.py"])

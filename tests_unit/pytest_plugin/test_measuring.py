@@ -96,21 +96,27 @@ def run(folder, platform, *options):
     return done.stdout + done.stderr
 
 
+def copy_of(path):
+    """Copy the data file `path`, which may have been renamed: the name of a finished file ends in a hash."""
+    copied = path.with_name("copied_data")
+    try:
+        return shutil.copy(path, copied)
+    except FileNotFoundError:
+        return shutil.copy(next(path.parent.glob(f"{path.name}.H*")), copied)
+
+
 def written_data(path):
     """The data in the file `path`, once the process that may still write it has finished.
 
-    A copy is read: coverage adds its tables to an empty file that it reads, in the writer's place. A finished file is
-    renamed: its name ends in a hash of what it has.
+    A copy is read: coverage adds its tables to an empty file that it reads, in the writer's place.
     """
     import coverage
 
     last_try = time.monotonic() + 60
     while True:
+        data = coverage.CoverageData(copy_of(path))
         try:
-            data = coverage.CoverageData(shutil.copy(path, path.with_name("copied_data")))
             data.read()
-        except FileNotFoundError:
-            path = next(path.parent.glob(f"{path.name}.H*"))
         except coverage.exceptions.DataError:
             if time.monotonic() > last_try:
                 raise
@@ -149,6 +155,7 @@ def test_every_kind_of_rank_is_counted(project, platform_name):
     assert set(data.arcs(name)) >= ARCS
 
 
+@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
 def test_workers_of_xdist_count_their_ranks(project):

@@ -519,6 +519,7 @@ def test_the_plugin_can_be_left_out(pytester):
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
 def test_processes_of_xdist_have_their_own_ranks(pytester):

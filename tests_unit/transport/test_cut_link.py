@@ -112,7 +112,7 @@ REASONS = ("gloo:", "the world's store:", "the world's store gave no answer with
 
 @pytest.mark.parametrize(
     "case",
-    ["message", "group",
+    ["message", pytest.param("group", marks=pytest.mark.sweep),
      pytest.param("collective", marks=pytest.mark.sweep), pytest.param("started", marks=pytest.mark.sweep),
      pytest.param("in a group", marks=pytest.mark.sweep), pytest.param("barrier", marks=pytest.mark.sweep)],
 )  # fmt: skip

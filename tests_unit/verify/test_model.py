@@ -123,6 +123,7 @@ def test_a_fault_may_be_put_elsewhere(platform_name, fault):
     assert report.faulty_module == fault.partition("@")[2], report.text()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_over_real_processes(platform_name):
     """The same scenario is equal over real processes, with the counts and the collectives of the simulation."""

@@ -109,6 +109,7 @@ def every_kind(run, seed):
         return [run(kind, seed) for kind in KINDS]
 
 
+@pytest.mark.sweep
 def test_two_runs_of_processes_are_equal_and_as_simulated(platform_name):
     """Three real processes compute the same bits twice, and simulated ranks the same."""
     require_transport(platform_name)

@@ -132,6 +132,7 @@ def on_process():
     return trained(styles, "eager")
 
 
+@pytest.mark.sweep
 def test_on_real_processes():
     """On real processes a compiled model is equal to the eager one, too."""
     graphs = launch(on_process, 2, "torch", timeout=600)

@@ -59,7 +59,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("ranks, rows", [(2, (4, 3)), (3, (3, 3, 1))])
+@pytest.mark.parametrize("ranks, rows", [pytest.param(2, (4, 3), marks=pytest.mark.sweep), (3, (3, 3, 1))])
 def test_init_device_mesh_joins_torchruns_world(tmp_path, ranks, rows):
     """A script without init_process_group, as tutorials have it, trains on torchrun's ranks as on one device."""
     script = tmp_path / "tutorial.py"
@@ -168,6 +168,7 @@ assert not [name for name in threads if "gloo" in name], threads
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="[no-tool] threads are listed by Linux only")
 def test_a_world_that_was_left_has_no_threads(tmp_path):
     """Threads of gloo end with the world, also if an optimizer was made in it; later they could abort the process."""

@@ -323,8 +323,8 @@ def bits(runs):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks, count", [(3, 24), pytest.param(2, 640, marks=pytest.mark.sweep),
-                                          pytest.param(4, 640, marks=pytest.mark.sweep)])  # fmt: skip
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks, count", [(3, 24), (2, 640), (4, 640)])
 def test_simulated_and_real_ranks_agree_to_the_bit(ranks, count):
     """Random programs leave the same bits and the same refusals on threads as on processes over gloo."""
     generator = campaign._generator("torch")

@@ -39,6 +39,7 @@ def test_pytorchs_own(capsys, tmp_path):
     assert "torch-dtensor: 2 operators (1 ok, 1 wrong)" in output
 
 
+@pytest.mark.sweep
 def test_a_decomposition_is_audited_in_its_public_spelling(capsys):
     """Cross entropy, a decomposition here, is called as PyTorch's function, on two and three ranks."""
     status = main(["verify", "ops", "--target", "torch-dtensor", "--op", "cross_entropy", "--json"])
@@ -135,6 +136,7 @@ def _finding(programs, error="AssertionError"):
     return AuditFinding("wrong", "x", 2, error, programs)
 
 
+@pytest.mark.sweep
 def test_programs_are_confirmed_on_real_processes(monkeypatch):
     """The first program that ends with the error is kept, with what it printed; others pass or fail differently."""
     right = "print('1 should be 1')"

@@ -36,6 +36,7 @@ def test_torchruns_processes_are_the_ranks(tmp_path):
     assert output.count("equal on 3 ranks: ") == 1
 
 
+@pytest.mark.sweep
 def test_a_difference_is_every_ranks_status(tmp_path):
     """A broken line gives every process status 1, so torchrun fails, and the report names the tensor."""
     broken = tmp_path / "broken.py"
@@ -49,6 +50,7 @@ def test_a_difference_is_every_ranks_status(tmp_path):
     assert "cause: missing-reduction over world" in output
 
 
+@pytest.mark.sweep
 def test_another_world_size_is_refused_once():
     """A world size that is not torchrun's is an error that rank 0 alone prints."""
     status, _, errors = under_torchrun(2, str(_EXAMPLE), "--world-size", "3")

@@ -17,6 +17,7 @@ from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, apply_
 from hyper_parallel.verify.redistribution import first_wrong
 
 
+@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     """The command changes the library in child processes only, and lists the mutants that survived."""
