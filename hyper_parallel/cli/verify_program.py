@@ -12,6 +12,7 @@ from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
+from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    subparser.add_argument("--html", metavar="FILE", help="also write a page: differences, causes, what was compared")
     subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS]"
     subparser.set_defaults(run=run, arguments=())
 
@@ -94,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.program.torchrun import is_first_rank
 
     can_be_written("--report", arguments.report)
+    can_be_written("--html", arguments.html)
     require_settings(arguments.device)
     progress = Progress(2 * _RUNS if arguments.harden else _RUNS)
     try:
@@ -126,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
     if not is_first_rank():
         return report.status
-    _write(arguments.report, report)
+    _write(report, arguments.report, arguments.html)
     print(report_json(report.to_json()) if arguments.json else coloured(report.text()))
     return report.status
 
@@ -151,6 +154,11 @@ def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
     return declared
 
 
-def _write(path: str | None, report: ProgramReport) -> None:
+def _write(report: ProgramReport, path: str | None, page: str | None) -> None:
+    """Write the report and its page to the files that were asked for."""
     if path is not None:
         write_report(path, report.to_json, report.text)
+    if page is not None:
+        from hyper_parallel.verify.pages.program_page import program_page
+
+        write_text(page, program_page(report), "--html")

@@ -44,7 +44,9 @@ def test_arguments_after_the_dashes_are_the_scripts(script, tmp_path, capsys):
         *(f"{script} on one rank prints:", "printed"),
         *(f"{script} on 2 ranks prints:", "printed", "printed"),
     ]  # progress tells the rest
-    assert main([*words, str(tmp_path / "r.json"), "--json", "--", "--steps", "1", "bug"]) == 1
+    page = tmp_path / "r.html"
+    assert main([*words, str(tmp_path / "r.json"), "--html", str(page), "--json", "--", "--steps", "1", "bug"]) == 1
+    assert "<strong>DIFFERS first in step 1: the gradient of weight on ranks 0, 1</strong>" in page.read_text()
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads((tmp_path / "r.json").read_text())
     assert (document["ok"], document["verdict"]["first"]["name"]) == (False, "weight")

@@ -1,5 +1,7 @@
 """Small data of every page, for the tests of its structure and in the browser."""
 
+from collections import Counter
+
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.transport.flight_trace import Flight
@@ -8,6 +10,10 @@ from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResu
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
+from hyper_parallel.verify.program.blind_spots import BlindSpot
+from hyper_parallel.verify.program.causes import Cause
+from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
+from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, Comparison
 from hyper_parallel.verify.run_history import History, Night
@@ -115,6 +121,40 @@ def mutation(survived=1):
         "survivors": [{**slip, "full": "held"}] * survived,
         "equivalents": [{**slip, "reason": "the row is claimed by another"}] * 2,
     }
+
+
+def verdict(name="<head>.weight"):
+    """A verdict on two ranks: a gradient and then a loss differ, and one of everything else."""
+    cause = Cause("missing-reduction", "dp", f"the sum over dp is that of {name}")
+    differences = [
+        Difference("gradient", name, "model", (0, 1), 0, 0, 0.25, 1e-9, f"{name}: 1 instead of 2", "all", cause, name),
+        Difference("loss", "loss", "", (1,), 1, 0, float("inf"), 1e-9, "not a number"),
+    ]
+    return Verdict(
+        2, differences, Counter(gradient=4, loss=4, weight=2), 40, [f"declare {name}"], [f"no step of {name}"],
+        [f"{name} of one rank"], [UnequalReplicas("weight", name, 0, (0, 1), "all")], 3, [f"{name} is a note"],
+        [BlindSpot("one-step", "", name, "use more")], 2.0, {"platform": name},
+    )  # fmt: skip
+
+
+def program(name="<head>.weight"):
+    """A program that differs, was refused, and failed in a harder case after it was equal in another."""
+    equal = Verdict(2, counts=Counter(loss=2), checked=2)
+    hardened = [
+        HardenedCase([f"noise on {name}"], equal),
+        HardenedCase([name], failure=name, cause=f"KeyError: {name}"),
+    ]
+    return ProgramReport(
+        name, "torch", "simulated", 2, 7, {"dp": 2}, 3, verdict(name), hardened=hardened, rounding=f"{name} at step 1"
+    )
+
+
+def failed_program(name="<head>.weight"):
+    """A program whose ranks call different collectives."""
+    return ProgramReport(
+        name, "torch", "processes", 2, 7, failure=f"rank 0: {name}", cause=f"ValueError: {name}", kind="unequal-calls",
+        calls=[f"rank 0 calls all_reduce at {name}"],
+    )  # fmt: skip
 
 
 def corpus():

@@ -14,6 +14,7 @@ from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
+from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
 from hyper_parallel.verify.pages.trend_page import trend_page
 
@@ -27,6 +28,7 @@ NAMES = (
     "mutation",
     "contract",
     "corpus",
+    "program",
     "timeline",
     "comparison",
     "nights",
@@ -113,6 +115,7 @@ def pages(samples):
         "mutation": mutation_page(samples.mutation()),
         "contract": contract_page([_outcome("torch"), _outcome("mindspore")], []),
         "corpus": bugs_page(samples.corpus()),
+        "program": program_page(samples.program("layers.0." * 12)),
         "timeline": timeline_page(samples.flight()),
         "comparison": comparison_page(samples.comparison()),
         "nights": trend_page(samples.history("a" * 50, 40)),

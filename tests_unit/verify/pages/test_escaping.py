@@ -22,6 +22,7 @@ from hyper_parallel.verify.pages.fuzz_page import fuzz_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
+from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
 from hyper_parallel.verify.pages.trend_page import trend_page
 from hyper_parallel.verify.run_header import command_line
@@ -92,6 +93,16 @@ def corpus(samples, text):
     return bugs_page(replace(report, results=[result], note=text))
 
 
+def program(samples, text):
+    """The page of a program with values and messages of these names."""
+    return program_page(samples.program(text))
+
+
+def failed_program(samples, text):
+    """The page of a program that failed with these words."""
+    return program_page(samples.failed_program(text))
+
+
 def programs(samples, text):
     """The page of random programs with a finding, a refusal and a call of these names."""
     del samples
@@ -156,7 +167,8 @@ def pictures(samples, text):
 
 
 @pytest.mark.parametrize("build", [
-    model, operators, mutation, corpus, programs, costs, contract, timeline, comparison, nights, headed, pictures,
+    model, operators, mutation, corpus, program, failed_program, programs, costs, contract, timeline, comparison,
+    nights, headed, pictures,
 ])  # fmt: skip
 def test_no_text_becomes_markup(samples, build):
     """A page has the same elements, attributes and scripts whatever its names and messages are."""

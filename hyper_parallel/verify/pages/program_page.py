@@ -1,0 +1,158 @@
+"""The page of a program's verification: the first difference, every other one, and what was compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.verify.pages.render import render
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.program.causes import CAUSES
+from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
+from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
+from hyper_parallel.verify.program.wording import plural, ranks_words, value_words, when_words
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["program_page"]
+
+_COUNTS: tuple[Column | str, ...] = (
+    "kind of value", Column("compared", number=True, hint="one value on three ranks counts three times"),
+    Column("different", number=True), "result",
+)  # fmt: skip
+
+_DIFFERENCES: tuple[Column | str, ...] = (
+    "value", Column("kind", choice=True), "when", Column("ranks", choice=True), Column("error", number=True),
+    Column("allowed", number=True), Column("cause", choice=True), "called at",
+)  # fmt: skip
+
+_TALL = 20
+"""Rows beyond which a table scrolls in itself."""
+
+
+def program_page(report: ProgramReport) -> str:
+    """Return a document over the verification of a program.
+
+    Args:
+        report: of ``verify_program``.
+    """
+    return render(
+        "program.html",
+        title="Program verification",
+        footer="Written by hyper-parallel verify program --html FILE",
+        good=report.ok,
+        state=_state(report),
+        run=report.text().splitlines()[0],
+        rounding=report.rounding,
+        refused=[f"this case cannot show {spot}" for spot in report.refused],
+        calls=report.calls,
+        failure=report.failure,
+        failure_cause=f"{report.kind}: {CAUSES[report.kind]}" if report.kind else "",
+        cases=_cases(report),
+    )
+
+
+def _state(report: ProgramReport) -> str:
+    """Return the verdict on the whole in a line."""
+    if report.failure:
+        return f"FAILED on {report.world_size} ranks: {report.cause}"
+    if report.verdict is None:
+        return "NOT VERIFIED"
+    if report.verdict.equal and report.verdict.unplaced:
+        return "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
+    if report.verdict.equal and not report.equal:
+        return "NOT EQUAL in a harder case"
+    if report.refused and report.equal:
+        return "REFUSED: everything is equal, in a case that could not show what it must"
+    return report.verdict.headline()
+
+
+def _cases(report: ProgramReport) -> list[dict[str, Any]]:
+    """Return the case that was asked for, and those that ``--harden`` made."""
+    own = [] if report.verdict is None else [{"title": "", "changes": [], "failure": "", **_case(report.verdict)}]
+    return [*own, *(_hardened(case) for case in report.hardened)]
+
+
+def _hardened(case: HardenedCase) -> dict[str, Any]:
+    shown = {"title": "In a harder case", "changes": case.words, "good": case.ok, "failure": case.failure}
+    if case.verdict is None:
+        return {**shown, "state": f"FAILED: {case.cause}"}
+    return {**_case(case.verdict), **shown}
+
+
+def _case(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "good": verdict.equal and not verdict.unplaced,
+        "state": verdict.headline(),
+        "first": None if verdict.first is None else _first(verdict.first),
+        "counts": _counts(verdict),
+        "differences": _differences(verdict.differences),
+        "replicas": [_replicas(replicas) for replicas in verdict.replicas],
+        "lists": {
+            "Incomplete": verdict.incomplete,
+            "Placement unknown": verdict.unplaced,
+            "Not compared, and why": verdict.skipped,
+            "What this case cannot show": verdict.blind,
+            "Notes": verdict.notes,
+        },
+        "settings": dict(verdict.settings),
+    }
+
+
+def _replicas(replicas: UnequalReplicas) -> str:
+    when = when_words(replicas.kind, replicas.step)
+    return f"{value_words(replicas.kind, replicas.name)}, {when}, on {ranks_words(replicas.ranks)}"
+
+
+def _first(first: Difference) -> dict[str, str]:
+    """Return what is known of the first difference, by name."""
+    facts = {
+        "value": value_words(first.kind, first.name),
+        "when": when_words(first.kind, first.step, first.call),
+        "where": ranks_words(first.ranks),
+        "module": first.module,
+        "numbers": first.why,
+        "placement": first.placement,
+        "called at": first.site,
+    }
+    if first.cause is not None:
+        axis = f" over {first.cause.axis}" if first.cause.axis else ""
+        facts["cause"] = f"{first.cause.kind}{axis}: {CAUSES[first.cause.kind]}"
+        facts["evidence"] = first.cause.evidence
+    return facts
+
+
+def _counts(verdict: Verdict) -> Markup:
+    different: Counter[str] = Counter()
+    for difference in verdict.differences:
+        different[difference.kind] += len(difference.ranks)
+    rows: list[list[Value]] = [
+        [
+            plural(kind), count, different[kind],
+            Cell("different", kind="bad") if different[kind] else Cell("equal", kind="good"),
+        ]
+        for kind, count in verdict.counts.items()
+    ]  # fmt: skip
+    return table("What was compared with one device", _COUNTS, rows, empty="nothing was compared")
+
+
+def _differences(differences: list[Difference]) -> Markup | str:
+    if not differences:
+        return ""
+    rows: list[list[Value]] = [
+        [
+            value_words(difference.kind, difference.name), difference.kind,
+            Cell(when_words(difference.kind, difference.step, difference.call), key=number),
+            ranks_words(difference.ranks), _number(difference.error), _number(difference.bound),
+            "" if difference.cause is None else difference.cause.kind, difference.site,
+        ]
+        for number, difference in enumerate(differences)
+    ]  # fmt: skip
+    caption = "Every difference in the order of execution; errors are relative to the value's largest magnitude"
+    return table(caption, _DIFFERENCES, rows, search=len(rows) > 1, tall=len(rows) > _TALL)
+
+
+def _number(number: float) -> Cell:
+    return Cell(f"{number:.2g}", key=number) if math.isfinite(number) else Cell("not a number", key="")
