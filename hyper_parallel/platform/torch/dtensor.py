@@ -120,6 +120,10 @@ class TorchDTensor(DTensor, Tensor):
         """Whether the local tensor is sparse; optimizers ask it of every gradient."""
         return self._local.is_sparse
 
+    def to_dense(self, *args: Any, **kwargs: Any) -> Any:
+        """A sparse gradient as a dense tensor in the same layout; see ``torch.Tensor.to_dense``."""
+        return wrap(self._local.to_dense(*args, **kwargs), self._layout)
+
     @property
     def is_leaf(self) -> bool:  # type: ignore[override] # ours is read-only
         """Whether the local tensor is a leaf."""

@@ -37,7 +37,7 @@ from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
 from hyper_parallel.platform.torch.interop import require_ascending, torch_mesh
 from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
-from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
+from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
 from hyper_parallel.platform.torch.parameter_utilities import (
     masks_of_whole_tensors,
     on_whole_tensors,
@@ -315,7 +315,7 @@ LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
 
 
 # Each module of torch.optim has the function of its name; adamw's calls adam's.
-_STEPS = ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
+_STEPS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
 
 
 def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
@@ -407,6 +407,14 @@ PATCHES: tuple[Patch, ...] = (
             "reads every layout again: twice the time of a step on local tensors",
         )
         for name in _STEPS
+    ),
+    *(
+        Patch(
+            places,
+            sparse_on_local_tensors,
+            "it reads indices and values of sparse gradients, which are those of this rank's rows",
+        )
+        for places in (((torch.optim._functional, "sparse_adam"),), _step_places("adagrad"))  # noqa: SLF001 - where SparseAdam finds it
     ),
     Patch(
         ((torch, "compile"),),
