@@ -42,7 +42,8 @@ def _of_sparse(call: OpCall, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     if not call["x"].layout.is_replicated:
         msg = "a sparse gradient is not summed over ranks, so every rank needs all ids: x = x.redistribute()"
         raise ValueError(msg)
-    return tuple(row for row in rows if row.inputs[call.index_of("x")] == Replicate())
+    ids = [operand.name for operand in call.operands].index("x")
+    return tuple(row for row in rows if row.inputs[ids] == Replicate())
 
 
 def _only_whole(call: OpCall, *more: str) -> None:
