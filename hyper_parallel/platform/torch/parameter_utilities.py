@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from itertools import starmap
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.factories import rand, randn
-from hyper_parallel.core.shard.op_plan import replicated_layout
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with, wrap
+from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with
+from hyper_parallel.platform.torch.replicated_factories import ReplicatedFactories
 from hyper_parallel.platform.torch.shared_storage import check_unfollowed
 
 __all__ = ["masks_of_whole_tensors", "on_whole_tensors", "set_in_own_layout", "vector_into_dtensors"]
@@ -95,28 +93,6 @@ def set_in_own_layout(assign: Call) -> Call:
 # -- computations on whole tensors -------------------------------------------------------------------------------------
 
 
-class _ReplicatedFactories(TorchFunctionMode):
-    """Constants and random numbers that PyTorch makes inside are DTensors, equal on every rank."""
-
-    def __init__(self, mesh: Any) -> None:
-        super().__init__()
-        self._random = {torch.rand: partial(rand, device_mesh=mesh), torch.randn: partial(randn, device_mesh=mesh)}
-        self._mesh = mesh
-
-    def __torch_function__(
-        self, func: Call, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run ``func``."""
-        del types
-        options = kwargs or {}
-        if func in self._random:
-            return self._random[func](*args, dtype=options.get("dtype"))
-        result = func(*args, **options)
-        if func is not torch.eye:
-            return result
-        return wrap(result, replicated_layout(self._mesh, result.shape))
-
-
 def on_whole_tensors(method: Call) -> Call:
     """A method of a parametrization whose one argument is needed whole; its result is laid out like the argument."""
 
@@ -124,7 +100,7 @@ def on_whole_tensors(method: Call) -> Call:
     def call(parametrization: Any, x: Any) -> Any:
         if not isinstance(x, DTensor):
             return method(parametrization, x)
-        with _ReplicatedFactories(x.device_mesh):
+        with ReplicatedFactories(x.device_mesh):
             result = method(parametrization, x.redistribute())
         return result.redistribute(placements=x.placements)
 
@@ -140,7 +116,7 @@ def masks_of_whole_tensors(apply: Any) -> Any:
         scores = own if importance_scores is None else importance_scores
         if not isinstance(own, DTensor):
             return apply(cls, module, name, *args, importance_scores=importance_scores, **kwargs)
-        with _whole_in(module, name, own), _ReplicatedFactories(own.device_mesh):
+        with _whole_in(module, name, own), ReplicatedFactories(own.device_mesh):
             method = apply(cls, module, name, *args, importance_scores=_whole(scores), **kwargs)
         module._buffers[f"{name}_mask"] = module._buffers[f"{name}_mask"].redistribute(placements=own.placements)  # noqa: SLF001 - no public spelling
         setattr(module, name, method.apply_mask(module))

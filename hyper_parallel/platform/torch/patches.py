@@ -44,6 +44,7 @@ from hyper_parallel.platform.torch.parameter_utilities import (
     set_in_own_layout,
     vector_into_dtensors,
 )
+from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
@@ -379,6 +380,14 @@ PATCHES: tuple[Patch, ...] = (
             "it needs whole matrices, and mixes them with constants and random numbers of its own",
         )
         for name in ("forward", "right_inverse")
+    ),
+    *(
+        Patch(
+            ((kind, "rsample"),),
+            draws_alike,
+            "it draws plain numbers, other ones on each rank, and computes with them and the distribution's parameters",
+        )
+        for kind in DISTRIBUTIONS
     ),
     Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
