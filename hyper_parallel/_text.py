@@ -1,13 +1,35 @@
-"""Text for people: one line of an error, control characters spelled out."""
+"""Text for people: one line of an error, control characters spelled out, names that were probably meant."""
 
 from __future__ import annotations
 
-__all__ = ["first_line", "printable"]
+from collections.abc import Iterable
+
+__all__ = ["first_line", "near_hint", "near_names", "printable"]
 
 
 def first_line(value: object) -> str:
     """Return the first line of a text or an error, ``""`` if it has none: PyTorch appends its C++ stack to errors."""
     return str(value).partition("\n")[0]
+
+
+def near_names(name: str, known: Iterable[str], most: int = 3, likeness: float = 0.6) -> list[str]:
+    """Return the names that resemble ``name``, the nearest first.
+
+    Args:
+        name: that is not known.
+        known: names to choose from.
+        most: how many are returned at most.
+        likeness: from 0 to 1; names that resemble it less are left out.
+    """
+    import difflib  # commands that find their names do not wait for it
+
+    return difflib.get_close_matches(name, known, most, likeness)
+
+
+def near_hint(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The end of a message on a name that is not known: ``; near: a, b``, or nothing."""
+    near = near_names(name, known, likeness=likeness)
+    return f"; near: {', '.join(near)}" if near else ""
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -64,7 +64,16 @@ ARROWS = {
     },  # its CPU rehearsal runs over gloo
     "transport.mindspore_comm": {"errors", "transport"},
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
-    "platform.torch": {"_caches", "_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
+    "platform.torch": {
+        "_caches",
+        "_text",
+        "_tree",
+        "errors",
+        "platform.contract",
+        "transport",
+        "transport.c10d",
+        *CORE,
+    },
     "platform.mindspore": {
         "_caches",
         "_tree",

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from hyper_parallel._text import first_line, printable
+from hyper_parallel._text import first_line, near_hint, near_names, printable
 
 
 def test_the_first_line_of_an_error_is_taken():
@@ -14,3 +14,12 @@ def test_control_characters_are_escaped():
     """A text that others wrote cannot steer the terminal; letters of other languages stay, and what is kept."""
     assert printable("a\x1b[2J\n\té\u202e") == "a\\x1b[2J\\n\\té\\u202e"
     assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
+
+
+def test_names_that_were_probably_meant():
+    """The nearest come first, as many as asked for; a message without any has no hint."""
+    known = ["linear", "bilinear", "matmul"]
+    assert near_names("lineer", known) == ["linear", "bilinear"]
+    assert near_names("lineer", known, 1) == ["linear"]
+    assert near_hint("lineer", known) == "; near: linear, bilinear"
+    assert near_hint("xyz", known, 0.9) == ""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.cli.arguments import add_device, seed
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import can_be_written
@@ -200,12 +201,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
     known = rule_names()
     unknown = [name for name in asked or () if name not in known]
     if unknown:
-        import difflib
-
-        near = difflib.get_close_matches(unknown[0], known, 3)
-        msg = f"--op: no rule is called {', '.join(map(repr, unknown))}" + (
-            f"; near: {', '.join(near)}" if near else ""
-        )
+        msg = f"--op: no rule is called {', '.join(map(repr, unknown))}{near_hint(unknown[0], known)}"
         raise ValueError(msg)
     return list(dict.fromkeys(asked)) if asked else list(known)
 

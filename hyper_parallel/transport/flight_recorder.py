@@ -1,11 +1,12 @@
 """The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
 
 It lives in the process that starts the ranks and serves their comparisons, so that a rank which is killed, stopped or
-ends in C++ leaves its calls as well. A rank itself does nothing more than without it.
+ends in C++ leaves its calls as well. Each rank keeps its own calls, too, and writes them if that process is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer
-from hyper_parallel.transport.whole_files import write_all_whole
+from hyper_parallel.transport.whole_files import write_all_whole, write_whole
 
 __all__ = ["CALLS", "FOLDER_VARIABLE", "FlightRecorder", "recorder_from_environment"]
 
@@ -54,6 +55,7 @@ class FlightRecorder:
 
     def __init__(self, world_size: int, folder: Path) -> None:
         self._folder = folder
+        self._begun = time.time()
         self._calls: list[deque[_Call]] = [deque(maxlen=CALLS) for _ in range(world_size)]
         self._numbers = [0] * world_size
         self._sequences: dict[tuple[int, Any, str], int] = {}
@@ -124,6 +126,22 @@ class FlightRecorder:
             failed.args = (f"{failed}\nthe flight record could not be written to {self._folder}: {error}",)
         else:
             failed.args = (f"{failed}\nflight record: hyper-parallel trace {self._folder}",)
+
+    def write_orphaned(self, rank: int) -> None:
+        """Write the record of ``rank`` alone, which outlives the process that started it.
+
+        Records of earlier worlds are removed; those of other ranks of this one are as new as this recorder.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        orphaned = WorldFailedError("", {}, {rank: "was running when the process that had started it ended"})
+        write_whole(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, orphaned), indent=1))
+        for path in self._folder.glob("rank-*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < self._begun:
+                    path.unlink()
 
     def _record(self, rank: int, failed: WorldFailedError) -> dict[str, Any]:
         error = failed.failures.get(rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import os
@@ -10,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,6 +21,7 @@ from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.guarded import GuardedTransport
 from hyper_parallel.transport.endpoint import PostingEndpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO
+from hyper_parallel.transport.orphaned_rank import RankFlight, RecordedLine
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
     RankReport,
@@ -37,7 +36,6 @@ from hyper_parallel.transport.shown_traceback import trace
 
 __all__ = ["RankSetup", "guarded", "launched_main"]
 
-_FOLLOW_SECONDS = 1.0
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
 _TORCH_MESSAGES = "hyper_parallel.transport.c10d.checked_messages"
 _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
@@ -79,19 +77,21 @@ def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
         output = os.open(setup.output, os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        threading.Thread(target=_follow, args=(setup.launcher, leave), daemon=True).start()
-        leave_after(lambda: _serve_all(line, setup, stack, output), stack, leave)
+        flight = RankFlight(setup.rank, setup.world_size, setup.launcher)
+        threading.Thread(target=flight.leave_with_parent, args=(leave,), daemon=True).start()
+        leave_after(lambda: _serve_all(line, setup, flight, stack, output), stack, leave)
 
 
-def _serve_all(line: Connection, setup: RankSetup, stack: IO[str], output: int) -> None:
-    rank = _Rank(setup, PipeEndpoint(line))
+def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:
+    rank = _Rank(setup, PipeEndpoint(RecordedLine(line, flight)))
     line.send(("ready", rank.report))
     while True:
-        task = next_task(line)
+        task, environment = next_task(line)
         for file in (stack.fileno(), output):
             os.ftruncate(file, 0)
         os.lseek(stack.fileno(), 0, os.SEEK_SET)
-        report = rank.serve(*task)
+        report = rank.serve(task, environment, flight)
+        flight.recorder = None
         sys.stdout.flush()
         sys.stderr.flush()
         line.send(("done", report))
@@ -109,12 +109,13 @@ class _Rank:
         except Exception as error:  # noqa: BLE001 - goes into the report
             self.report = RankReport("raised", pack_error(error), trace(error))
 
-    def serve(self, task: RankTask, environment: Mapping[str, str]) -> RankReport:
+    def serve(self, task: RankTask, environment: Mapping[str, str], flight: RankFlight) -> RankReport:
         """Run one task with the parent's search path, folder and environment."""
         for name in self._environment - set(environment):
             os.environ.pop(name, None)
         os.environ.update(environment)
         self._environment = set(environment)
+        flight.begin()
         sys.path[:] = task.path
         os.chdir(task.folder)
         self._home.seed_rank()
@@ -165,14 +166,3 @@ def _traced_exit(stack: IO[str]) -> Any:
         leave(status)
 
     return exit_with_stack
-
-
-def _follow(launcher: int, leave: Any) -> None:
-    """Exit when the parent process has ended."""
-    while True:
-        time.sleep(_FOLLOW_SECONDS)
-        with contextlib.suppress(PermissionError):
-            try:
-                os.kill(launcher, 0)
-            except ProcessLookupError:
-                leave(1)

@@ -22,6 +22,7 @@ from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption, unwinding
 from hyper_parallel.transport.measurement import Measurement, measured
 from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.orphaned_rank import RecordedLine
 from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
 from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated import SimulatedTransport
@@ -76,7 +77,7 @@ class RankReport:
 class PipeEndpoint:
     """The endpoint of a rank process, whose coordinator is in the parent."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, line: Connection | RecordedLine) -> None:
         self._line = line
 
     def exchange(self, contribution: Contribution) -> list[Any]:

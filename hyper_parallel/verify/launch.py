@@ -82,13 +82,13 @@ def launch(
         _write_task(folder, fn, args, world_size, platform, device)
         (folder / launch_worker.DEVICE).write_text(device)
         server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
-        world = _Processes(folder, world_size, platform)
         try:
-            try:
-                _await(world, server, folder, timeout)
-            finally:
-                world.end()
-                server.close()
+            with contextlib.closing(server):
+                world = _Processes(folder, world_size, platform)
+                try:
+                    _await(world, server, folder, timeout)
+                finally:
+                    world.end()
             return _results(folder, server, world.codes(), world.ended)
         except WorldFailedError as failed:
             server.write_record(failed)
@@ -107,13 +107,15 @@ class _Processes:
 
         self.ended: set[int] = set()
         self._lost_at: float | None = None
-        self._processes = [
-            start_process(
-                launch_worker.serve, (str(folder), rank, platform, SharedFile(1)), f"rank-{rank}", SERVERS[platform],
-                daemon=False,
-            )
-            for rank in range(world_size)
-        ]  # fmt: skip
+        self._processes: list[Any] = []
+        try:
+            for rank in range(world_size):
+                task = (str(folder), rank, platform, SharedFile(1))
+                started = start_process(launch_worker.serve, task, f"rank-{rank}", SERVERS[platform], daemon=False)
+                self._processes.append(started)
+        except BaseException:
+            self.end()  # they would wait for the others until their limit
+            raise
 
     def running(self) -> bool:
         """Return whether ranks still run; after one has failed, the others get a moment to say what they met."""

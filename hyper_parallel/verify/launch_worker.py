@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from hyper_parallel.transport.coordinator_server import connect
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.launched_rank import guarded
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
+from hyper_parallel.transport.orphaned_rank import RankFlight, RecordedLine
 from hyper_parallel.transport.processes import SharedFile, rehearsed_engine, torchrun_environment
 from hyper_parallel.transport.rank_pool import register_rank
 from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
@@ -35,8 +35,6 @@ SOCKET = "line"
 
 DEVICE = "device"
 """Name of the file that names the device of a world."""
-
-_FOLLOW_SECONDS = 1.0
 
 
 def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> None:
@@ -57,10 +55,10 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         dump_stack_on_sigterm(stack)
-        threading.Thread(
-            target=_exit_with_launcher, args=(int((folder / "launcher").read_text()),), daemon=True
-        ).start()
-        report = _run(folder, dataclasses.replace(task, rank=rank), platform)
+        flight = RankFlight(rank, task.world_size, int((folder / "launcher").read_text()))
+        flight.begin()
+        threading.Thread(target=flight.leave_with_parent, args=(os._exit,), daemon=True).start()
+        report = _run(folder, dataclasses.replace(task, rank=rank), platform, flight)
         partial = folder / f"{rank}.report.part"
         partial.write_bytes(pickle.dumps(report))
         partial.rename(folder / f"{rank}.report")
@@ -71,37 +69,28 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
         os._exit(0 if report.how == "returned" else 1)
 
 
-def _exit_with_launcher(launcher: int) -> None:
-    """Exit when the launching process has ended, however it ended: no rank outlives its launch."""
-    while True:
-        time.sleep(_FOLLOW_SECONDS)
-        try:
-            os.kill(launcher, 0)
-        except ProcessLookupError:
-            os._exit(1)
-
-
-def _run(folder: Path, task: RankTask, platform: str) -> RankReport:
+def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
     # The state that ranks have copied from the fork server; in processes of their own they would differ.
     random.seed()
     np.random.seed()  # noqa: NPY002 - the global state that rank code may sample from
     try:
-        transport = _join(folder, task.rank, task.world_size, platform)
+        transport = _join(folder, task, platform, flight)
     except Exception as error:  # noqa: BLE001 - goes into the report
         return RankReport("raised", pack_error(error), trace(error))
     return run_rank(task, transport)
 
 
-def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
+def _join(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> Transport:
     try:
         from hyper_parallel.transport.c10d import start_world  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
     device = (folder / DEVICE).read_text()
-    real = start_world(device, rank, world_size, f"file://{folder / 'store'}", rehearsed_engine())
-    transport = guarded(real, platform, PipeEndpoint(connect(folder / SOCKET, rank)))
+    real = start_world(device, task.rank, task.world_size, f"file://{folder / 'store'}", rehearsed_engine())
+    line = RecordedLine(connect(folder / SOCKET, task.rank), flight)
+    transport = guarded(real, platform, PipeEndpoint(line))
     if platform == "mindspore":
         import_module("hyper_parallel.transport.mindspore").seed_rank()
     return transport

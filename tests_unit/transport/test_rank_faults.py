@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from hyper_parallel.transport.flight_recorder import FOLDER_VARIABLE
+from hyper_parallel.transport.flight_trace import read_flight
 from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.processes import python_command, search_path
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
@@ -287,7 +289,7 @@ def marked(mark):
     ["start", "collective", "checkpoint", *(pytest.param(name, marks=pytest.mark.sweep) for name in COMPUTING)],
 )
 def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
-    """A parent that is killed leaves no process behind, and the earlier checkpoint loads.
+    """A parent that is killed leaves no process behind; the earlier checkpoint loads, and ranks write their last calls.
 
     It is killed while ranks start, while one computes and one waits in a collective, while they write a checkpoint, or
     while they are in forward or in backward.
@@ -297,6 +299,7 @@ def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
     folder.mkdir()
     script.write_text(_PARENT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), "HP_TEST_MARK": mark}
+    environment[FOLDER_VARIABLE] = str(tmp_path / "flight")
     parent = subprocess.Popen([sys.executable, str(script), moment, str(folder)], env=environment)
 
     def reached():
@@ -311,6 +314,14 @@ def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
     wait_until(lambda: not marked(mark))
     if moment == "checkpoint":
         assert _loaded_shards(folder / "shards") == [0.0, 1.0, 2.0, 3.0, 4.0]
+    if moment == "collective":
+        flight = read_flight(tmp_path / "flight")
+        last = {rank: record["calls"][-1] for rank, record in flight.records.items()}
+        assert {rank: (call["operation"], call["sequence"]) for rank, call in last.items()} == {
+            0: ("dist.barrier", 0),
+            1: ("dist.barrier", 1),
+        }
+        assert flight.records[0]["doing"] == "was running when the process that had started it ended"
 
 
 def test_a_taken_port_stops_nobody(nothing_left):

@@ -14,6 +14,7 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.coordinator_server import CoordinatorServer
+from hyper_parallel.transport.orphaned_rank import RankFlight
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.rank_process import RankTask
 from hyper_parallel.verify import launch_worker
@@ -205,7 +206,9 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / launch_worker.DEVICE).write_text("abacus")
-    report = launch_worker._run(tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch")
+    report = launch_worker._run(
+        tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch", RankFlight(0, 2, os.getpid())
+    )
     assert report.how == "raised"
     assert "device abacus: PyTorch sees no such card" in report.trace
 
@@ -238,3 +241,23 @@ def test_ranks_are_as_torchrun_starts_them(tmp_path, monkeypatch, capfd):
         assert sorted(re.findall(r"printed \d", capfd.readouterr().out)) == ["printed 0", "printed 1"]
     monkeypatch.delenv("OWN")
     assert launch(_environment, 1, "torch", (str(tmp_path),))[0][0][-1] is None
+
+
+@pytest.mark.platforms("torch")
+def test_a_world_whose_later_rank_cannot_start_ends_at_once(monkeypatch):
+    """The ranks that have started are ended, where they would wait for the others until their limit."""
+    from hyper_parallel.transport import rank_pool
+
+    started, start = [], rank_pool.start_process
+
+    def start_one(*args, **options):
+        if started:
+            raise OSError("no more processes")
+        started.append(start(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(rank_pool, "start_process", start_one)
+    monkeypatch.delenv(LEDGER_VARIABLE, raising=False)
+    with pytest.raises(OSError, match=r"^no more processes$"):
+        launch(active_transport, 3, "torch", timeout=600)
+    assert started[0].exitcode is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hyper_parallel._text import near_names
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
@@ -107,7 +107,7 @@ def _resolved(plan: Any, path: str, problems: list[str]) -> Any:
             "block (a checkpoint with the packed weight loads into them with Block)"
         )
         return None
-    close = difflib.get_close_matches(plan, [*STYLE_NAMES, *_NOTHING], n=2)
+    close = near_names(plan, [*STYLE_NAMES, *_NOTHING], 2)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     problems.append(f"{path!r}: there is no style {plan!r}{hint}")
     return None

@@ -16,9 +16,10 @@ from torch.nn.modules._functions import BackwardHookFunction
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
 from hyper_parallel.platform.torch.dtensor import wrap
+from hyper_parallel.platform.torch.module_hooks import hook_identity, local_gradient, local_value, reduced
 
 __all__ = ["LocalFunction", "apply_function", "backward", "grad", "install"]
 
@@ -146,27 +147,14 @@ class _Application:
 def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply ``cls``, whose forward and backward see DTensors: both are computations on global tensors."""
     if issubclass(cls, BackwardHookFunction):
-        msg = (
-            "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in "
-            "and come out"
-        )
-        raise UnsupportedOperatorError(msg)
+        return hook_identity(args)
     if kwargs:
         msg = f"{cls.__name__}.apply: with DTensors give every argument by position, got {', '.join(kwargs)} by name"
         raise TypeError(msg)
-    call = _Application(tuple(_reduced(arg) if isinstance(arg, DTensor) else arg for arg in args))
-    result = _native(cls).apply(*(_local(arg) for arg in call.args), call)
+    call = _Application(tuple(map(reduced, args)))
+    result = _native(cls).apply(*(local_value(arg) for arg in call.args), call)
     outs = [_wrapped(out, layout, call.args) for out, layout in zip(_sequence(result), call.outputs, strict=True)]
     return tuple(outs) if call.many else outs[0]
-
-
-def _reduced(tensor: Any) -> Any:
-    """Reduce partial averages and extrema, whose gradients are not those of sums."""
-    return tensor if all(op == "sum" for _, op in tensor._layout.partials) else tensor.reduce_partial()
-
-
-def _local(value: Any) -> Any:
-    return value._local if isinstance(value, DTensor) else value
 
 
 def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
@@ -199,7 +187,7 @@ class _Context:
     def save_for_backward(self, *tensors: Any) -> None:
         """Save the local tensors, whose versions PyTorch checks."""
         self._ctx.saved_layouts = [tensor._layout if isinstance(tensor, DTensor) else None for tensor in tensors]
-        self._ctx.save_for_backward(*map(_local, tensors))
+        self._ctx.save_for_backward(*map(local_value, tensors))
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
@@ -209,11 +197,11 @@ class _Context:
 
     def mark_dirty(self, *tensors: Any) -> None:
         """Mark arguments that forward wrote."""
-        self._ctx.mark_dirty(*map(_local, tensors))
+        self._ctx.mark_dirty(*map(local_value, tensors))
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         """Mark outputs without gradient."""
-        self._ctx.mark_non_differentiable(*map(_local, tensors))
+        self._ctx.mark_non_differentiable(*map(local_value, tensors))
 
 
 def _native(cls: Any) -> Any:
@@ -234,11 +222,11 @@ def _forward_of(cls: Any) -> Any:
         ctx.call, user_ctx = call, _Context(ctx)
         out = cls.forward(*call.args) if split else cls.forward(user_ctx, *call.args)
         call.many = isinstance(out, (list, tuple))
-        outs = [_reduced(output) if isinstance(output, DTensor) else output for output in _sequence(out)]
+        outs = list(map(reduced, _sequence(out)))
         if split:
             cls.setup_context(user_ctx, call.args, tuple(outs) if call.many else outs[0])
         call.outputs = [output._layout if isinstance(output, DTensor) else None for output in outs]
-        return tuple(map(_local, outs)) if call.many else _local(outs[0])
+        return tuple(map(local_value, outs)) if call.many else local_value(outs[0])
 
     return staticmethod(forward)
 
@@ -258,7 +246,10 @@ def _backward_of(cls: Any) -> Any:
             msg = f"{cls.__name__}.backward returned {len(results)} gradients for {len(call.args)} arguments"
             raise RuntimeError(msg)
         return (
-            *(_returned(cls, index, *pair) for index, pair in enumerate(zip(results, call.args, strict=True))),
+            *(
+                local_gradient(f"{cls.__name__}.backward: gradient {index}", *pair)
+                for index, pair in enumerate(zip(results, call.args, strict=True))
+            ),
             None,
         )
 
@@ -268,16 +259,3 @@ def _backward_of(cls: Any) -> Any:
 
 def _same(function: Any) -> Any:
     return function
-
-
-def _returned(cls: Any, index: int, result: Any, arg: Any) -> Any:
-    """The local gradient of ``arg``, from what the user's backward returned."""
-    if result is None:
-        return None
-    what = f"{cls.__name__}.backward: gradient {index}"
-    if isinstance(arg, DTensor):
-        return arg._as_gradient(result, what)  # noqa: SLF001
-    if isinstance(result, DTensor):
-        msg = f"{what} is a DTensor, the argument is a {type(arg).__name__}; return what to_local() gives"
-        raise (MixedTensorError if isinstance(arg, torch.Tensor) else LayoutError)(msg)
-    return result

@@ -7,7 +7,6 @@ of thread CPU time are compared, so that ratios hold on a busy machine.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import statistics
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch import distributed
 from torch.distributed import tensor as peer
 from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 
+from hyper_parallel._text import near_names
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
@@ -101,7 +101,7 @@ def profile(name: str, repeats: int = 1000, device: str = "cpu") -> CallProfile:
             _warm_up(call, case.count)
             return profile_of(name, call, case.count)
         names.append(case.name)
-    near = difflib.get_close_matches(name, names, 3, 0.3)
+    near = near_names(name, names, likeness=0.3)
     msg = f"no row of the benchmark is called {name!r}; near: {', '.join(map(repr, near or names[:3]))}"
     raise ValueError(msg)
 

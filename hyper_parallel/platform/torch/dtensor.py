@@ -120,6 +120,10 @@ class TorchDTensor(DTensor, Tensor):
         """Whether the local tensor is sparse; optimizers ask it of every gradient."""
         return self._local.is_sparse
 
+    def to_dense(self, *args: Any, **kwargs: Any) -> Any:
+        """A sparse gradient as a dense tensor in the same layout; see ``torch.Tensor.to_dense``."""
+        return wrap(self._local.to_dense(*args, **kwargs), self._layout)
+
     @property
     def is_leaf(self) -> bool:  # type: ignore[override] # ours is read-only
         """Whether the local tensor is a leaf."""
@@ -497,16 +501,16 @@ class MovedView(TorchDTensor):
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
 
-    _followed: tuple[Tensor, UncountedWrites, tuple[int, int]]
+    _followed: tuple[tuple[Tensor, UncountedWrites, tuple[int, int]], ...]
 
     def _fresh(self) -> dict[str, Any]:
-        base, uncounted, versions = self._followed
-        if (base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
-            msg = (
-                f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after the "
-                "write, or clone() it before"
-            )
-            raise UnsupportedOperatorError(msg)
+        for base, uncounted, versions in self._followed:
+            if (base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
+                msg = (
+                    f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
+                    "the write, or clone() it before"
+                )
+                raise UnsupportedOperatorError(msg)
         return self.__dict__
 
     def _alias(self, local: Tensor) -> Any:
@@ -523,17 +527,21 @@ class MovedView(TorchDTensor):
         return self._fresh()["_layout"]
 
 
-def invalidate_with(copy: TorchDTensor, base: TorchDTensor) -> None:
-    """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
-    if copy._local is base.__dict__["_local"] or base._local.is_inference():  # which have no version counter
-        return
-    if isinstance(base, MovedView):
-        followed = base._followed  # noqa: SLF001 - of its own class
-    else:
-        storage, uncounted = base._local.detach(), base._uncounted_writes()  # noqa: SLF001 - of its own class
-        followed = storage, uncounted, (storage._version, uncounted.version)  # noqa: SLF001 - no public spelling
+def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
+    """Make ``copy`` stale when one of ``bases`` is written; where that is such a view itself, when its own base is."""
+    if any(copy._local is base.__dict__["_local"] or base._local.is_inference() for base in bases):
+        return  # those have no version counter
+    followed = tuple(source for base in bases for source in _sources(base))
     copy.__class__ = MovedView
     copy.__dict__["_followed"] = followed
+
+
+def _sources(base: TorchDTensor) -> tuple[tuple[Tensor, UncountedWrites, tuple[int, int]], ...]:
+    """What writes to ``base`` are counted by, with the numbers of writes until now."""
+    if isinstance(base, MovedView):
+        return base._followed  # noqa: SLF001 - of its own class
+    storage, uncounted = base._local.detach(), base._uncounted_writes()  # noqa: SLF001 - of its own class
+    return ((storage, uncounted, (storage._version, uncounted.version)),)  # noqa: SLF001 - no public spelling
 
 
 # Entries by function, filled once before the first DTensor exists.

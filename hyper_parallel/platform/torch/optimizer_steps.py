@@ -17,13 +17,13 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 
-__all__ = ["on_local_tensors"]
+__all__ = ["on_local_tensors", "sparse_on_local_tensors"]
 
 Step = Callable[..., None]
 _LAYOUT, _LOCAL, _READONLY = attrgetter("_layout"), attrgetter("_local"), attrgetter("_readonly")
 _DISTRIBUTED = {TorchDTensor}
 # Options with which a step is more than elementwise operations on the lists.
-_DISPATCHED = ("differentiable", "fused", "has_sparse_grad", "grad_scale", "found_inf")
+_DISPATCHED = ("differentiable", "fused", "grad_scale", "found_inf")
 
 
 def on_local_tensors(step: Step) -> Step:
@@ -39,6 +39,27 @@ def on_local_tensors(step: Step) -> Step:
         step(*(lists if columns is None else columns), **options)
 
     call.__dict__["__prepare_scriptable__"] = lambda: step  # TorchScript compiles steps of torch.distributed.optim
+    return call
+
+
+def sparse_on_local_tensors(step: Step) -> Step:
+    """As :func:`on_local_tensors`, but sparse gradients are stepped one by one, since mixed ones cannot be dispatched.
+
+    Args:
+        step: a function of ``torch.optim`` that leaves its lists as they are; without the option ``has_sparse_grad``,
+            all gradients are sparse.
+    """
+    local = on_local_tensors(step)
+
+    @wraps(step)
+    def call(*lists: Any, **options: Any) -> None:
+        if not options.get("has_sparse_grad", True):
+            local(*lists, **options)
+            return
+        for row in zip(*lists, strict=True):
+            local(*([value] for value in row), **options)
+
+    call.__dict__["__prepare_scriptable__"] = lambda: step
     return call
 
 
@@ -72,5 +93,7 @@ def _local_list(values: Any, layouts: list[Any]) -> list[Any] | None:
     if _are_distributed(values):
         same = len(values) == len(layouts) and all(map(is_, map(_LAYOUT, values), layouts))
         return list(map(_LOCAL, values)) if same and not any(map(_READONLY, values)) else None
-    counters = type(values) is list and all(type(value) is torch.Tensor and not value.ndim for value in values)
+    counters = type(values) is list and all(
+        type(value) is int or (type(value) is torch.Tensor and not value.ndim) for value in values
+    )
     return values if counters else None

@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 from torch.distributed import _functional_collectives as functional
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import convert_parameters, parametrizations, parametrize
 from torch.testing._comparison import TensorLikePair
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import BackwardHook
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -33,7 +36,15 @@ from hyper_parallel.platform.torch.autograd import apply_function, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
 from hyper_parallel.platform.torch.interop import require_ascending, torch_mesh
-from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors
+from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
+from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
+from hyper_parallel.platform.torch.parameter_utilities import (
+    masks_of_whole_tensors,
+    on_whole_tensors,
+    set_in_own_layout,
+    vector_into_dtensors,
+)
+from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
@@ -289,6 +300,11 @@ LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
     f"{_FSDP}.fully_sharded_data_parallel": lambda module: Patch(
         ((module.FullyShardedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS
     ),
+    "torch.nn.utils.prune": lambda module: Patch(
+        ((module.BasePruningMethod, "apply"),),
+        masks_of_whole_tensors,
+        "it writes into flat views of masks, which are copies where the mask is sharded, and draws on each rank",
+    ),
     "torch._dynamo": lambda module: Patch(
         ((module, "reset"),),
         reset_beside_dtensors,
@@ -300,7 +316,7 @@ LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
 
 
 # Each module of torch.optim has the function of its name; adamw's calls adam's.
-_STEPS = ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
+_STEPS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
 
 
 def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
@@ -336,6 +352,43 @@ PATCHES: tuple[Patch, ...] = (
         "its callbacks are not called where a backward raises: modules of fully_shard would keep their whole "
         "parameters, and reductions in flight would be added to the gradients of the next backward",
     ),
+    Patch(
+        ((BackwardHook, "_apply_on_tensors"),),
+        hooks_with_dtensors,
+        "it hooks into the graph of the local tensors: hooks of modules would see the gradients of shards",
+    ),
+    Patch(
+        ((Module, "_maybe_warn_non_full_backward_hook"),),
+        refuse_old_hooks,
+        "it is what runs before hooks that see the gradients of the last operation, which is one on shards",
+    ),
+    Patch(
+        ((torch.nn.utils, "vector_to_parameters"), (convert_parameters, "vector_to_parameters")),
+        vector_into_dtensors,
+        "it makes each parameter a part of the vector, whose elements other ranks need as well",
+        references=True,
+    ),
+    Patch(
+        ((parametrize, "_maybe_set"),),
+        set_in_own_layout,
+        "what right_inverse returns may have another layout than the parameter that takes its storage",
+    ),
+    *(
+        Patch(
+            ((parametrizations._Orthogonal, name),),  # noqa: SLF001 - no public spelling
+            on_whole_tensors,
+            "it needs whole matrices, and mixes them with constants and random numbers of its own",
+        )
+        for name in ("forward", "right_inverse")
+    ),
+    *(
+        Patch(
+            ((kind, "rsample"),),
+            draws_alike,
+            "it draws plain numbers, other ones on each rank, and computes with them and the distribution's parameters",
+        )
+        for kind in DISTRIBUTIONS
+    ),
     Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
     *(
@@ -363,6 +416,14 @@ PATCHES: tuple[Patch, ...] = (
             "reads every layout again: twice the time of a step on local tensors",
         )
         for name in _STEPS
+    ),
+    *(
+        Patch(
+            places,
+            sparse_on_local_tensors,
+            "it reads indices and values of sparse gradients, which are those of this rank's rows",
+        )
+        for places in (((torch.optim._functional, "sparse_adam"),), _step_places("adagrad"))  # noqa: SLF001 - where SparseAdam finds it
     ),
     Patch(
         ((torch, "compile"),),

@@ -10,6 +10,7 @@ import os
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import parametrize
 from torch.utils import deterministic
 
 from hyper_parallel.transport.c10d.card_rounding import put_rounding, rounding
@@ -21,15 +22,17 @@ _Changes = list[tuple[bytes, bytes | None]]
 
 _ENVIRONMENT: _Environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - copied 100 times faster
 _FILLS: Any = deterministic
+_PARAMETRIZED: Any = parametrize
 _COMPILED: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - where PyTorch keeps whose compiled code runs
 _MOST_CHANGES = 1024  # pairs of environments whose changes are kept
 
 
 class ProcessState(NamedTuple):
-    """The environment, and PyTorch's switches."""
+    """The environment, PyTorch's switches, and what is kept while inside ``parametrize.cached()``, else None."""
 
     environment: _Environment
     switches: tuple[Any, ...]
+    cached: dict[Any, Any] | None
 
 
 class _Known:
@@ -59,7 +62,8 @@ def save_process() -> ProcessState:
     """The state now."""
     if _KNOWN.last != _ENVIRONMENT:
         _KNOWN.last = _ENVIRONMENT.copy()
-    return ProcessState(_KNOWN.last, _switches())
+    cached = _PARAMETRIZED._cache if _PARAMETRIZED._cache_enabled else None  # noqa: SLF001 - no public spelling
+    return ProcessState(_KNOWN.last, _switches(), cached)
 
 
 def restore_process(state: ProcessState) -> None:
@@ -76,6 +80,7 @@ def restore_process(state: ProcessState) -> None:
         _KNOWN.last = state.environment
     if before.switches != state.switches:
         _switch(state.switches)
+    _PARAMETRIZED._cache = {} if state.cached is None else state.cached  # noqa: SLF001
 
 
 def forget_environments() -> None:
@@ -92,13 +97,15 @@ def _switches() -> tuple[Any, ...]:
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
         _COMPILED.get_eval_frame_isolate_recompiles_id(),
+        _PARAMETRIZED._cache_enabled,  # noqa: SLF001 - depth of cached()
     )
 
 
 def _switch(switches: tuple[Any, ...]) -> None:
-    enabled, warn_only, fill, rounds, anomaly, check_nan, compiled = switches
+    enabled, warn_only, fill, rounds, anomaly, check_nan, compiled, depth = switches
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     _FILLS.fill_uninitialized_memory = fill
     put_rounding(rounds)
     torch.autograd.set_detect_anomaly(anomaly, check_nan=check_nan)
     _COMPILED.set_eval_frame_isolate_recompiles_id(compiled)
+    _PARAMETRIZED._cache_enabled = depth  # noqa: SLF001

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import math
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.records import KINDS
 
@@ -98,9 +98,8 @@ def bugs_named(frameworks: Sequence[str], names: Sequence[str] | None = None) ->
     known = sorted({bug.name for bug in bugs})
     for name in names or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 3, 0.4)
-            msg = f"no bug of {' or '.join(frameworks)} is called {name!r}"
-            raise ValueError(msg + (f"; near: {', '.join(near)}" if near else ""))
+            msg = f"no bug of {' or '.join(frameworks)} is called {name!r}{near_hint(name, known, 0.4)}"
+            raise ValueError(msg)
     return [bug for bug in bugs if not names or bug.name in names]
 
 

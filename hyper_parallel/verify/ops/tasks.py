@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import faulthandler
 import gc
 import warnings
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.ops.audit_operator import audit_operator
@@ -172,10 +172,10 @@ def _unknown(ops: Sequence[str], declared: Sequence[str], task: dict[str, Any]) 
     unknown = [op for op in ops if op not in declared and op not in rule_names()]
     if not unknown:
         return ""
-    names, near = ", ".join(map(repr, unknown)), difflib.get_close_matches(unknown[0], [*declared, *rule_names()], 3)
+    names, hint = ", ".join(map(repr, unknown)), near_hint(unknown[0], [*declared, *rule_names()])
     has = f"it declares {', '.join(declared)}" if declared else "it declares no operator"
     where = f"{task['file']} on {task['platform']}"
-    return f"--op: {where} has no {names}; {has}" + (f"; near: {', '.join(near)}" if near else "")
+    return f"--op: {where} has no {names}; {has}{hint}"
 
 
 def _run_operator(task: dict[str, Any], op: str, effort: Effort, user_operators: dict[str, Any]) -> Any:

@@ -604,3 +604,37 @@ def test_a_leaf_of_the_library_is_not_written():
                 x.mul_(2.0)
 
     on_ranks(on_rank, 2)
+
+
+SPARSE = {
+    "SparseAdam": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.1),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("optimizer", SPARSE)
+def test_tables_with_sparse_gradients_train_alike(optimizer, world):
+    """Only rows that were looked up change, whichever dim of the table is sharded; plain tables may be beside it."""
+    ids, look_up = torch.tensor([[0, 1, 6, 6], [3, 0, 1, 3]]), torch.nn.functional.embedding
+
+    def run(place, at):
+        table, plain = torch.nn.Parameter(place(values(7, 5), at)), torch.nn.Parameter(values(2, 5, seed=1))
+        step, results = SPARSE[optimizer]([table, plain]), []
+        for rows in (ids, ids[:, :0], ids[:1] * 0 + 2, (ids + 2) % 7):
+            step.zero_grad()
+            y = look_up(place(rows, R), table, padding_idx=3, sparse=True)
+            (y * y).sum().backward()
+            look_up(torch.tensor([1]), plain, sparse=True).sum().backward()
+            results += [y, table.grad.to_dense()]
+            step.step()
+        return [*results, table, plain]
+
+    def on_rank(mesh):
+        return [[*map(whole, run(lambda value, at: distribute_tensor(value, mesh, [at]), place))] for place in PLACES]
+
+    expected = run(lambda value, _: value.clone(), R)
+    for results in on_ranks(on_rank, world):
+        for result in results:
+            close(result, expected)

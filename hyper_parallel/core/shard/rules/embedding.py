@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_rows
-from hyper_parallel.core.shard.rule import LocalCall, OpCall, Strategies, rule
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, rule
 from hyper_parallel.core.shard.rules.index import lookup, window
 from hyper_parallel.core.shard.sample import indices, real, sample
 
@@ -30,12 +31,23 @@ def embedding(call: OpCall) -> Strategies:
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
     labels = Labels((ids, ("v", "h")), ((*ids, "h"),), whole=frozenset({"v"}), each=(1,))
-    rows = lookup(labelled_rows(labels), 1, 0, 2)
+    rows = _of_sparse(call, lookup(labelled_rows(labels), 1, 0, 2))
     return Strategies(rows, ((*x.shape, weight.shape[1]),), _local)
 
 
-def _only_whole(call: OpCall) -> None:
-    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
+def _of_sparse(call: OpCall, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The rows in which every rank has all ids: a sparse gradient is that of this rank's part, and is never reduced."""
+    if not call["sparse"]:
+        return rows
+    if not call["x"].layout.is_replicated:
+        msg = "a sparse gradient is not summed over ranks, so every rank needs all ids: x = x.redistribute()"
+        raise ValueError(msg)
+    ids = [operand.name for operand in call.operands].index("x")
+    return tuple(row for row in rows if row.inputs[ids] == Replicate())
+
+
+def _only_whole(call: OpCall, *more: str) -> None:
+    for name in ("max_norm", "scale_grad_by_freq", *more):
         if call[name] not in (None, False) and not all(operand.layout.is_replicated for operand in call.operands):
             msg = (
                 f"{name} needs the whole table, so the operands must be replicated: "
@@ -59,7 +71,7 @@ def aten_embedding(call: OpCall) -> Strategies:
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
     labels = Labels((("v", "h"), ids), ((*ids, "h"),), whole=frozenset({"v"}), each=(0,))
-    rows = lookup(labelled_rows(labels), 0, 0, 2)
+    rows = _of_sparse(call, lookup(labelled_rows(labels), 0, 0, 2))
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall:
         padding = call["padding_idx"]
@@ -79,7 +91,7 @@ def embedding_bag(call: OpCall) -> Strategies:
     if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"
         raise ValueError(msg)
-    _only_whole(call)
+    _only_whole(call, "sparse")
     ids = ("n", None) if offsets is None else (None,)
     names = {"x": ids, "weight": (None, "h"), "offsets": (None,), "per_sample_weights": ids}
     inputs = tuple(names[operand.name] for operand in call.operands)

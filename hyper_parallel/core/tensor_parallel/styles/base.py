@@ -119,25 +119,28 @@ class LayerStyle(ParallelStyle):
         module.__dict__[_STYLED] = type(self).__name__
         # Methods, not closures: a module is pickled with its hooks.
         axis, name = parallel_axis(device_mesh), first_argument(platform, module)
-        before = partial(self._before, device_mesh, axis, name)
+        features = self._features(platform, module) if platform.is_linear_module(module) else None
+        before = partial(self._before, device_mesh, axis, name, features)
         platform.register_forward_pre_hook(module, before, with_kwargs=True)
         platform.register_forward_hook(module, partial(self._after, device_mesh, axis))
         return module
 
     def _before(
-        self, mesh: DeviceMesh, axis: int, name: str, module: Any, args: Args, kwargs: Kwargs
+        self, mesh: DeviceMesh, axis: int, name: str, features: int | None, module: Any, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs]:
         platform = platform_of(module)
         boundary = Boundary(type(self).__name__, module, mesh, axis)
-        return convert_first(
-            boundary, name, args, kwargs, lambda value: self._enter(boundary, platform, module, value, name)
-        )
 
-    def _enter(self, boundary: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
-        boundary.require_tensor(value, name)
-        known = {}
-        if platform.is_linear_module(module):
-            known[len(value.shape) - 1] = self._features(platform, module)
+        def enter(value: Any) -> DTensor:
+            boundary.require_tensor(value, name)
+            known = {} if features is None else {len(value.shape) - 1: features}
+            return self._enter(boundary, platform, module, value, name, known)
+
+        return convert_first(boundary, name, args, kwargs, enter)
+
+    def _enter(
+        self, boundary: Boundary, platform: Platform, module: Any, value: Any, name: str, known: dict[int, int]
+    ) -> DTensor:
         entered = boundary.enter(value, self._source(platform, module), name, known)
         return boundary.move(entered, self._computation_placement(platform, module), name)
 

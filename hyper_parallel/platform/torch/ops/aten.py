@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from hyper_parallel.platform.torch.ops.registry import aten, spelling
 
 spelling("clamp", aten.clamp_min.default, aten.clamp_min.Tensor, signature="x, min")
@@ -9,3 +11,6 @@ spelling("clamp", aten.clamp_max.default, aten.clamp_max.Tensor, signature="x, m
 spelling("clamp", aten.clamp_min_.default, aten.clamp_min_.Tensor, signature="x, min")
 spelling("clamp", aten.clamp_max_.default, aten.clamp_max_.Tensor, signature="x, max")
 spelling("prelu", aten._prelu_kernel.default)
+# With these torch.distributions checks its parameters and samples.
+spelling("all", torch._is_all_true, aten._is_all_true.default, signature="x")
+spelling("any", torch._is_any_true, aten._is_any_true.default, signature="x")

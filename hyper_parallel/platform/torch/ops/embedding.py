@@ -27,12 +27,21 @@ def _embedding(
     window: Window | None = None,
 ) -> Tensor:
     """``F.embedding``, or what the rows ``window`` of a larger table contribute to it."""
-    if not x.numel():
+    if not x.numel() and not sparse:
         return _without_ids(x, weight)
     if window is None:
         return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if sparse:
+        return _sparse_embedding(x, weight, padding_idx, window)
     table, local, inside = within(weight, 0, x, window)
     return F.embedding(local, table, _local_padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
+
+
+def _sparse_embedding(x: Tensor, weight: Tensor, padding_idx: int | None, window: Window) -> Tensor:
+    """A look-up whose gradient has the rows of this rank's ids alone, so that no optimizer touches others."""
+    _, local, inside = within(weight, 0, x, window)
+    rows = F.embedding(local[inside], weight, _local_padding(padding_idx, window), sparse=True)
+    return rows.new_zeros(*x.shape, weight.shape[1]).index_put((inside,), rows)
 
 
 class _ScaledGradient(torch.autograd.Function):

@@ -54,21 +54,29 @@ def test_a_class_that_does_not_exist_is_an_error(ranks):
     assert ranks(2, run)[0] == "index out of range: indices are 0 to 6, the dim has size 6"
 
 
-@pytest.mark.parametrize("name", ["sparse"])
-def test_embedding_options_that_need_the_whole(ranks, name):
-    """Options that need the whole table are refused on shards, with the fix."""
+def test_sparse_gradients_need_all_ids_on_every_rank(ranks):
+    """A sparse gradient is not summed over ranks, so sharded ids are refused; bags need the whole table."""
 
     def run(mesh):
         table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
-        ids = DTensor.from_local(torch.tensor([0, 5, 2]), mesh, [Replicate()])
-        with pytest.raises(LayoutError) as caught:
-            F.embedding(ids, table, **{name: True})
-        return str(caught.value)
+        ids = DTensor.from_local(torch.tensor([[0, 5, 2]]), mesh, [Shard(0)])
+        texts = []
+        for function in (F.embedding, F.embedding_bag):
+            with pytest.raises(LayoutError) as caught:
+                function(ids, table, sparse=True)
+            texts.append(str(caught.value))
+        return texts
 
-    assert ranks(2, run)[0] == (
-        f"embedding(x=i64[3], weight=f32[6@tp, 4]): {name} needs the whole table, so the "
-        "operands must be replicated: x = x.redistribute(); weight = weight.redistribute()"
-    )
+    assert ranks(2, run)[0] == [
+        (
+            "embedding(x=i64[2@tp, 3], weight=f32[6@tp, 4]): a sparse gradient is not summed over ranks, so every rank "
+            "needs all ids: x = x.redistribute()"
+        ),
+        (
+            "embedding_bag(x=i64[2@tp, 3], weight=f32[6@tp, 4]): sparse needs the whole table, so the operands must "
+            "be replicated: x = x.redistribute(); weight = weight.redistribute()"
+        ),
+    ]
 
 
 FEW = {(2,): 8, (3,): 4, (4,): 3, (2, 2): 3}

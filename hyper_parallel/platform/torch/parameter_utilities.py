@@ -1,0 +1,149 @@
+"""Functions of ``torch.nn.utils`` that assign values to parameters, or choose elements of them, on DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from itertools import starmap
+from typing import Any
+
+import torch
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with
+from hyper_parallel.platform.torch.replicated_factories import ReplicatedFactories
+from hyper_parallel.platform.torch.shared_storage import check_unfollowed
+
+__all__ = ["masks_of_whole_tensors", "on_whole_tensors", "set_in_own_layout", "vector_into_dtensors"]
+
+Call = Callable[..., Any]
+
+
+# -- vector_to_parameters ----------------------------------------------------------------------------------------------
+
+
+def vector_into_dtensors(assign: Call) -> Call:
+    """``torch.nn.utils.vector_to_parameters``: each rank copies its shards from a vector that is a DTensor."""
+
+    @wraps(assign)
+    def call(vec: Any, parameters: Iterable[Any]) -> None:
+        targets = list(parameters)
+        if not any(isinstance(value, DTensor) for value in (vec, *targets)):
+            assign(vec, targets)
+            return
+        _check_vector(vec, targets)
+        parts = vec.detach().redistribute().split([target.numel() for target in targets])
+        with torch.no_grad():
+            list(starmap(_assign, zip(targets, parts, strict=True)))
+        # On one device the parameters are parts of the vector from here on.
+        vec._readonly = "vector_to_parameters copied its parts into parameters; give it vec.clone()"
+        invalidate_with(vec, *targets)
+
+    return call
+
+
+def _check_vector(vec: Any, targets: list[Any]) -> None:
+    what = "vector_to_parameters: the vector"
+    for index, value in enumerate([vec, *targets]):
+        if not isinstance(value, TorchDTensor):
+            name = f"parameter {index - 1}" if index else "the vector"
+            msg = (
+                f"vector_to_parameters: {name} is a plain {type(value).__name__}, but others are DTensors; make all "
+                "of them DTensors: distribute_tensor(vector, mesh), distribute_module(model, mesh)"
+            )
+            raise MixedTensorError(msg)
+    total = sum(target.numel() for target in targets)
+    if vec.ndim != 1 or vec.numel() != total:
+        msg = f"{what} is {vec._layout.notation(vec.dtype)}, the parameters have {total} elements"
+        raise LayoutError(msg)
+    check_unfollowed(what, vec)
+    if vec._uncounted is not None or vec._local._is_view():  # noqa: SLF001 - of its own class
+        msg = (
+            f"{what} shares its storage with another tensor, of which the parameters would be parts on one device, and "
+            "are copies here; use vec.clone()"
+        )
+        raise UnsupportedOperatorError(msg)
+
+
+def _assign(target: Any, part: Any) -> None:
+    target.data = part.view(target.shape).redistribute(placements=target.placements).to(target.dtype).clone()
+
+
+# -- parametrizations --------------------------------------------------------------------------------------------------
+
+
+def set_in_own_layout(assign: Call) -> Call:
+    """``parametrize._maybe_set``: a parameter takes what ``right_inverse`` returned, in its own layout."""
+
+    @wraps(assign)
+    def call(dest: Any, src: Any) -> None:
+        if not isinstance(dest, DTensor) or not isinstance(src, DTensor) or dest._layout is src._layout:
+            assign(dest, src)
+            return
+        check_unfollowed("what right_inverse returned", src)
+        assign(dest, src.redistribute(placements=dest.placements).clone())
+        src._readonly = "it was given to a parametrization in another layout, which made a copy"
+        invalidate_with(src, dest)
+
+    return call
+
+
+# -- computations on whole tensors -------------------------------------------------------------------------------------
+
+
+def on_whole_tensors(method: Call) -> Call:
+    """A method of a parametrization whose one argument is needed whole; its result is laid out like the argument."""
+
+    @wraps(method)
+    def call(parametrization: Any, x: Any) -> Any:
+        if not isinstance(x, DTensor):
+            return method(parametrization, x)
+        with ReplicatedFactories(x.device_mesh):
+            result = method(parametrization, x.redistribute())
+        return result.redistribute(placements=x.placements)
+
+    return call
+
+
+def masks_of_whole_tensors(apply: Any) -> Any:
+    """``BasePruningMethod.apply``: masks of DTensors are chosen from the whole tensor, and laid out like it."""
+
+    @wraps(apply)
+    def call(cls: Any, module: Any, name: str, *args: Any, importance_scores: Any = None, **kwargs: Any) -> Any:
+        own = getattr(module, name)
+        scores = own if importance_scores is None else importance_scores
+        if not isinstance(own, DTensor):
+            return apply(cls, module, name, *args, importance_scores=importance_scores, **kwargs)
+        with _whole_in(module, name, own), ReplicatedFactories(own.device_mesh):
+            method = apply(cls, module, name, *args, importance_scores=_whole(scores), **kwargs)
+        module._buffers[f"{name}_mask"] = module._buffers[f"{name}_mask"].redistribute(placements=own.placements)  # noqa: SLF001 - no public spelling
+        setattr(module, name, method.apply_mask(module))
+        return method
+
+    return call
+
+
+@contextmanager
+def _whole_in(module: Any, name: str, own: DTensor) -> Iterator[None]:
+    """Give ``module`` the whole parameter ``name``, or its whole mask; the parameter itself is put back at the end."""
+    parameters, buffers, masked = module._parameters, module._buffers, f"{name}_mask"  # noqa: SLF001 - no public spelling
+    if name in parameters:
+        parameters[name] = torch.nn.Parameter(_whole(own), requires_grad=own.requires_grad)
+        try:
+            yield
+        finally:
+            parameters[f"{name}_orig" if f"{name}_orig" in parameters else name] = own
+        return
+    mask = buffers[masked]
+    buffers[masked] = _whole(mask)
+    try:
+        yield
+    except BaseException:
+        buffers[masked] = mask
+        raise
+
+
+def _whole(value: Any) -> Any:
+    return value.detach().redistribute() if isinstance(value, DTensor) else value
