@@ -23,14 +23,14 @@ _OF_RANK = re.compile(r"Captured ((?:stdout|collectives) of rank \d+) ")
 def describe_run(config: pytest.Config) -> None:
     """Write date, revision, versions, command, frameworks and cards of this run into its JUnit file, if it has one."""
     from hyper_parallel.verify.night_reports import PROPERTY
-    from hyper_parallel.verify.run_header import revision_of, run_header
+    from hyper_parallel.verify.run_header import RunHeader, revision_of
 
     file = config.stash.get(xml_key, None)
     if file is None:
         return
     device = config.getoption("hp_device")
     facts = {
-        **run_header().facts(),
+        **RunHeader(("pytest", *map(str, config.invocation_params.args))).facts(),
         "revision": revision_of(config.rootpath),
         "frameworks": ", ".join(selected(config)) or "none",
         "device": device,

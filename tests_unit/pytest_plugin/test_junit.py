@@ -44,6 +44,7 @@ def test_a_file_has_the_facts_of_its_run_and_the_sections_of_ranks(run, pytester
     assert (facts["hyper_parallel.frameworks"], facts["hyper_parallel.device"]) == ("torch", "cpu")
     assert facts["hyper_parallel.revision"].startswith("version ")
     assert "numpy" in facts["hyper_parallel.versions"]
+    assert re.fullmatch("pytest .*--junitxml=made.xml", facts["hyper_parallel.command"])
     failed, passed = root.iter("testcase")
     assert {"failure", "system-out"} <= {part.tag for part in failed}
     text = failed.findtext("system-out")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, code, table
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, code, number, table
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.night_changes import NightChanges
@@ -109,16 +109,16 @@ def _skipped(night: NightChanges) -> Markup:
 
 
 def _commands(night: NightChanges) -> Markup:
-    changes = night.changes()
+    changes, before = night.changes(), {} if night.before is None else night.before.values
     rows: list[list[Value]] = []
     for report in night.reports.commands:
         for what, measured in report.named_values().items():
-            change = changes.get(what)
-            verdict = change.verdict if change else "equal"
-            number = isinstance(measured.value, (int, float))
-            shown = f"{measured.value:,}" if number else str(measured.value)
-            outcome = Cell(verdict if number else "", kind=_KINDS[verdict])
-            rows.append([what, code(report.name), shown, change.before if change else "", outcome])
+            shown: list[Value] = [str(measured.value), "", ""]  # of words, which the history does not keep
+            if isinstance(measured.value, (int, float)):
+                verdict = changes[what].verdict if what in changes else "equal"
+                earlier = number(before[what].value if what in before else None)
+                shown = [number(measured.value), earlier, Cell(verdict, kind=_KINDS[verdict])]
+            rows.append([what, code(report.name), *shown])
     heads: list[Column | str] = ["value", Column("report", choice=True), Column("this night", number=True),
                                  Column("night before", number=True), Column("verdict", choice=True)]  # fmt: skip
     return table("Values in the reports of commands", heads, rows, search=True, tall=len(rows) > _TALL,
