@@ -94,9 +94,9 @@ def reports(request, tmp_path):
 def on_ranks(suite_device, platform_name):
     """A function that calls another on the warm ranks of a real world, and returns their results or raises."""
 
-    def run(function, size, *arguments, device=suite_device):
+    def run(function, size, *arguments, device=suite_device, seconds=None):
         called = pack((on_platform, (platform_name, device, function, *arguments)), function)
-        done = run_launched(called, size, platform_name, rank_seconds(), device)
+        done = run_launched(called, size, platform_name, seconds or rank_seconds(), device)
         if done.failure is not None:
             raise done.failure
         return done.results

@@ -1,4 +1,4 @@
-"""Ranks that are killed or that raise in a collective: named at once, and the next world runs."""
+"""Ranks that are killed, stopped or that raise in a collective: named, and the next world runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def _sum(device, how):
     from hyper_parallel.transport.base import active_transport
 
     transport, platform = active_transport(), current_platform()
+    if transport.rank == 1 and how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     x = platform.to_device(platform.from_numpy(np.ones(3, "float32")), device)
     if transport.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,4 +34,19 @@ def test_a_rank_that_fails_in_a_collective_is_named(on_ranks, suite_device, how)
     with pytest.raises(RankFailedError, match="rank 1") as caught:
         on_ranks(_sum, 3, suite_device, how)
     assert set(caught.value.failures) == {1}
+    assert on_ranks(_sum, 3, suite_device, "") == [[3.0] * 3] * 3
+
+
+def test_a_rank_that_is_stopped_is_named(on_ranks, suite_device):
+    """At the limit the report says that rank 1 is stopped and where the others wait, and another world runs."""
+    limit = 2.0
+    while True:
+        with pytest.raises(RankFailedError, match="did not finish within") as caught:
+            on_ranks(_sum, 3, suite_device, "stopped", seconds=limit)
+        text = str(caught.value)
+        if "all_reduce" in text:
+            break
+        limit *= 2  # the machine was too busy for the others to reach the collective
+        assert limit < 300, text
+    assert "rank 1: was running in\n(the process is stopped)" in text
     assert on_ranks(_sum, 3, suite_device, "") == [[3.0] * 3] * 3

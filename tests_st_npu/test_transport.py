@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -40,6 +41,24 @@ def test_collectives_of_torch_in_every_form(device, rank, effort):
             for later in (False, True):
                 _check_forms(dist, group, members, rank, parts, later)
     dist.barrier()
+
+
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(4)
+def test_many_groups_do_not_mix(device, rank):
+    """Every group of two or more of four ranks reduces its own members, in turn and twice over the same groups."""
+    from hyper_parallel.platform.select import current_platform
+    from hyper_parallel.transport.base import active_transport
+
+    platform, transport = current_platform(), active_transport()
+    groups = [group for count in (2, 3, 4) for group in itertools.combinations(range(4), count)]
+    for turn in (1, 2):
+        for number, group in enumerate(groups):
+            if rank in group:
+                x = platform.to_device(platform.from_numpy(np.full(5, 10.0**rank * turn, "float32")), device)
+                total = platform.tensor_to_numpy(transport.all_reduce(x, "sum", group))
+                assert total.tolist() == [turn * sum(10.0**member for member in group)] * 5, (number, group)
+    transport.barrier((0, 1, 2, 3))
 
 
 def _check_forms(dist, group, members, rank, parts, later):

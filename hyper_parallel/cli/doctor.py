@@ -83,11 +83,26 @@ def card_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -
     found = []
     for device in ("npu", "cuda"):
         if text := cards.described(device, environment, folder):
-            found.append(Finding(f"{device} cards", "ok", text))
+            found += [Finding(f"{device} cards", "ok", text), *_builds(device)]
         found += [
             Finding(f"{device} settings", "wrong", text, fix)
             for text, fix in cards.contradictions(device, environment, folder)
         ]
+    return found
+
+
+def _builds(device: str) -> list[Finding]:
+    """Return the installed frameworks that cannot use the cards of this machine, with what to install."""
+    torch, found = _version("torch"), []
+    if torch is not None and device == "cuda" and torch.endswith("+cpu"):
+        text = f"PyTorch {torch} was built without CUDA, so --device cuda is refused"
+        found.append(Finding("torch on cuda", "absent", text, "install PyTorch's CUDA build"))
+    if torch is not None and device == "npu" and _version("torch_npu") is None:
+        text = "torch_npu is not installed, so --device npu is refused"
+        found.append(Finding("torch on npu", "absent", text, f"install the torch_npu for PyTorch {torch}"))
+    if _version("mindspore") is not None:
+        text = f"ranks of MindSpore are started on cpu only, so --device {device} is refused"
+        found.append(Finding(f"mindspore on {device}", "absent", text))
     return found
 
 

@@ -15,9 +15,11 @@ from hyper_parallel.pytest_plugin.hooks import (  # noqa: F401 - pytest finds th
     pytest_generate_tests,
     pytest_ignore_collect,
     pytest_pyfunc_call,
+    pytest_runtest_logreport,
     pytest_runtest_makereport,
     pytest_runtest_setup,
     pytest_sessionfinish,
+    pytest_sessionstart,
     pytest_terminal_summary,
     pytest_unconfigure,
 )

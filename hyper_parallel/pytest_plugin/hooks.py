@@ -22,6 +22,7 @@ from hyper_parallel.pytest_plugin.capability import (
     skip_without,
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
+from hyper_parallel.pytest_plugin.junit import describe_run, titled
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
 from hyper_parallel.pytest_plugin.measuring import RankContexts
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
@@ -140,6 +141,11 @@ def _floor(config: pytest.Config) -> int:
         msg = f"--hp-min-executed {option}: expected a number of tests"
         raise pytest.UsageError(msg)
     return int(text) if option is None else option
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Describe the run in its JUnit file."""
+    describe_run(session.config)
 
 
 # -- collection ----------------------------------------------------------------------------------------------------
@@ -292,6 +298,17 @@ def _explained(item: pytest.Item, text: str) -> str:
     if item.get_closest_marker("platforms") is None and len(selected(item.config)) > 1:
         note = other_framework(test.framework, item.path, text)
     return "\n".join(filter(None, [f"on {test.title()}:", text, note]))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, None, None]:
+    """Show JUnit files which rank printed what; the terminal has titles of its own."""
+    sections = report.sections
+    report.sections = titled(sections)
+    try:
+        yield
+    finally:
+        report.sections = sections
 
 
 # -- end -------------------------------------------------------------------------------------------------------

@@ -97,6 +97,9 @@ class HostOps(Protocol):
     def inexact(self, x: Any) -> bool:
         """Whether ``x`` is floating or complex, so that it has an average."""
 
+    def device(self, x: Any) -> str:
+        """Type of the device that has ``x``, such as ``npu``; empty for the CPU."""
+
     def copy(self, x: Any) -> Any:
         """A contiguous copy outside any gradient, sharing nothing with ``x``."""
 

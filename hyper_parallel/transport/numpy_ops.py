@@ -45,6 +45,11 @@ class NumpyOps:
         """Whether ``x`` is floating (bfloat16 included) or complex."""
         return x.dtype == BFLOAT16 or np.issubdtype(x.dtype, np.inexact)
 
+    def device(self, x: np.ndarray[Any, Any]) -> str:
+        """Empty: arrays are in host memory."""
+        del x
+        return ""
+
     def copy(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """A contiguous copy."""
         return np.array(x, order="C")

@@ -217,22 +217,43 @@ def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
     for worker in workers.values():
         worker.ask_for_stack()
     deadline = time.monotonic() + _STACK_SECONDS
-    while time.monotonic() < deadline and any(
-        worker.alive() and not worker.last_words() for worker in workers.values()
-    ):
+    while time.monotonic() < deadline and any(map(_will_answer, workers.values())):
         time.sleep(0.02)
-    silent = {True: "(the process does not answer)", False: "(the process is gone)"}
-    return {rank: worker.last_words() or silent[worker.alive()] for rank, worker in workers.items()}
+    return {rank: worker.last_words() or _silence(worker) for rank, worker in workers.items()}
+
+
+def _will_answer(worker: Worker) -> bool:
+    """Whether a stack may still come: the process lives, is not stopped, and has written nothing yet."""
+    return worker.alive() and not worker.last_words() and not _is_stopped(worker.process.pid or 0)
+
+
+def _silence(worker: Worker) -> str:
+    """Return why a process wrote down no stack."""
+    if not worker.alive():
+        return "(the process is gone)"
+    return "(the process is stopped)" if _is_stopped(worker.process.pid or 0) else "(the process does not answer)"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process; False where the system does not tell."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:
     """SIGTERM, then SIGKILL whatever is left; returns when all have gone.
 
-    A process that writes coverage data may finish that, however long it takes on a busy machine.
+    A process that writes coverage data may finish that, however long it takes on a busy machine. One that is stopped is
+    continued, so that SIGTERM reaches it.
     """
     for process in processes:
         if process.is_alive():
             process.terminate()
+            if _is_stopped(process.pid or 0):
+                os.kill(process.pid or 0, signal.SIGCONT)
     deadline = time.monotonic() + _TERM_SECONDS
     for process in processes:
         _join(process, max(0.0, deadline - time.monotonic()))

@@ -21,7 +21,16 @@ from typing import Any
 
 from hyper_parallel.verify.report_files import write_text
 
-__all__ = ["RunHeader", "command_line", "library_version", "report_json", "report_text", "run_header", "write_report"]
+__all__ = [
+    "RunHeader",
+    "command_line",
+    "library_version",
+    "report_json",
+    "report_text",
+    "revision_of",
+    "run_header",
+    "write_report",
+]
 
 _PACKAGES = ("torch", "mindspore", "numpy")
 _GIT_SECONDS = 10.0
@@ -47,7 +56,7 @@ class RunHeader:
     @cached_property
     def revision(self) -> str:
         """The commit of the checkout that runs, with a plus where files differ from it; the version elsewhere."""
-        return _commit(Path(__file__).parents[2]) or f"version {library_version()}"
+        return revision_of(Path(__file__).parents[2])
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -134,6 +143,11 @@ def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], te
     """
     content = report_json(document()) if Path(path).suffix == ".json" else report_text(text())
     write_text(path, content + "\n", "--report")
+
+
+def revision_of(root: Path) -> str:
+    """Return the commit of the checkout at ``root``, with a plus if files differ; elsewhere this library's version."""
+    return _commit(root) or f"version {library_version()}"
 
 
 def library_version() -> str:

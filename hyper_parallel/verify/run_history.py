@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
+from hyper_parallel.verify.night_reports import NightReports
 from hyper_parallel.verify.report_files import read_json, reading
-from hyper_parallel.verify.report_values import COMMANDS, Measured, report_totals
+from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, changes_between
 from hyper_parallel.verify.run_header import run_header
 
@@ -28,16 +27,18 @@ class Night:
         header: of the run that added it: date, revision, versions, platform and command line.
         values: of its reports, by name.
         skipped: per suite of tests, the reasons of skipped tests with their numbers.
+        failed: per suite of tests, the names of those that failed; a history keeps them of its last two nights.
     """
 
     header: dict[str, Any]
     values: dict[str, Measured]
     skipped: dict[str, dict[str, int]]
+    failed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def json(self) -> dict[str, Any]:
         """Return the night as a JSON object."""
         values = {name: [measured.value, measured.good] for name, measured in self.values.items()}
-        return {"header": self.header, "values": values, "skipped": self.skipped}
+        return {"header": self.header, "values": values, "skipped": self.skipped, "failed": self.failed}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class History:
 
     def json(self) -> dict[str, Any]:
         """Return the history as a JSON object."""
-        return {"nights": [night.json() for night in self.nights]}
+        older = [replace(night, failed={}) for night in self.nights[:-2]]
+        return {"nights": [night.json() for night in (*older, *self.nights[-2:])]}
 
     def text(self) -> str:
         """Return the last night beside the one before, for a terminal."""
@@ -117,81 +119,18 @@ def _night(content: Mapping[str, Any]) -> Night:
         str(suite): {str(reason): int(count) for reason, count in reasons.items()}
         for suite, reasons in content["skipped"].items()
     }
-    return Night(dict(content["header"]), values, skipped)
+    failed = {str(suite): tuple(map(str, names)) for suite, names in content.get("failed", {}).items()}
+    return Night(dict(content["header"]), values, skipped, failed)
 
 
-def night_of(paths: Sequence[Path]) -> Night:
-    """Return a night of reports.
-
-    Args:
-        paths: JSON reports of commands, JUnit files of tests, and folders with such files; other files in a folder are
-            left out. The tests of ``folder/suite.xml`` are called ``folder/suite``.
-
-    Raises:
-        ValueError: a file is no report of either kind, or there is no value at all.
-    """
+def night_of(reports: NightReports) -> Night:
+    """Return what is kept of a night with these reports."""
     values: dict[str, Measured] = {}
-    skipped: dict[str, dict[str, int]] = {}
-    for path, name, required in _files(paths):
-        if path.suffix == ".xml":
-            suite, reasons = _tests(path, name, required=required)
-            values |= suite
-            skipped |= {name: reasons} if reasons else {}
-            continue
-        totals = _totals(path, required=required)
-        values |= {what: value for what, value in totals.items() if isinstance(value.value, (int, float))}
-    if not values:
-        msg = f"{', '.join(map(str, paths))}: no report of {COMMANDS}, and no JUnit file"
-        raise ValueError(msg)
-    return Night(run_header().json(), values, skipped)
-
-
-def _files(paths: Iterable[Path]) -> Iterable[tuple[Path, str, bool]]:
-    """Return the files to read, the name of each, and whether it was named itself."""
-    for path in paths:
-        if not path.is_dir():
-            yield path, path.stem, True
-            continue
-        for file in sorted(path.rglob("*")):
-            if file.suffix in (".json", ".xml"):
-                yield file, file.relative_to(path).with_suffix("").as_posix(), False
-
-
-def _totals(path: Path, *, required: bool) -> dict[str, Measured]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path} is no report: {error}"
-        raise ValueError(msg) from error
-    with reading(path):
-        totals = report_totals(document) if isinstance(document, dict) else {}
-    if required and not totals:
-        msg = f"{path} is no report that can be followed: those of {COMMANDS} can, and JUnit files"
-        raise ValueError(msg)
-    return totals
-
-
-def _tests(path: Path, name: str, *, required: bool) -> tuple[dict[str, Measured], dict[str, int]]:
-    """Return numbers of tests in a JUnit file, and why tests were skipped."""
-    try:
-        root = ET.parse(path).getroot()  # noqa: S314 - written by our own run
-    except (ET.ParseError, OSError) as error:
-        msg = f"{path} is no report of tests: {error}"
-        raise ValueError(msg) from error
-    if root.tag not in ("testsuite", "testsuites"):
-        if not required:
-            return {}, {}
-        msg = f"{path} is no report of tests: its root is {root.tag}, not testsuites"
-        raise ValueError(msg)
-    reasons: dict[str, int] = {}
-    executed = failed = 0
-    for case in root.iter("testcase"):
-        left_out = case.find("skipped")
-        if left_out is not None:
-            reason = left_out.get("message") or "without a reason"
-            reasons[reason] = reasons.get(reason, 0) + 1
-            continue
-        executed += 1
-        failed += case.find("failure") is not None or case.find("error") is not None
-    numbers = {"executed": (executed, "more"), "failed": (failed, "less"), "skipped": (sum(reasons.values()), "less")}
-    return {f"tests of {name}: {what}": Measured(*pair) for what, pair in numbers.items()}, reasons
+    for report in reports.commands:
+        numbers = report.named_values().items()
+        values |= {what: value for what, value in numbers if isinstance(value.value, (int, float))}
+    for suite in reports.suites:
+        values |= suite.values()
+    skipped = {suite.name: dict(suite.skipped) for suite in reports.suites if suite.skipped}
+    failed = {suite.name: tuple(case.name for case in suite.failed) for suite in reports.suites if suite.failed}
+    return Night(run_header().json(), values, skipped, failed)

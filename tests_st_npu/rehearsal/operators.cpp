@@ -276,6 +276,9 @@ TORCH_LIBRARY(rehearsal, library) {
   library.def("default_generator(int card) -> Generator?", &default_generator_of);
 }
 
+// Work is complete when a call returns, so memory may be reused at once.
+void record_stream(at::Tensor& tensor, c10::Stream stream) {}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>());
 }
@@ -285,6 +288,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("record_stream", &record_stream);
   library.impl("convolution_overrideable", &convolve);
   library.impl("convolution_backward_overrideable", &convolve_backward);
 }

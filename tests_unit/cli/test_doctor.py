@@ -29,6 +29,33 @@ def test_nothing_wrong(versions, capsys):
     assert wrong() == {}
 
 
+@pytest.mark.parametrize(
+    "device, installed, expected",
+    [
+        ("cuda", {"torch": "2.13.0+cpu"}, [(
+            "torch on cuda", "PyTorch 2.13.0+cpu was built without CUDA, so --device cuda is refused",
+            "install PyTorch's CUDA build",
+        )]),
+        ("cuda", {"torch": "2.13.0"}, []),
+        ("npu", {"torch": "2.13.0"}, [(
+            "torch on npu", "torch_npu is not installed, so --device npu is refused",
+            "install the torch_npu for PyTorch 2.13.0",
+        )]),
+        ("npu", {"torch": "2.13.0", "torch_npu": "2.13.0"}, []),
+        ("npu", {"mindspore": "2.10.0"}, [(
+            "mindspore on npu", "ranks of MindSpore are started on cpu only, so --device npu is refused", "",
+        )]),
+    ],
+)  # fmt: skip
+def test_frameworks_that_cannot_use_the_cards_are_told(device, installed, expected, tmp_path, monkeypatch):
+    """Where there are cards, a build without them is shown as absent, with what to install; that is no error."""
+    (tmp_path / {"cuda": "nvidia0", "npu": "davinci0"}[device]).touch()
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    found = doctor.card_findings({"ASCEND_HOME_PATH": "/here"}, tmp_path)
+    assert [(each.what, each.text, each.fix) for each in found[1:]] == expected
+    assert {each.state for each in found[1:]} <= {"absent"}
+
+
 def test_numpy_2_clashes_with_mindspore(versions):
     """NumPy 2 beside MindSpore is wrong, and alone with PyTorch it is not."""
     versions["numpy"] = "2.4.6"

@@ -197,7 +197,7 @@ def _failed(fault, place, pids, folder):
     while True:
         arguments = (fault, place, str(pids), str(folder))
         text = str(run_launched(pack((_train, arguments), _train), 3, "torch", limit).failure)
-        if fault != "SIGSTOP" or "--- rank 1: was running in\n(the process does not answer)" in text:
+        if fault != "SIGSTOP" or "--- rank 1: was running in\n(the process is stopped)" in text:
             return text
         limit *= 2
         assert limit < 300, text

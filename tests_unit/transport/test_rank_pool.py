@@ -1,6 +1,7 @@
 """How warm processes are ended."""
 
 import multiprocessing
+import os
 import signal
 import time
 from pathlib import Path
@@ -55,3 +56,48 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
         (tmp_path / "data").touch()
     end_processes([process])
     assert (process.exitcode, (tmp_path / "whole").exists()) == (code, whole)
+
+
+def _sleep(folder):
+    """Sleep until a signal ends it."""
+    (Path(folder) / "ready").touch()
+    while True:
+        time.sleep(1)
+
+
+class _Silent:
+    """A worker that never writes down a stack."""
+
+    def __init__(self, process):
+        self.process, self.alive = process, process.is_alive
+
+    def ask_for_stack(self):
+        """Ask in vain."""
+
+    def last_words(self):
+        """Nothing."""
+        return ""
+
+
+def test_a_stopped_process_is_told_and_ended_by_sigterm(monkeypatch, tmp_path):
+    """Nobody waits for the stack of a stopped process, which is continued to be ended; one that is gone is told."""
+    monkeypatch.setattr(rank_pool, "_STACK_SECONDS", 600.0)
+    process = multiprocessing.get_context("fork").Process(target=_sleep, args=(str(tmp_path),), daemon=True)
+    process.start()
+    while not (tmp_path / "ready").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGSTOP)
+    while not rank_pool._is_stopped(process.pid):
+        time.sleep(0.01)
+    assert rank_pool.stacks_of({3: _Silent(process)}) == {3: "(the process is stopped)"}
+    end_processes([process])
+    assert process.exitcode == -signal.SIGTERM
+    assert rank_pool.stacks_of({3: _Silent(process)}) == {3: "(the process is gone)"}
+    assert not rank_pool._is_stopped(process.pid)
+
+
+def test_a_process_that_does_not_answer_is_told(monkeypatch):
+    """A process that runs and writes nothing until the limit does not answer."""
+    monkeypatch.setattr(rank_pool, "_STACK_SECONDS", 0.05)
+    assert rank_pool.stacks_of({0: _Silent(multiprocessing.current_process())}) == {0: "(the process does not answer)"}

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.verify.night_reports import read_reports
 from hyper_parallel.verify.run_history import night_of, read_history
 
 TESTS = """<testsuites><testsuite>
@@ -53,7 +54,7 @@ def reports(tmp_path):
 
 def test_a_night_has_the_totals_of_its_reports(reports):
     """Counts and ratios of every kind of report are kept; words are not; tests are named by folder and file."""
-    night = night_of([reports])
+    night = night_of(read_reports([reports]))
     assert {name: measured.value for name, measured in night.values.items()} == {
         "block": 1.25,
         "random programs on torch": 4,
@@ -81,6 +82,30 @@ def test_a_night_has_the_totals_of_its_reports(reports):
         "operators on torch: unexercised": 0,
     }
     assert night.skipped == {"npu-2/st": {"no card": 2, "without a reason": 1}}
+    assert night.failed == {"npu-2/st": ("b", "c")}
+
+
+def test_equal_reports_of_two_cells_are_two_values(tmp_path):
+    """The values of a report in a folder have the folder's name before theirs, so that no cell hides another's."""
+    for cell, covered in (("cpu-torch", 97.5), ("npu-torch-2", 61.0)):
+        (tmp_path / cell).mkdir()
+        (tmp_path / cell / "gate.json").write_text(json.dumps({**REPORTS["gate.json"], "total": covered}))
+    values = night_of(read_reports([tmp_path])).values
+    assert values["cpu-torch: torch: covered"].value == 97.5
+    assert values["npu-torch-2: torch: covered"].value == 61.0
+
+
+def test_names_of_failed_tests_are_kept_for_two_nights(reports, tmp_path):
+    """Older nights keep the number of failures only, and a history from before there were names is read."""
+    path = tmp_path / "nights.json"
+    for _ in range(3):
+        assert main(["trend", str(path), "--add", str(reports)]) == 0
+    content = json.loads(path.read_text())
+    assert [night["failed"] for night in content["nights"]] == [{}, *[{"npu-2/st": ["b", "c"]}] * 2]
+    for night in content["nights"]:
+        del night["failed"]
+    path.write_text(json.dumps(content))
+    assert [night.failed for night in read_history(path)] == [{}] * 3
 
 
 def test_the_last_night_is_compared_with_the_one_before(reports, tmp_path, capsys):

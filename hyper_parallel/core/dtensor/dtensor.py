@@ -107,7 +107,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
 
         Raises:
             LayoutError: the placements do not fit the mesh or the tensor, or the gradient cannot have its own.
-            MeshMismatchError: the placements are a layout of another mesh.
+            MeshMismatchError: the placements are a layout of another mesh, or ``local`` is on another type of device.
             ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
         """
@@ -122,6 +122,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             msg = f"from_local: local must be a plain tensor, got {local!r}"
             raise ArgumentTypeError(msg)
         platform = require_dense(local, "from_local: local")
+        _require_device(platform, local, mesh)
         local_shape = tuple(local.shape)
         if placements is None:
             placements = [Replicate()] * mesh.ndim
@@ -340,7 +341,8 @@ def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
         return None
     if not _HASHABLE.issuperset(map(type, placements)):
         return None
-    return (type(local), mesh, *placements, *getattr(local, "shape", ()))
+    on_card = () if mesh.device_type == "cpu" else (str(getattr(local, "device", "")),)
+    return (type(local), mesh, *on_card, *placements, *getattr(local, "shape", ()))
 
 
 def _even_before(local: Any, key: tuple[Any, ...] | None) -> tuple[Platform, Layout] | None:
@@ -463,6 +465,19 @@ def require_dense(tensor: Any, what: str) -> Platform:
         msg = f"{what} has sparse storage, which cannot be sharded; use tensor.to_dense()"
         raise ArgumentTypeError(msg)
     return platform
+
+
+def _require_device(platform: Platform, local: Any, mesh: DeviceMesh) -> None:
+    """Check that a plain tensor is on the type of device of its mesh.
+
+    Raises:
+        MeshMismatchError: it is not.
+    """
+    device = platform.device_beside(local, mesh.device_type)
+    if device:
+        fix = f'move it there with local.to("{mesh.device_type}")'
+        msg = f"from_local: local is on {device}, but the mesh is {mesh!r}; {fix}, or make the mesh for {device}"
+        raise MeshMismatchError(msg)
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

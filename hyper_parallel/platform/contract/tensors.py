@@ -139,6 +139,14 @@ class TensorsFacet(abc.ABC):
     def to_device(self, data: Any, device_type: str) -> Any:
         """Return the tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
 
+    def device_beside(self, data: Any, device_type: str) -> str:
+        """Return the type of device that a plain tensor is on, if it is another one than ``device_type``; else empty.
+
+        Always empty where the framework moves tensors to its device by itself.
+        """
+        del data, device_type
+        return ""
+
     @abc.abstractmethod
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
         """Make a leaf take part in differentiation; return the tensor itself."""

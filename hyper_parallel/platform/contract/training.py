@@ -239,10 +239,14 @@ class TrainingFacet(ModulesFacet):
         if device_type not in ("cpu", self.device_type()):
             msg = (
                 f"--device {device_type}: {self.platform_type} sees no such card here, only {self.device_type()}; "
-                f"check the driver and the build of the framework for {device_type}, or use --device cpu"
+                f"{self.missing_card(device_type)}, or use --device cpu"
             )
             raise UnsupportedOnBackend(msg)
         return nullcontext()
+
+    def missing_card(self, device_type: str) -> str:
+        """Return why this process has no card of this type, and what to do."""
+        return f"check the driver and the build of the framework for {device_type}"
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
         """Begin to look for the most bytes in use on a card; return a function that returns them.

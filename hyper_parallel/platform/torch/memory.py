@@ -121,7 +121,7 @@ class _OnHost(Offloaded):
     def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
         engine = getattr(torch, tensor.device.type)
         self._device, self._event = tensor.device, engine.Event()
-        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         stream.wait_stream(engine.current_stream())
         with engine.stream(stream):
             self._host.copy_(tensor, non_blocking=True)

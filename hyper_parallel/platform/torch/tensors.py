@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from hyper_parallel._caches import register
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import materialized
+from hyper_parallel.transport.c10d.missing_cards import missing_card
 
 __all__ = ["TorchTensors"]
 
@@ -139,7 +141,18 @@ class TorchTensors(TensorsFacet):
 
     def to_device(self, data: Any, device_type: str) -> Any:
         """``Tensor.to``; meta tensors stay where they are."""
-        return data if data.device.type in (device_type, "meta") else data.to(device_type)
+        if not self.device_beside(data, device_type):
+            return data
+        problem = "" if device_type == "cpu" else missing_card(device_type)
+        if problem:
+            msg = f"a mesh on {device_type}: PyTorch sees no such card; {problem}, or make the mesh for cpu"
+            raise UnsupportedOnBackend(msg)
+        return data.to(device_type)
+
+    def device_beside(self, data: Any, device_type: str) -> str:
+        """``device.type``; meta tensors belong to any device."""
+        here: str = data.device.type
+        return "" if here in (device_type, "meta") else here
 
     def is_dense(self, data: Any) -> bool:
         """Return False for sparse tensors and for special dense formats such as oneDNN's."""

@@ -19,6 +19,7 @@ from hyper_parallel.platform.torch.indexed_draws import IndexedDraws
 from hyper_parallel.platform.torch.optimizers import TorchOptimizer
 from hyper_parallel.platform.torch.saved_tensors import FULLY_SHARDED, counted_for_backward
 from hyper_parallel.transport.c10d.card_rounding import exact_products
+from hyper_parallel.transport.c10d.missing_cards import missing_card
 
 __all__ = ["TorchTraining"]
 
@@ -147,6 +148,10 @@ class TorchTraining(TrainingFacet):
         """See :meth:`TrainingFacet.on_device`; on CPU, factories are left alone."""
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
+
+    def missing_card(self, device_type: str) -> str:
+        """From what is installed; where a card is seen that is not this process's type, the other one comes first."""
+        return missing_card(device_type) or f"this process computes on {self.device_type()}"
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
         """By the card's allocator."""

@@ -65,6 +65,10 @@ class TorchOps:
         """Whether ``x`` is floating or complex."""
         return x.is_floating_point() or x.is_complex()
 
+    def device(self, x: torch.Tensor) -> str:
+        """Type of its device, unless that is the CPU."""
+        return "" if x.is_cpu else x.device.type
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """A contiguous detached copy."""
         return x.detach().clone(memory_format=torch.contiguous_format)

@@ -24,6 +24,7 @@ from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ra
 from hyper_parallel.transport.c10d.engine_rules import rules_of
 from hyper_parallel.transport.c10d.host import reduce_in_order
 from hyper_parallel.transport.c10d.lost_peers import LostPeers
+from hyper_parallel.transport.c10d.missing_cards import missing_card
 from hyper_parallel.transport.c10d.native import OPS, OPTIONS, is_native
 from hyper_parallel.transport.c10d.row_collectives import C10dRows
 from hyper_parallel.transport.c10d.staged_group import register_engine
@@ -378,9 +379,8 @@ def start_world(device: str, rank: int, world_size: int, init_method: str, rehea
 
 def _cards(device: str) -> Any:
     """``torch.cuda`` or ``torch.npu``, which sees at least one card."""
-    cards: Any = getattr(torch, device, None)  # torch_npu adds torch.npu when PyTorch is imported
-    if cards is None or not cards.is_available() or not cards.device_count():
-        fix = "install torch_npu, source CANN's set_env.sh" if device == "npu" else "install PyTorch's CUDA build"
-        msg = f"device {device}: PyTorch sees no such card; {fix} and check the driver, or use --device cpu"
+    problem = missing_card(device)
+    if problem:
+        msg = f"device {device}: PyTorch sees no such card; {problem}, or use --device cpu"
         raise UnsupportedOnBackend(msg)
-    return cards
+    return getattr(torch, device)

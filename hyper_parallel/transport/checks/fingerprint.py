@@ -127,13 +127,13 @@ class TransportFingerprints:
         expected = _tuples(shapes)
         _check_count("all_gather", len(expected), ranks)
         self._check_own("all_gather", self._ops.shape(x), expected, check_ranks(ranks, self._rank, self._world_size))
-        return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", expected)))
+        return self.of("all_gather", ranks, (*self._kind(x), ("shapes", expected)))
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.reduce_scatter`."""
         _check_count("reduce_scatter", len(chunks), ranks)
         check_reduction(op, inexact=self._ops.inexact(chunks[0]))
-        facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", self._shapes(chunks)), ("reduction", op))
+        facts = (*self._kind(chunks[0]), ("shapes", self._shapes(chunks)), ("reduction", op))
         return self.of("reduce_scatter", ranks, facts)
 
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
@@ -143,18 +143,18 @@ class TransportFingerprints:
         sends, expects = self._shapes(chunks), _tuples(shapes)
         position = check_ranks(ranks, self._rank, self._world_size)
         self._check_own("all_to_all", sends[position], expects, position)
-        return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(chunks[0])),), sends, expects)
+        return self.of("all_to_all", ranks, self._kind(chunks[0]), sends, expects)
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.all_gather_rows`, equal to that of the same on lists."""
         _check_count("all_gather", len(shapes), ranks)
-        return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", shapes)))
+        return self.of("all_gather", ranks, (*self._kind(x), ("shapes", shapes)))
 
     def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.reduce_scatter_rows`, equal to that of the same on lists."""
         _check_count("reduce_scatter", self._ops.shape(rows)[0], ranks)
         check_reduction(op, inexact=self._ops.inexact(rows))
-        facts = (("dtype", self._ops.dtype(rows)), ("shapes", shapes), ("reduction", op))
+        facts = (*self._kind(rows), ("shapes", shapes), ("reduction", op))
         return self.of("reduce_scatter", ranks, facts)
 
     def all_to_all_rows(
@@ -162,7 +162,7 @@ class TransportFingerprints:
     ) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.all_to_all_rows`, equal to that of the same on lists."""
         _check_count("all_to_all", self._ops.shape(rows)[0], ranks)
-        return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(rows)),), sends, expects)
+        return self.of("all_to_all", ranks, self._kind(rows), sends, expects)
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.broadcast`."""
@@ -194,7 +194,12 @@ class TransportFingerprints:
         return MessageFingerprint(src, self._rank, tag, self._tensor(like), call_site(), channel)
 
     def _tensor(self, x: Any) -> Facts:
-        return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
+        return (("shape", self._ops.shape(x)), *self._kind(x))
+
+    def _kind(self, x: Any) -> Facts:
+        """Return the dtype, and the device unless it is the CPU: all members compute on the same type of device."""
+        device = self._ops.device(x)
+        return (("dtype", self._ops.dtype(x)), ("device", device)) if device else (("dtype", self._ops.dtype(x)),)
 
     def _shapes(self, chunks: Sequence[Any]) -> tuple[Shape, ...]:
         return tuple(self._ops.shape(chunk) for chunk in chunks)

@@ -146,7 +146,7 @@ def _with_tensor(operation: str, name: str, *more: Callable[[_Arguments], Facts]
 
     def fingerprint(arguments: _Arguments) -> CollectiveFingerprint:
         x: torch.Tensor = arguments[name]
-        facts = (("shape", tuple(x.shape)), ("dtype", str(x.dtype)))
+        facts = (("shape", tuple(x.shape)), ("dtype", str(x.dtype)), *_device(x))
         return _fingerprint(operation, arguments, sum((fact(arguments) for fact in more), facts))
 
     return fingerprint
@@ -158,10 +158,16 @@ def _with_tensors(operation: str, name: str, *more: Callable[[_Arguments], Facts
     def fingerprint(arguments: _Arguments) -> CollectiveFingerprint:
         tensors: Sequence[torch.Tensor] = arguments[name]
         dtypes = " ".join(sorted({str(x.dtype) for x in tensors}))
-        facts = (("dtype", dtypes), ("shapes", tuple(tuple(x.shape) for x in tensors)))
+        devices = sorted({fact for x in tensors for fact in _device(x)})
+        facts = (("dtype", dtypes), ("shapes", tuple(tuple(x.shape) for x in tensors)), *devices)
         return _fingerprint(operation, arguments, sum((fact(arguments) for fact in more), facts))
 
     return fingerprint
+
+
+def _device(x: torch.Tensor) -> Facts:
+    """Return the device unless it is the CPU: all members compute on the same type of device."""
+    return () if x.is_cpu else (("device", x.device.type),)
 
 
 def _with_objects(operation: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
@@ -192,13 +198,13 @@ def _root(arguments: _Arguments, name: str) -> Facts:
 def _all_to_all(arguments: _Arguments) -> CollectiveFingerprint:
     sends, expects = arguments["input_tensor_list"], arguments["output_tensor_list"]
     sizes = ([x.numel() for x in sends], [x.numel() for x in expects])
-    return _exchange("all_to_all", arguments, sends[0].dtype, *sizes)
+    return _exchange("all_to_all", arguments, sends[0], *sizes)
 
 
 def _all_to_all_single(arguments: _Arguments) -> CollectiveFingerprint:
     sends = _split(arguments["input"], arguments["input_split_sizes"], arguments)
     expects = _split(arguments["output"], arguments["output_split_sizes"], arguments)
-    return _exchange("all_to_all_single", arguments, arguments["input"].dtype, sends, expects)
+    return _exchange("all_to_all_single", arguments, arguments["input"], sends, expects)
 
 
 def _split(x: torch.Tensor, sizes: Sequence[int] | None, arguments: _Arguments) -> list[int]:
@@ -209,7 +215,7 @@ def _split(x: torch.Tensor, sizes: Sequence[int] | None, arguments: _Arguments) 
 
 
 def _exchange(
-    operation: str, arguments: _Arguments, dtype: torch.dtype, sends: list[int], expects: list[int]
+    operation: str, arguments: _Arguments, sent: torch.Tensor, sends: list[int], expects: list[int]
 ) -> CollectiveFingerprint:
     count = dist.get_world_size(_group(arguments))
     if len(sends) != count or len(expects) != count:
@@ -217,7 +223,7 @@ def _exchange(
             f"{operation} over {count} ranks sends {len(sends)} chunks and expects {len(expects)}; both must be {count}"
         )
         raise CollectiveMismatchError(msg)
-    return _fingerprint(operation, arguments, (("dtype", str(dtype)),), sends, expects)
+    return _fingerprint(operation, arguments, (("dtype", str(sent.dtype)), *_device(sent)), sends, expects)
 
 
 OPERATIONS: dict[str, _Fingerprint] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from hyper_parallel.verify.contract.results import load
+from hyper_parallel.verify.night_reports import read_suite
 from hyper_parallel.verify.pages import Column, render, table
 from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
 from hyper_parallel.verify.pages.charts import bar
@@ -157,14 +158,8 @@ def _left_out(store: Store, settings: Settings, there: list[str], absent: list[s
 
 def skipped_tests(junit: Path) -> Counter[str]:
     """Reasons of skipped tests in a JUnit file, with their numbers; a file that is not there has none."""
-    if not junit.exists():
-        return Counter()
-    try:
-        cases = ET.parse(junit).iter("skipped")  # noqa: S314 - written by our own run
-    except (ET.ParseError, OSError) as error:
-        msg = f"{junit} is no report of tests: {error}"
-        raise ValueError(msg) from error
-    return Counter((case.get("message") or "without a reason") for case in cases)
+    suite = read_suite(junit, junit.stem) if junit.exists() else None
+    return Counter() if suite is None else suite.skipped
 
 
 def write_pit(report: Mapping[str, Any], path: Path) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
 from hyper_parallel.verify.pages.render import render
 
-__all__ = ["Cell", "Column", "Value", "code", "table"]
+__all__ = ["Cell", "Column", "Value", "code", "number", "table"]
 
 _KINDS = ("", "good", "bad", "warn", "quiet")
 
@@ -60,6 +61,13 @@ Value = Cell | Text  # of a row
 def code(name: str) -> Cell:
     """Return a cell with ``name`` in the font of code."""
     return Cell(Markup("<code>{}</code>").format(name), key=name)
+
+
+def number(value: Any) -> Cell:
+    """Return a cell with a number, four digits of a float; None is absent."""
+    if value is None:
+        return Cell("absent")
+    return Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", key=value)
 
 
 def table(

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.verify.pages.charts import sparkline
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, number, table
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from markupsafe import Markup
 
     from hyper_parallel.verify.run_history import History
@@ -46,7 +44,7 @@ def _values(history: History) -> Markup:
         change = changes.get(name)
         before = series[-2] if len(series) > 1 else None
         verdict = change.verdict if change else "equal"
-        rows.append([name, sparkline(name, series), _number(before), _number(series[-1]),
+        rows.append([name, sparkline(name, series), number(before), number(series[-1]),
                      Cell(verdict, kind=_KINDS[verdict])])  # fmt: skip
     heads: list[Column | str] = [
         "value", "over the nights", Column("night before", number=True), Column("last night", number=True),
@@ -54,12 +52,6 @@ def _values(history: History) -> Markup:
     ]  # fmt: skip
     caption = "Every value, what got worse first; equal includes times within the noise"
     return table(caption, heads, rows, search=True, tall=len(rows) > _TALL)
-
-
-def _number(value: Any) -> Cell:
-    if value is None:
-        return Cell("absent")
-    return Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", key=value)
 
 
 def _skipped(history: History) -> Markup:

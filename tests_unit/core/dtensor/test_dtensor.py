@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.factories import zeros
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
@@ -142,6 +142,23 @@ def test_local_shards_that_do_not_fit_are_refused():
         == second[3]
         == ("from_local: ranks hold different dtypes (rank 0: [2] torch.float32, rank 1: [2] torch.int64)")
     )
+
+
+def test_a_local_tensor_on_another_device_than_its_mesh_is_refused():
+    """A tensor that is left on the host is told with both ways out, also after one that was on the mesh's device."""
+    import torch
+
+    def on_rank(mesh):
+        card = DeviceMesh.abstract("npu", (2,), (0, 1), ("tp",))
+        delayed = DTensor.from_local(torch.ones(2, device="meta"), card, [S0])
+        assert tuple(delayed.shape) == (4,)
+        return text_of(MeshMismatchError, lambda: DTensor.from_local(torch.ones(2), card, [S0]))
+
+    expected = (
+        "from_local: local is on cpu, but the mesh is DeviceMesh(npu, tp=2, ranks=[0, 1]); move it there with "
+        'local.to("npu"), or make the mesh for cpu'
+    )
+    assert on_ranks(on_rank, 2) == [expected] * 2
 
 
 def test_what_from_local_takes():

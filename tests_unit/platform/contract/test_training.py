@@ -147,3 +147,23 @@ def test_a_framework_that_counts_no_bytes_says_so():
         UnsupportedOnBackend, match=r"^the bytes in use on npu are not counted by mindspore; measure on "
     ):
         platform_named("mindspore").peak_bytes("npu")
+
+
+def test_a_card_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypatch):
+    """Tensors are not made on a card that the framework does not see; the message has what the framework knows."""
+    platform = platform_named(platform_name)
+    monkeypatch.setattr(type(platform), "device_type", lambda _: "cpu")
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        platform.on_device("npu")
+    start = f"--device npu: {platform_name} sees no such card here, only cpu; "
+    reasons = {"torch": "torch_npu is not installed: ", "mindspore": "check the driver and the build of the framework"}
+    assert str(caught.value).startswith(start + reasons[platform_name])
+    assert str(caught.value).endswith(", or use --device cpu")
+
+
+@pytest.mark.platforms("torch")
+def test_another_card_than_the_process_has_is_told(monkeypatch):
+    """Where PyTorch sees the card and the process computes on another type, that type is named."""
+    platform = platform_named("torch")
+    monkeypatch.setattr("hyper_parallel.platform.torch.training.missing_card", lambda _: "")
+    assert platform.missing_card("npu") == f"this process computes on {platform.device_type()}"

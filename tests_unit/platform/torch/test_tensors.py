@@ -7,7 +7,7 @@ import pytest
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -23,6 +23,26 @@ def test_shapes():
     assert platform.narrow(x, 1, 1, 2).tolist() == [[1, 2], [4, 5]]
     assert platform.reshape(x.T, (6,)).tolist() == [0, 3, 1, 4, 2, 5]
     assert platform.contiguous(x.T).stride() == (2, 1)
+
+
+def test_a_tensor_cannot_move_to_a_card_that_is_not_there(monkeypatch):
+    """The mesh of such a card is named with what is missing; meta tensors and those that are there stay as they are."""
+    import torch
+
+    from hyper_parallel.platform.torch import tensors
+
+    platform, x, delayed = get_torch_platform(), torch.ones(2), torch.ones(2, device="meta")
+    monkeypatch.setattr(tensors, "missing_card", lambda device: f"no {device}: buy one")
+    assert platform.to_device(x, "cpu") is x
+    assert platform.to_device(delayed, "npu") is delayed
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        platform.to_device(x, "cuda")
+    assert str(caught.value) == (
+        "a mesh on cuda: PyTorch sees no such card; no cuda: buy one, or make the mesh for cpu"
+    )
+    monkeypatch.setattr(tensors, "missing_card", lambda _: "")
+    assert platform.to_device(x, "meta").is_meta
+    assert platform.device_beside(x, "cuda") == "cpu"
 
 
 def test_zeros_without_memory_get_some():

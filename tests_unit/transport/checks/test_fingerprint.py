@@ -97,3 +97,25 @@ def test_unknown_reduction_lists_the_known():
     """An unknown reduction is refused with the list of the known ones."""
     with pytest.raises(ReductionError, match="sum, avg, max, min, prod, all, any"):
         check_reduction("mean", inexact=True)
+
+
+@pytest.mark.platforms("torch")
+def test_ranks_on_different_devices_are_told():
+    """A mesh whose ranks chose different types of devices fails in its first collective, with both calls."""
+    import torch
+
+    from hyper_parallel.transport.base import active_transport
+    from hyper_parallel.verify.simulate import simulate
+
+    def on_rank():
+        transport = active_transport()
+        x = torch.ones(3, device="meta" if transport.rank else "cpu")
+        with pytest.raises(CollectiveMismatchError) as caught:
+            transport.all_reduce(x, "sum", (0, 1))
+        return str(caught.value).splitlines()
+
+    first, *calls = simulate(on_rank, 2, "torch")[0]
+    assert first == "ranks 0 and 1 disagree about the device of collective 0 of ranks (0, 1):"
+    assert [line.partition(" at ")[0] for line in calls] == [
+        "  rank 0: all_reduce(f32[3], sum)", "  rank 1: all_reduce(f32[3], sum, device=meta)",
+    ]  # fmt: skip

@@ -248,3 +248,30 @@ def test_functional_collectives_do_not_hold_the_interpreter_lock():
             break
     assert completed.failure is None, str(completed.failure)
     assert completed.results == [8 * 30 * sum(range(10))] * 2
+
+
+def test_members_on_different_devices_disagree():
+    """A tensor on a device of its own is part of the fingerprint of every form; on the CPU nothing is added."""
+    import torch
+
+    from hyper_parallel.transport.checks.torch_distributed import OPERATIONS
+    from hyper_parallel.verify import simulate
+
+    def on_rank():
+        x, away = torch.ones(2), torch.ones(2, device="meta")
+        return [
+            (str(OPERATIONS["broadcast"]({"tensor": y, "src": 0, "group_src": None})),
+             str(OPERATIONS["all_gather_coalesced"]({"input_tensor_list": [x, y]})),
+             str(OPERATIONS["all_to_all"]({"input_tensor_list": [y, y], "output_tensor_list": [x, x]})))
+            for y in (x, away)
+        ]  # fmt: skip
+
+    here, there = simulate(on_rank, 2, "torch")[0]
+    assert here == (
+        "dist.broadcast(f32[2], src=0)", "dist.all_gather_coalesced(f32, shapes=[[2], [2]])",
+        "dist.all_to_all(f32[2] f32[2], expects f32[2] f32[2])",
+    )  # fmt: skip
+    assert there == (
+        "dist.broadcast(f32[2], device=meta, src=0)", "dist.all_gather_coalesced(f32, shapes=[[2], [2]], device=meta)",
+        "dist.all_to_all(f32[2] f32[2], expects f32[2] f32[2], device=meta)",
+    )  # fmt: skip

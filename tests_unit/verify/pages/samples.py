@@ -1,6 +1,7 @@
 """Small data of every page, for the tests of its structure and in the browser."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -9,6 +10,8 @@ from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
+from hyper_parallel.verify.night_changes import NightChanges
+from hyper_parallel.verify.night_reports import CaseResult, CommandReport, NightReports, SuiteReport
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import Cause
@@ -16,7 +19,7 @@ from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
 from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, Comparison
-from hyper_parallel.verify.run_history import History, Night
+from hyper_parallel.verify.run_history import History, Night, night_of
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 
@@ -208,3 +211,20 @@ def history(text="torch", nights=3):
             for night in range(nights)
         )
     )
+
+
+def night(text="torch"):
+    """Return a night after another one: a new failure, an old one, skips, a suite without a report, a command."""
+    facts = {"frameworks": text, "device": "npu", "cards": "4", "revision": text, "command": text + "x" * 90}
+    cases = (
+        CaseResult(f"{text} new", "failed", text, "log"),
+        CaseResult(f"{text} old", "failed", text, "log"),
+        CaseResult("c", "passed"),
+        CaseResult("d", "skipped", f"{text} reason"),
+    )
+    command = CommandReport(f"{text}/gate", {text: Measured(97.5, "more"), f"{text} gates": Measured(text, "more")}, {})
+    suites = (SuiteReport(f"{text}/st", cases, facts), SuiteReport("cpu/unit", cases[2:3], {}))
+    values = {"tests of lost: executed": Measured(5, "more"), f"{text}: {text}": Measured(99.5, "more")}
+    before = replace(history(text, 1).last, failed={f"{text}/st": (f"{text} old",)}, values=values)
+    reports = NightReports(suites, (command,))
+    return NightChanges(reports, History((before, night_of(reports))))

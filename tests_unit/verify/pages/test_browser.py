@@ -13,6 +13,7 @@ from hyper_parallel.verify.pages.comparison_page import comparison_page
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
+from hyper_parallel.verify.pages.night_page import night_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
@@ -32,6 +33,7 @@ NAMES = (
     "timeline",
     "comparison",
     "nights",
+    "night",
     "pictures",
 )
 
@@ -119,6 +121,7 @@ def pages(samples):
         "timeline": timeline_page(samples.flight()),
         "comparison": comparison_page(samples.comparison()),
         "nights": trend_page(samples.history("a" * 50, 40)),
+        "night": night_page(samples.night("a" * 50), {}),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 

@@ -21,6 +21,7 @@ from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.fuzz_page import fuzz_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
+from hyper_parallel.verify.pages.night_page import night_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
@@ -151,6 +152,11 @@ def nights(samples, text):
     return trend_page(samples.history(text))
 
 
+def one_night(samples, text):
+    """A night with suites, tests, reasons, reports and addresses of these names."""
+    return night_page(samples.night(text), {(f"{text}/st", f"{text} new"): text})
+
+
 def headed(samples, text):
     """A page in whose footer stands the header of a run with this command."""
     del samples
@@ -168,7 +174,7 @@ def pictures(samples, text):
 
 @pytest.mark.parametrize("build", [
     model, operators, mutation, corpus, program, failed_program, programs, costs, contract, timeline, comparison,
-    nights, headed, pictures,
+    nights, one_night, headed, pictures,
 ])  # fmt: skip
 def test_no_text_becomes_markup(samples, build):
     """A page has the same elements, attributes and scripts whatever its names and messages are."""
