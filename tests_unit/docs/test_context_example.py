@@ -38,7 +38,7 @@ def test_real_processes_train_alike(capsys):
     assert status == 0, out
 
 
-@pytest.mark.parametrize("name", ["sees_all", "sees"])
+@pytest.mark.parametrize("name", ["sees_all", pytest.param("sees", marks=pytest.mark.sweep)])
 def test_a_wrong_mask_is_found(name, monkeypatch, capsys):
     """Queries that see keys behind their position, and queries that do not see a part that they should see."""
     monkeypatch.setattr(plan.Run, name, lambda run, keys: (name == "sees_all") or keys.position == run.position)

@@ -33,7 +33,9 @@ def broken_lines():
     return [pytest.param(*row, id=row[0], marks=[pytest.mark.sweep] if row != rows[0] else []) for row in rows]
 
 
-@pytest.mark.parametrize("script", ["data_parallel.py", "sharded.py", "tensor_parallel.py"])
+@pytest.mark.parametrize(
+    "script", ["data_parallel.py", pytest.param("sharded.py", marks=pytest.mark.sweep), "tensor_parallel.py"]
+)
 def test_examples_are_verified_unmodified(script, monkeypatch, capsys):
     """Each command of the page ends with status 0."""
     monkeypatch.chdir(ROOT)

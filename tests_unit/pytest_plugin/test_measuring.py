@@ -168,6 +168,7 @@ def test_workers_of_xdist_count_their_ranks(project):
     assert set(data.contexts_by_lineno(name)[9]) == tests
 
 
+@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 def test_data_is_added_to_that_of_an_earlier_run(project):
     """`--cov-append` keeps the earlier run's lines; a test that changes the folder writes to the same place."""
@@ -188,6 +189,7 @@ def test_later():
     assert set(data.lines(name)) == {1, 2, 4, 6, 12, 13}
 
 
+@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 def test_ranks_that_coverage_measures_itself_are_in_time(project):
     """With `patch = subprocess` in the user's settings, ranks write their data before pytest-cov combines it."""

@@ -532,7 +532,7 @@ def test_processes_of_xdist_have_their_own_ranks(pytester):
 
 @pytest.mark.platforms("torch")
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
-@pytest.mark.parametrize("cpus", [{3, 5}, {2, 3, 5}])
+@pytest.mark.parametrize("cpus", [{3, 5}, pytest.param({2, 3, 5}, marks=pytest.mark.sweep)])
 def test_a_worker_of_xdist_keeps_to_one_cpu(pytester, cpus):
     """With --hp-one-cpu each worker has a CPU of its own, unless that would leave a CPU idle."""
     pytester.makeconftest(f"""

@@ -144,6 +144,7 @@ def test_a_link_that_is_cut_during_the_start_is_named(hosts, tmp_path):
     assert f"while trying to connect to ({hosts.addresses[0]}, 29500). start rank 0 there" in errors[2]
 
 
+@pytest.mark.sweep
 def test_a_slow_link_raises_no_alarm(hosts, tmp_path):
     """Over a link that is there for two thirds of the time, every value is right and nobody is told of anything."""
     hosts.slow()

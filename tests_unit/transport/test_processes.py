@@ -49,6 +49,7 @@ def searching(folder):
     return {**environment, "PYTHONPATH": os.pathsep.join(places)}
 
 
+@pytest.mark.sweep
 def test_ranks_import_the_package_of_their_parent(platform_name, tmp_path):
     """Every process imports its parent's package, not that of the current folder, and leaves no file behind."""
     other = tmp_path / "checkout" / "hyper_parallel"

@@ -286,7 +286,7 @@ def marked(mark):
 
 @pytest.mark.parametrize(
     "moment",
-    ["start", "collective", "checkpoint", *(pytest.param(name, marks=pytest.mark.sweep) for name in COMPUTING)],
+    ["collective", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("start", "checkpoint", *COMPUTING))],
 )
 def test_ranks_end_with_their_parent(tmp_path, monkeypatch, moment):
     """A parent that is killed leaves no process behind; the earlier checkpoint loads, and ranks write their last calls.

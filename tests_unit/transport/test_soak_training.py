@@ -18,7 +18,7 @@ def training(load_file):
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(4, 12))])
 def test_simulated_ranks_go_on_as_if_not_interrupted(training, seed):
     """A restarted program has the losses and weights of one that ran through; in another world, within rounding."""
     assert training.check(training.draw(seed, real=False)) == ""

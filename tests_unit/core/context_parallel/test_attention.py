@@ -67,7 +67,7 @@ def largest_difference(actual, expected):
     return max((one.double() - other.double()).abs().max().item() for one, other in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.sweep)])
 def test_every_form_is_attention(world):
     """Odd lengths, empty shards, grouped heads, fewer heads than ranks, each mask: one device's values to rounding."""
 

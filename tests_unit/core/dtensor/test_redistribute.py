@@ -108,6 +108,7 @@ def test_every_varying_consumer(dense, mesh, shape):
     check(dense, cases, int(np.prod(mesh)))
 
 
+@pytest.mark.sweep
 @pytest.mark.untraced
 def test_transitions_on_three_axes(dense):
     """On a 2x2x2 mesh orders of axes, partial axes that stay and axes that move can be combined."""

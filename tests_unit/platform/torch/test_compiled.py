@@ -116,7 +116,7 @@ def trained(parallelize, backend):
     return counter.frame_count
 
 
-@pytest.mark.parametrize("parallelize", [styles, dtensors, sharded])
+@pytest.mark.parametrize("parallelize", [styles, dtensors, pytest.param(sharded, marks=pytest.mark.sweep)])
 def test_compiled_models_are_equal_to_eager_ones(parallelize):
     """Outputs, losses, gradients and weights of steps of several batch sizes are those without a compiler, bit by bit.
 

@@ -69,6 +69,7 @@ def test_models_and_optimizers_go_to_another_mesh(tmp_path, first, second):
     assert all(simulate(lambda: loaded(tmp_path, second, results[0]), int(np.prod(second)), platform="torch"))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_real_processes(tmp_path):
     """Over real processes as well."""

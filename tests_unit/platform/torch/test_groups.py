@@ -98,6 +98,7 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(chr(10).join(lines))
 """
 
 
+@pytest.mark.sweep
 def test_a_launched_rank_that_has_not_joined_is_no_world_of_one(tmp_path):
     """Rank and world size are the launcher's; communication is refused until a mesh has joined the world."""
     script = tmp_path / "unjoined.py"

@@ -9,7 +9,9 @@ import pytest
 pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.sweep), 3, pytest.param(4, marks=pytest.mark.sweep)]
+)
 def test_random_correct_programs_raise_no_alarm(load_file, size):
     """Collectives and messages of every kind, late ranks, waits in any order: no error, and every value is right."""
     programs = load_file(Path(__file__).with_name("correct_programs.py"))

@@ -148,7 +148,7 @@ def every_collective():
     return dict(outputs), objects()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.sweep), 3])
 def test_every_collective_equals_gloo(world_size):
     """Outputs, in every form and dtype, equal those of real processes bit for bit; the values are small integers."""
     launched = run_launched(pack((every_collective, ()), every_collective), world_size, "torch", 300.0)

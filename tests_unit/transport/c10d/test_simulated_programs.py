@@ -166,6 +166,7 @@ def on_gloo(folder):
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.sweep
 def test_programs_equal_real_processes(tmp_path):
     """DDP, fully_shard, DTensor, ZeRO and pipelining of two ranks give what two gloo processes give, bit for bit."""
     compared = 0

@@ -120,6 +120,7 @@ def test_no_time_leaves_the_program_as_it_is(small):
     assert shrink(program, Outcome("wrong"), lambda _: Outcome("wrong"), "torch", seconds=0.0)[0] is program
 
 
+@pytest.mark.sweep
 def test_a_reproducer_of_a_right_program_ends_with_zero(small, tmp_path):
     """The file runs by itself and compares: a right program is equal, and a wrong one fails."""
     outcome = Outcome("wrong", "value of x1\nmore", exact=True)
