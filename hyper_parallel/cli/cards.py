@@ -14,6 +14,9 @@ __all__ = ["contradictions", "described", "present", "require_settings"]
 _NODES = {"cuda": r"nvidia(\d+)", "npu": r"davinci(\d+)"}
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 _TOOLKIT = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_RANGES = {"HCCL_CONNECT_TIMEOUT": (120, 7200, 120), "HCCL_IF_BASE_PORT": (0, 65520, 60000)}
+"""Least, largest and usual value; CANN's later versions ask for a port of 1024 at least."""
+
 _SECONDS = 10.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
@@ -38,12 +41,29 @@ def contradictions(device: str, environment: Mapping[str, str], folder: Path = P
     if present(device, folder) and not any(environment.get(name) for name in _TOOLKIT):
         text = f"there is a driver and no toolkit: neither {_TOOLKIT[0]} nor {_TOOLKIT[1]} is set"
         found.append((text, "source the set_env.sh of the CANN toolkit"))
+    return found + _hccl(environment)
+
+
+def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what HCCL's variables contradict, or what HCCL does not take."""
+    found = []
     links = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
     if all(environment.get(name) == "1" for name in links):
         found.append((f"{links[0]}=1 and {links[1]}=1: HCCL takes one of them", f"unset {links[0]} or {links[1]}"))
     if environment.get("HCCL_WHITELIST_DISABLE") == "0" and not environment.get("HCCL_WHITELIST_FILE"):
         text = "HCCL_WHITELIST_DISABLE=0 asks for a list of addresses, and HCCL_WHITELIST_FILE names none"
         found.append((text, "set HCCL_WHITELIST_FILE to the list, or HCCL_WHITELIST_DISABLE=1"))
+    table = environment.get("RANK_TABLE_FILE")
+    if table and environment.get("CM_CHIEF_IP"):
+        text = f"RANK_TABLE_FILE={table} and CM_CHIEF_IP={environment['CM_CHIEF_IP']}: HCCL takes the cluster from one"
+        found.append((text, "unset RANK_TABLE_FILE or CM_CHIEF_IP"))
+    elif table and not Path(table).is_file():
+        found.append((f"RANK_TABLE_FILE={table}: there is no such file", "unset RANK_TABLE_FILE, or name the file"))
+    for name, (low, high, usual) in _RANGES.items():
+        text = environment.get(name, str(usual))
+        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+            problem = f"{name}={text}: HCCL takes whole numbers from {low} to {high}"
+            found.append((problem, f"unset {name}, which makes it {usual}"))
     return found
 
 

@@ -41,6 +41,22 @@ def test_cards_are_counted_by_their_nodes(nodes, tmp_path):
             "set HCCL_WHITELIST_FILE to the list, or HCCL_WHITELIST_DISABLE=1",
         )]),
         ("npu", LISTED | {"HCCL_WHITELIST_FILE": "/list"}, []),
+        ("npu", {"RANK_TABLE_FILE": __file__, "CM_CHIEF_IP": "10.0.0.1"}, [(
+            f"RANK_TABLE_FILE={__file__} and CM_CHIEF_IP=10.0.0.1: HCCL takes the cluster from one",
+            "unset RANK_TABLE_FILE or CM_CHIEF_IP",
+        )]),
+        ("npu", {"RANK_TABLE_FILE": __file__, "HCCL_CONNECT_TIMEOUT": "7200", "HCCL_IF_BASE_PORT": "64000"}, []),
+        ("npu", {"RANK_TABLE_FILE": "/no/table.json", "HCCL_CONNECT_TIMEOUT": "60", "HCCL_IF_BASE_PORT": "x"}, [
+            ("RANK_TABLE_FILE=/no/table.json: there is no such file", "unset RANK_TABLE_FILE, or name the file"),
+            (
+                "HCCL_CONNECT_TIMEOUT=60: HCCL takes whole numbers from 120 to 7200",
+                "unset HCCL_CONNECT_TIMEOUT, which makes it 120",
+            ),
+            (
+                "HCCL_IF_BASE_PORT=x: HCCL takes whole numbers from 0 to 65520",
+                "unset HCCL_IF_BASE_PORT, which makes it 60000",
+            ),
+        ]),
         ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0,7"}, [(
             "ASCEND_RT_VISIBLE_DEVICES=0,7: there is no card 7; there are 0,1",
             "export ASCEND_RT_VISIBLE_DEVICES=0,1",
