@@ -104,9 +104,9 @@ def test_a_rank_that_computes_leaves_with_its_parent(tmp_path, monkeypatch):
     assert left == [1]
     assert calls(tmp_path / "flight") == [("send", "started")]
     parent.communicate()
+    flight.leave_with_parent(left.append)
     (tmp_path / "file").write_text("")
     flight, line, _ = flight_of(tmp_path / "file", monkeypatch, parent.pid)
-    flight.leave_with_parent(left.append)
     flight.leave_with_parent(left.append)
     assert left == [1, 1, 1]
 

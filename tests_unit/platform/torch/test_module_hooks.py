@@ -178,6 +178,12 @@ def test_what_hooks_may_not_return():
         mixed.forward = lambda x, y: x * y.sum().item()
         with pytest.raises(MixedTensorError, match="gradient 1 is a DTensor, the argument is a Tensor"):
             mixed(place(torch.ones(2), R).requires_grad_(), plain).sum().backward()
+        scaled = nn.Bilinear(2, 2, 2)
+        scaled.register_full_backward_hook(lambda _, inputs, __: inputs)
+        scaled.forward = lambda x, y: (x * 2, y * 3)
+        parts = scaled(place(torch.ones(2), R).requires_grad_(), plain)
+        (parts[0].sum().full_tensor() + parts[1].sum()).backward()
+        assert plain.grad.tolist() == [3.0, 3.0]
         single = nn.ReLU()
         single.register_backward_hook(print)
         with pytest.raises(UnsupportedOperatorError, match=r"^register_backward_hook of ReLU: "):
