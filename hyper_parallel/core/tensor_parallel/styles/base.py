@@ -66,6 +66,15 @@ class ParallelStyle(abc.ABC):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         return self.apply(module, device_mesh)
 
+    def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Parallelize ``module``, a child of the module ``owner`` (None: it has none), which few styles look at."""
+        del owner
+        return self.apply(module, device_mesh)
+
+    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:  # noqa: ARG002 - the subclass reads them
+        """The reason why the style does not fit ``owner`` on ``size`` ranks, or None. Pure; used to check a plan."""
+        return None
+
     def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the subclass reads it
         """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
         return {}
