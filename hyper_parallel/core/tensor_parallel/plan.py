@@ -32,14 +32,19 @@ class Match:
         path: the module's.
         module: the module.
         style: what the plan gives it.
-        owner: the module that has it as a child; None for the root of the plan.
+        ancestors: the modules that it is in, from the one that has it as a child to the root of the plan.
     """
 
     pattern: str
     path: str
     module: Any
     style: ParallelStyle
-    owner: Any = None
+    ancestors: tuple[Any, ...] = ()
+
+    @property
+    def owner(self) -> Any:
+        """The ancestor that the style looks at, or None."""
+        return self.style.owner_among(self.ancestors)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> lis
     """
     modules = dict(platform_of(module).get_cells_and_names(module))
     return [
-        Match(pattern, path, child, style, modules.get(_parent(path)) if path else None)
+        Match(pattern, path, child, style, tuple(modules[name] for name in _parents(path) if name in modules))
         for pattern, style in flat_plan(plan)
         for path, child in modules.items()
         if path_matches(pattern, path)
@@ -175,7 +180,7 @@ def _indivisible_heads(
     split = _local_outputs(platform, layouts)
     own_heads = {id(match.owner) for match in _kv_layers(layouts)}  # these styles check the heads themselves
     for path, owner in platform.get_cells_and_names(module):
-        if id(owner) in own_heads or not any(match.owner is owner for match in split):
+        if id(owner) in own_heads or not any(owner is match.ancestors[0] for match in split if match.ancestors):
             continue
         counts = dict(named_counts(owner))
         fits = not any(count % size for name, count in counts.items() if name not in KV_HEAD_ATTRIBUTES)
@@ -204,18 +209,21 @@ def _kv_layers(layouts: dict[str, list[tuple[Placement, Match]]]) -> dict[Match,
 
 def _whole_queries(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
     """Problems with the queries beside repeated heads: whole ones would attend to a part of the heads."""
-    sharded: dict[int, list[int]] = {}
-    for placements in layouts.values():
-        for placement, match in placements:
-            linear = platform.is_linear_module(match.module) and not isinstance(match.style, ReplicateKV)
-            if placement == Shard(0) and linear:
-                sharded.setdefault(id(match.owner), []).append(output_features(match.module))
+    sharded = [
+        match
+        for placements in layouts.values()
+        for placement, match in placements
+        if placement == Shard(0)
+        and platform.is_linear_module(match.module)
+        and not isinstance(match.style, ReplicateKV)
+    ]
     for match, style in _kv_layers(layouts).items():
         counts = style.counts(match.owner)
         if match.owner is None or counts is None:
             continue
         queries = output_features(match.module) * counts.heads // counts.kv_heads
-        if not any(features % queries == 0 for features in sharded.get(id(match.owner), [])):
+        beside = [other for other in sharded if any(owner is match.owner for owner in other.ancestors)]
+        if not any(output_features(other.module) % queries == 0 for other in beside):
             yield (
                 f"{match.path}: ReplicateKV, but no layer beside it with the {queries} features of {counts.heads} "
                 "query heads is ColwiseParallel"
@@ -276,6 +284,13 @@ def _unsharded_siblings(
         below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is not sharded, although its sibling layers are"
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The paths above ``path``, from the nearest to the root."""
+    while path:
+        path = _parent(path)
+        yield path
 
 
 def _parent(path: str) -> str:

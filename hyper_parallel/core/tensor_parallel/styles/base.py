@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +66,12 @@ class ParallelStyle(abc.ABC):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         return self.apply(module, device_mesh)
 
+    def owner_among(self, ancestors: Sequence[Any]) -> Any:
+        """The ancestor of a module that the style looks at: by default the nearest, the first; None without any."""
+        return next(iter(ancestors), None)
+
     def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Parallelize ``module``, a child of the module ``owner`` (None: it has none), which few styles look at."""
+        """Parallelize ``module``, which is in the module ``owner`` (None: in none); few styles look at that."""
         del owner
         return self.apply(module, device_mesh)
 

@@ -13,6 +13,8 @@ from hyper_parallel.errors import UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
@@ -63,6 +65,10 @@ class ReplicateKV(ColwiseParallel):
         if platform_of(module).is_embedding_module(module):
             return f"ReplicateKV supports linear layers, not {type(module).__name__}"
         return super().unsupported_reason(module)
+
+    def owner_among(self, ancestors: Sequence[Any]) -> Any:
+        """The attention module: the nearest ancestor that keeps numbers of heads (a wrapper of adapters does not)."""
+        return next((module for module in ancestors if HeadCounts.of(module)), super().owner_among(ancestors))
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
         """The reason why the heads of ``owner`` do not fit, or None."""
