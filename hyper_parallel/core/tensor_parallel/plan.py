@@ -13,7 +13,7 @@ from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
-from hyper_parallel.errors import PlanError, UnsupportedModuleError
+from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
         for key, inner in plan.items():
             if not isinstance(key, str):
                 msg = f"parallelize_plan: a path must be a str such as 'layers.0', got {key!r}"
-                raise TypeError(msg)
+                raise ArgumentTypeError(msg)
             yield from flat_plan(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
@@ -135,7 +135,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
         msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
         if isinstance(plan, type) and issubclass(plan, ParallelStyle):
             msg = f"{msg}; pass an instance: {plan.__name__}()"
-        raise TypeError(msg)
+        raise ArgumentTypeError(msg)
 
 
 # -- problems ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
-from hyper_parallel.errors import UnsupportedModuleError
+from hyper_parallel.errors import StyleError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -236,14 +236,14 @@ def convert_first(
     """The call with its first argument converted, positional or keyword; the others pass unchanged.
 
     Raises:
-        ValueError: the module was called without it.
+        StyleError: (a ValueError) the module was called without it.
     """
     if args:
         return (enter(args[0]), *args[1:]), kwargs
     if name in kwargs:
         return args, {**kwargs, name: enter(kwargs[name])}
     msg = f"{edge.module}: called without {name}, which {edge.style} converts"
-    raise ValueError(msg)
+    raise StyleError(msg)
 
 
 def first_argument(platform: Platform, module: Any) -> str:
