@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         PrepareModuleInput as PrepareModuleInput,
         PrepareModuleInputOutput as PrepareModuleInputOutput,
         PrepareModuleOutput as PrepareModuleOutput,
+        ReplicateKV as ReplicateKV,
         RowwiseParallel as RowwiseParallel,
         SequenceParallel as SequenceParallel,
         clip_grad_norm_ as clip_grad_norm_,

@@ -21,12 +21,14 @@ __all__ = [
     "MeshLookupError",
     "MeshMismatchError",
     "MixedTensorError",
+    "ModuleError",
     "PlacementError",
     "PlanError",
     "RankFailedError",
     "RendezvousError",
     "ShardMismatchError",
     "StrictModeError",
+    "StyleError",
     "UnsupportedModuleError",
     "UnsupportedOnBackend",
     "UnsupportedOperatorError",
@@ -95,6 +97,14 @@ class ShardMismatchError(HyperParallelError, ValueError):
 
 class MixedTensorError(HyperParallelError, RuntimeError):
     """A plain tensor and a DTensor in one operation; the placement of the plain tensor is unknown."""
+
+
+class ModuleError(HyperParallelError, RuntimeError, ValueError):
+    """A module that cannot be distributed as asked: a second time, or with a function of other arguments."""
+
+
+class StyleError(HyperParallelError, ValueError, AssertionError):
+    """Options of a style that contradict each other, or values that it cannot convert; PyTorch asserts some of them."""
 
 
 class PlanError(HyperParallelError, ValueError):

@@ -14,17 +14,32 @@ pytestmark = pytest.mark.platforms("torch")
 class Given:
     """The names of a library and a tensor on its mesh of two axes, with which a mistake is made."""
 
-    def __init__(self, names, init, mesh_type):
+    def __init__(self, names, init, mesh_type, styles, local_map):
         """Build the meshes of a world of four."""
         import torch
+        from torch import nn
 
-        self.names, self.init, self.mesh_type = names, init, mesh_type
+        self.names, self.init, self.mesh_type, self.styles, self.local_map = names, init, mesh_type, styles, local_map
+        self.nn = nn
         self.mesh = init("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         self.flat = init("cpu", (4,), mesh_dim_names=("all",))
         self.unnamed = init("cpu", (4,))
         self.places = [names.Shard(0), names.Replicate()]
         self.plain = torch.zeros(4, 4)
         self.held = names.distribute_tensor(self.plain, self.mesh, self.places)
+
+    def parallelized(self, style, module=None):
+        """A linear layer, or another module, in a style."""
+        return self.styles.parallelize_module(module or self.nn.Linear(4, 4), self.flat, style)
+
+    def twice_distributed(self):
+        """A module that is distributed a second time."""
+        module = self.names.distribute_module(self.nn.Linear(4, 4), self.mesh)
+        return self.names.distribute_module(module, self.mesh)
+
+    def mapped(self, outputs, inputs, **options):
+        """A call of a mapped identity."""
+        return self.local_map(lambda x: x, outputs, inputs, device_mesh=self.mesh, **options)(self.held)
 
 
 def far(on):
@@ -69,6 +84,47 @@ MISTAKES = {
     "distribute_tensor: another layout": lambda on: on.names.distribute_tensor(on.held, on.mesh, on.places[::-1]),
     "zeros: too few": lambda on: on.names.zeros(4, 4, device_mesh=on.mesh, placements=on.places[:1]),
     "zeros: a dim too far": lambda on: on.names.zeros(4, 4, device_mesh=on.mesh, placements=far(on)),
+    "distribute_tensor: on a graph": lambda on: on.names.distribute_tensor(
+        on.plain.clone().requires_grad_() * 2, on.mesh, on.places
+    ),
+    "distribute_module: twice": lambda on: on.twice_distributed(),
+    "distribute_module: an input_fn of one argument": lambda on: on.names.distribute_module(
+        on.nn.Linear(4, 4), on.mesh, input_fn=lambda _: None
+    ),
+    "distribute_module: an output_fn of one argument": lambda on: on.names.distribute_module(
+        on.nn.Linear(4, 4), on.mesh, output_fn=lambda _: None
+    ),
+    "parallelize_module: no plan": lambda on: on.parallelized(3),
+    "parallelize_module: no style": lambda on: on.parallelized({"": 3}, on.nn.Sequential(on.nn.Linear(4, 4))),
+    "parallelize_module: a mesh of two axes": lambda on: on.styles.parallelize_module(
+        on.nn.Linear(4, 4), on.init("cpu", (2, 2)), on.styles.ColwiseParallel()
+    ),
+    "ColwiseParallel: a norm": lambda on: on.parallelized(on.styles.ColwiseParallel(), on.nn.LayerNorm(4)),
+    "RowwiseParallel: a norm": lambda on: on.parallelized(on.styles.RowwiseParallel(), on.nn.LayerNorm(4)),
+    "SequenceParallel: no tensor": lambda on: on.parallelized(on.styles.SequenceParallel(), on.nn.LayerNorm(4))(3),
+    "PrepareModuleInput: no wish": lambda on: on.styles.PrepareModuleInput(input_layouts=on.places[1]),
+    "PrepareModuleInput: fewer wishes": lambda on: on.styles.PrepareModuleInput(
+        input_layouts=tuple(on.places), desired_input_layouts=(on.places[0],)
+    ),
+    "PrepareModuleInput: fewer wishes by name": lambda on: on.styles.PrepareModuleInput(
+        input_kwarg_layouts={"x": on.places[0]}, desired_input_kwarg_layouts={}
+    ),
+    "PrepareModuleInput: another number of inputs": lambda on: on.parallelized(
+        on.styles.PrepareModuleInput(input_layouts=tuple(on.places), desired_input_layouts=tuple(on.places))
+    )(on.plain),
+    "PrepareModuleInput: no tensor": lambda on: on.parallelized(
+        on.styles.PrepareModuleInput(input_layouts=on.places[1], desired_input_layouts=on.places[1])
+    )(3),
+    "PrepareModuleOutput: fewer wishes": lambda on: on.styles.PrepareModuleOutput(
+        output_layouts=tuple(on.places), desired_output_layouts=(on.places[0],)
+    ),
+    "PrepareModuleOutput: another number of outputs": lambda on: on.parallelized(
+        on.styles.PrepareModuleOutput(output_layouts=tuple(on.places), desired_output_layouts=tuple(on.places))
+    )(on.plain),
+    "local_map: another number of inputs": lambda on: on.mapped(on.places, (on.places, on.places)),
+    "local_map: another layout": lambda on: on.mapped(on.places, (on.places[::-1],)),
+    "local_map: a placement of a DTensor missing": lambda on: on.mapped(on.places, (None,)),
+    "local_map: another number of outputs": lambda on: on.mapped((on.places, on.places), (on.places,)),
     "a plain operand": lambda on: on.held + on.plain,
     "operands of two meshes": lambda on: on.held @ on.names.distribute_tensor(on.plain, on.flat, on.places[:1]),
 }
@@ -90,11 +146,13 @@ def theirs():
     import torch.distributed as dist
     import torch.distributed.tensor as names
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import parallel
+    from torch.distributed.tensor.experimental import local_map
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
-        return raised(Given(names, init_device_mesh, DeviceMesh))
+        return raised(Given(names, init_device_mesh, DeviceMesh, parallel, local_map))
     finally:
         dist.destroy_process_group()
 
@@ -104,7 +162,8 @@ def ours():
     """The exceptions of this library on rank 0 of a simulated world of four."""
 
     def rank():
-        return raised(Given(hyper_parallel, hyper_parallel.init_device_mesh, hyper_parallel.DeviceMesh))
+        names = hyper_parallel
+        return raised(Given(names, names.init_device_mesh, names.DeviceMesh, names, names.local_map))
 
     return simulate(rank, 4, "torch")[0]
 

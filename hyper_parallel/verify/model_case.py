@@ -12,6 +12,8 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
+from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
+from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.training import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class ParallelPlan:
     """How a model becomes parallel.
 
     Attributes:
-        styles: the plan of ``parallelize_module``: module path or pattern to style. Or a function
+        styles: the plan of ``parallelize_module``: module path or pattern to style or its name. Or a function
             ``parallelize(model, mesh)``, which changes the model in place or returns another.
         batch: per mesh axis, the placement of every array of a batch; axes left out are Replicate. With None, arrays
             stay plain tensors, whole on every rank, and the styles' input layouts say what they are. Otherwise all
@@ -240,8 +242,8 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 def _check_styles(styles: Mapping[Any, Any]) -> None:
     """Raise an InputError if ``styles`` is no plan of ``parallelize_module``."""
     try:
-        list(flat_plan(styles))
-    except TypeError as error:
+        list(flat_plan(resolve_plan(None, styles)))
+    except (TypeError, PlanError) as error:
         msg = f"ParallelPlan: {error}"
         raise InputError(msg) from None
 

@@ -179,7 +179,7 @@ class _TrainCompare:
             "optimizer": _optimizer_text(case),
             "plan": _function_name(plan.styles)
             if callable(plan.styles)
-            else ", ".join(f"{path or '(model)'}: {type(style).__name__}" for path, style in plan.styles.items()),
+            else ", ".join(f"{path or '(model)'}: {_style_name(style)}" for path, style in plan.styles.items()),
             "batch": "plain, whole on every rank"
             if plan.batch is None
             else ", ".join(f"{axis}: {placement}" for axis, placement in plan.batch.items()) or "replicated",
@@ -297,6 +297,10 @@ def _any_array(platform: Platform, value: Any) -> Any:
 
 def _function_name(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _style_name(style: Any) -> str:
+    return style if isinstance(style, str) else type(style).__name__
 
 
 def _optimizer_text(case: ModelCase) -> str:

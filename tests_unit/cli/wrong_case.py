@@ -37,7 +37,7 @@ def plan(mesh):
 
 
 def plan_of_strings(mesh):
-    return {"fc1": "colwise", "fc2": "rowwise"}
+    return {"fc1": "colwize", "fc2": "rowwise"}
 
 
 def plan_of_classes(mesh):

@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.transition import plan_transition
-from hyper_parallel.errors import ArgumentTypeError, LayoutError, MeshError
+from hyper_parallel.errors import ArgumentTypeError, LayoutError, MeshError, ModuleError
 from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 if TYPE_CHECKING:
@@ -258,14 +258,14 @@ def distribute_module(
         ``module``.
 
     Raises:
-        RuntimeError: ``module`` is already distributed.
-        ValueError: a hook that takes neither two nor three arguments.
+        ModuleError: (a RuntimeError and ValueError) ``module`` is already distributed, or a hook takes neither two nor
+            three arguments.
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(module, "distribute_module: module", module=True)
     if getattr(module, _APPLIED, False):
         msg = f"distribute_module was applied to this {type(module).__name__} before; apply it once"
-        raise RuntimeError(msg)
+        raise ModuleError(msg)
     hooks = [_hook(fn, name) for fn, name in ((input_fn, "input_fn"), (output_fn, "output_fn"))]
     if partition_fn is not None:
         with replacing_parameters(platform, module) as ties:
@@ -297,7 +297,7 @@ def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None
         )
         return partial(_without_module, fn)
     msg = f"{name} takes {count} arguments, it must take 3: (module, inputs_or_outputs, device_mesh)"
-    raise ValueError(msg)
+    raise ModuleError(msg)
 
 
 def _before(fn: Callable[..., Any], mesh: DeviceMesh, module: Any, inputs: Any) -> Any:

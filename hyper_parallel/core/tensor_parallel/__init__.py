@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PrepareModuleInput as PrepareModuleInput,
         PrepareModuleInputOutput as PrepareModuleInputOutput,
         PrepareModuleOutput as PrepareModuleOutput,
+        ReplicateKV as ReplicateKV,
         RowwiseParallel as RowwiseParallel,
         SequenceParallel as SequenceParallel,
     )

@@ -45,8 +45,8 @@ def parallelize_module(
         parallelize_plan: one style for ``module`` itself, or styles by path; a segment of a path may be a glob
             (``layers.*.fc1``), and ``""`` is the module itself. A style may be a name in the convention of
             Transformers: ``"colwise"``, ``"rowwise"``, ``"colwise_rep"``, ``"rowwise_rep"``, ``"sequence_parallel"``,
-            ``"replicate"``, ``"local_colwise"``, ``"local_rowwise"``, ``"local"``, ``"gather"``. ``"auto"`` is the plan
-            that a model of Transformers has itself (``tp_plan``, ``base_model_tp_plan``).
+            ``"replicate"``, ``"replicate_kv"``, ``"local_colwise"``, ``"local_rowwise"``, ``"local"``, ``"gather"``.
+            ``"auto"`` is the plan that a model of Transformers has itself (``tp_plan``, ``base_model_tp_plan``).
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
 
@@ -94,7 +94,7 @@ def apply_plan(
     with replacing_parameters(platform, module) as ties:
         for match in matched_modules(module, plan):
             match.style.src_data_rank = src_data_rank
-            match.style.apply(match.module, mesh)
+            match.style.apply_within(match.owner, match.module, mesh)
             ties.restore()
     if mesh.ndim > 1:
         replicate_module(platform, module, mesh, src_data_rank=src_data_rank)

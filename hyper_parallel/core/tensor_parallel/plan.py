@@ -8,40 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.parameter_paths import describe_nearest, owners_by_parameter, path_matches
 from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.tensor_parallel.heads import KV_HEAD_ATTRIBUTES, named_counts
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
-from hyper_parallel.errors import PlanError, UnsupportedModuleError
+from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
+from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = [
-    "HEAD_COUNT_ATTRIBUTES",
-    "Match",
-    "PlanReport",
-    "check_plan",
-    "flat_plan",
-    "matched_modules",
-    "uneven_outputs",
-]
-
-HEAD_COUNT_ATTRIBUTES = (
-    "n_heads", "num_heads", "n_head", "num_attention_heads",
-    "n_kv_heads", "num_kv_heads", "num_key_value_heads",
-)  # fmt: skip
+__all__ = ["Match", "PlanReport", "check_plan", "flat_plan", "matched_modules", "uneven_outputs"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """One module that a pattern of the plan selects."""
+    """One module that a pattern of the plan selects.
+
+    Attributes:
+        pattern: the plan's path.
+        path: the module's.
+        module: the module.
+        style: what the plan gives it.
+        ancestors: the modules that it is in, from the one that has it as a child to the root of the plan.
+    """
 
     pattern: str
     path: str
     module: Any
     style: ParallelStyle
+    ancestors: tuple[Any, ...] = ()
+
+    @property
+    def owner(self) -> Any:
+        """The ancestor that the style looks at, or None."""
+        return self.style.owner_among(self.ancestors)
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,11 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     matched = matched_modules(module, styles)
     misfits = _unsupported_modules(matched)
     fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]
-    placed = _layouts_by_parameter(fitting)
+    placed, unfit = _layouts_by_parameter(fitting), list(_unfit_owners(fitting, size))
     problems = [
         *_unmatched(platform, module, styles, matched),
         *misfits,
+        *(unfit or _whole_queries(platform, placed)),
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
     ]
@@ -102,11 +106,11 @@ def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> lis
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
     """
-    modules = list(platform_of(module).get_cells_and_names(module))
+    modules = dict(platform_of(module).get_cells_and_names(module))
     return [
-        Match(pattern, path, child, style)
+        Match(pattern, path, child, style, tuple(modules[name] for name in _parents(path) if name in modules))
         for pattern, style in flat_plan(plan)
-        for path, child in modules
+        for path, child in modules.items()
         if path_matches(pattern, path)
     ]
 
@@ -123,7 +127,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
         for key, inner in plan.items():
             if not isinstance(key, str):
                 msg = f"parallelize_plan: a path must be a str such as 'layers.0', got {key!r}"
-                raise TypeError(msg)
+                raise ArgumentTypeError(msg)
             yield from flat_plan(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
@@ -131,7 +135,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
         msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
         if isinstance(plan, type) and issubclass(plan, ParallelStyle):
             msg = f"{msg}; pass an instance: {plan.__name__}()"
-        raise TypeError(msg)
+        raise ArgumentTypeError(msg)
 
 
 # -- problems ------------------------------------------------------------------------------------------------------
@@ -173,23 +177,61 @@ def _indivisible_heads(
     platform: Platform, module: Any, layouts: dict[str, list[tuple[Placement, Match]]], size: int
 ) -> Iterator[str]:
     """Problems with the number of heads: features are sharded by heads, so every rank must have complete heads."""
-    split = [match.path for match in _local_outputs(platform, layouts)]
+    split = _local_outputs(platform, layouts)
+    own_heads = {id(match.owner) for match in _kv_layers(layouts)}  # these styles check the heads themselves
     for path, owner in platform.get_cells_and_names(module):
-        start = f"{path}." if path else ""
-        if not any(linear.startswith(start) and "." not in linear[len(start) :] for linear in split):
+        if id(owner) in own_heads or not any(owner is match.ancestors[0] for match in split if match.ancestors):
             continue
-        for name in HEAD_COUNT_ATTRIBUTES:
-            heads = getattr(owner, name, None)
-            if isinstance(heads, int) and heads % size:
-                owner_name = path or "the module"
+        counts = dict(named_counts(owner))
+        fits = not any(count % size for name, count in counts.items() if name not in KV_HEAD_ATTRIBUTES)
+        for name, heads in counts.items():
+            if heads % size:
+                repeated = " ReplicateKV() for its key and value layers gives each rank the heads that it needs;"
                 yield (
-                    f"{owner_name}: {name}={heads} is not divisible by the {size} ranks of the parallel axis; with "
-                    "use_local_output=False the outputs of its linear layers stay DTensors, whose heads need not be"
+                    f"{path or 'the module'}: {name}={heads} is not divisible by the {size} ranks of the parallel "
+                    f"axis;{repeated if fits else ''} with use_local_output=False the outputs of its linear layers "
+                    "stay DTensors, whose heads need not be"
                 )
 
 
+def _unfit_owners(matched: list[Match], size: int) -> Iterator[str]:
+    for match in matched:
+        reason = match.style.problem_within(match.owner, match.module, size)
+        if reason is not None:
+            yield f"{match.path or 'the module'}: {reason}"
+
+
+def _kv_layers(layouts: dict[str, list[tuple[Placement, Match]]]) -> dict[Match, ReplicateKV]:
+    """Key and value layers whose heads are repeated, with their styles, in the plan's order."""
+    matches = [match for placements in layouts.values() for _, match in placements]
+    return {match: match.style for match in matches if isinstance(match.style, ReplicateKV)}
+
+
+def _whole_queries(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
+    """Problems with the queries beside repeated heads: whole ones would attend to a part of the heads."""
+    sharded = [
+        match
+        for placements in layouts.values()
+        for placement, match in placements
+        if placement == Shard(0)
+        and platform.is_linear_module(match.module)
+        and not isinstance(match.style, ReplicateKV)
+    ]
+    for match, style in _kv_layers(layouts).items():
+        counts = style.counts(match.owner)
+        if match.owner is None or counts is None:
+            continue
+        queries = output_features(match.module) * counts.heads // counts.kv_heads
+        beside = [other for other in sharded if any(owner is match.owner for owner in other.ancestors)]
+        if not any(output_features(other.module) % queries == 0 for other in beside):
+            yield (
+                f"{match.path}: ReplicateKV, but no layer beside it with the {queries} features of {counts.heads} "
+                "query heads is ColwiseParallel"
+            )
+
+
 def _local_outputs(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> list[Match]:
-    """Linear layers whose output features are sharded and leave the layer as a local tensor."""
+    """Linear layers whose output features are sharded and leave the layer as a local tensor, heads or not."""
     return [
         match
         for placements in layouts.values()
@@ -199,7 +241,9 @@ def _local_outputs(platform: Platform, layouts: dict[str, list[tuple[Placement, 
 
 
 def _returns_local_shards(style: ParallelStyle) -> bool:
-    """Whether a style returns a rank's part as a local tensor; styles of users are taken to."""
+    """Whether a style returns some local features: styles of users are taken to, repeated heads are whole."""
+    if isinstance(style, ReplicateKV):
+        return False
     outputs = getattr(style, "output_layouts", None) or (Shard(-1),)
     return bool(getattr(style, "use_local_output", True)) and isinstance(outputs[0], Shard)
 
@@ -240,6 +284,13 @@ def _unsharded_siblings(
         below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is not sharded, although its sibling layers are"
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The paths above ``path``, from the nearest to the root."""
+    while path:
+        path = _parent(path)
+        yield path
 
 
 def _parent(path: str) -> str:

@@ -9,6 +9,7 @@ from hyper_parallel._text import near_names
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
@@ -29,6 +30,7 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": RowwiseParallel,
     "sequence_parallel": SequenceParallel,
     "replicate": NoParallel,
+    "replicate_kv": ReplicateKV,
     # Elsewhere, parameters of these are no DTensors, and "gather" sums what "local_rowwise" leaves partial. Here the
     # layer itself sums, so that its output is right wherever it goes, and nothing is left to gather.
     "local_colwise": ColwiseParallel,

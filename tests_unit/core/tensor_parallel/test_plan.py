@@ -56,7 +56,10 @@ def test_heads_must_divide(twin):
     """A rank holds whole heads, of keys and values too; uneven features alone are no problem."""
     report = checked(twin, lambda: attention(4, 2), PLAN, world=4)
     assert report.problems == (
-        "layers.0.attn: n_kv_heads=2 is not divisible by the 4 ranks of the parallel axis" + LOCAL_HEADS,
+        (
+            "layers.0.attn: n_kv_heads=2 is not divisible by the 4 ranks of the parallel axis; ReplicateKV() for its "
+            "key and value layers gives each rank the heads that it needs" + LOCAL_HEADS
+        ),
     )
     report = checked(twin, lambda: attention(5, 3), PLAN, world=3)
     assert report.problems == (

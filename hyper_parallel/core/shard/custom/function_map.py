@@ -210,7 +210,7 @@ class _LocalMap:
             msg = (
                 f"local_map({self.name}): {name} is a DTensor, its entry of in_placements is None; give its placements"
             )
-            raise LayoutError(msg)
+            raise PlacementError(msg)
         target = Layout.place(mesh, entry, tuple(value.shape))
         if target is not value.layout and not self.moves:
             msg = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
-from hyper_parallel.errors import UnsupportedModuleError
+from hyper_parallel.errors import StyleError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -65,6 +65,19 @@ class ParallelStyle(abc.ABC):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         return self.apply(module, device_mesh)
+
+    def owner_among(self, ancestors: Sequence[Any]) -> Any:
+        """The ancestor of a module that the style looks at: by default the nearest, the first; None without any."""
+        return next(iter(ancestors), None)
+
+    def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Parallelize ``module``, which is in the module ``owner`` (None: in none); few styles look at that."""
+        del owner
+        return self.apply(module, device_mesh)
+
+    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:  # noqa: ARG002 - the subclass reads them
+        """The reason why the style does not fit ``owner`` on ``size`` ranks, or None. Pure; used to check a plan."""
+        return None
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the subclass reads it
         """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
@@ -223,14 +236,14 @@ def convert_first(
     """The call with its first argument converted, positional or keyword; the others pass unchanged.
 
     Raises:
-        ValueError: the module was called without it.
+        StyleError: (a ValueError) the module was called without it.
     """
     if args:
         return (enter(args[0]), *args[1:]), kwargs
     if name in kwargs:
         return args, {**kwargs, name: enter(kwargs[name])}
     msg = f"{edge.module}: called without {name}, which {edge.style} converts"
-    raise ValueError(msg)
+    raise StyleError(msg)
 
 
 def first_argument(platform: Platform, module: Any) -> str:

@@ -16,7 +16,15 @@ from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard, own_placements
 from hyper_parallel.core.tensor_parallel.paths import module_label
-from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
+from hyper_parallel.errors import (
+    ArgumentTypeError,
+    LayoutError,
+    MeshError,
+    MeshMismatchError,
+    MixedTensorError,
+    ShardMismatchError,
+    StyleError,
+)
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -58,7 +66,7 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
     """Return ``spec``, as a tuple if it is a sequence.
 
     Raises:
-        TypeError: ``spec`` is neither a placement nor a sequence of placements or aliases.
+        ArgumentTypeError: (a TypeError) ``spec`` is neither a placement nor a sequence of placements or aliases.
     """
     spec = own_placements(spec)
     if isinstance(spec, Placement):
@@ -70,7 +78,7 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
     ):
         return tuple(spec)
     msg = f"{style}: {option} must be a placement, one placement per mesh axis, or one alias per dim, got {spec!r}"
-    raise TypeError(msg)
+    raise ArgumentTypeError(msg)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ class Boundary:
             known: global sizes by dim, where the module knows them; ranks exchange the others.
 
         Raises:
-            ValueError: not a tensor, or local shards that do not make one tensor.
+            StyleError: (a ValueError) not a tensor.
+            ShardMismatchError: (a ValueError) local shards that do not make one tensor.
             MixedTensorError: a plain tensor on a mesh of several axes, but ``spec`` describes only one.
             MeshMismatchError: a DTensor of another mesh.
         """
@@ -128,12 +137,12 @@ class Boundary:
         if not isinstance(value, DTensor):
             type_name = type(value).__name__
             msg = f"{self.module}: {argument} must be a DTensor for {self.style} to redistribute it, got {type_name}"
-            raise ValueError(msg)  # noqa: TRY004 - the contract says ValueError for every wrong argument
+            raise StyleError(msg)
         target = self._target(value.layout, spec)
         return value.redistribute_to(target, Cause(self.style, argument))
 
     def require_tensor(self, value: Any, argument: str) -> None:
-        """Raise ValueError unless ``value`` is a tensor."""
+        """Raise a StyleError unless ``value`` is a tensor."""
         self._platform_of(value, argument)
 
     def _platform_of(self, value: Any, argument: str) -> Platform:
@@ -143,7 +152,7 @@ class Boundary:
             platform = None
         if platform is None or not platform.is_tensor(value):
             msg = f"{self.module}: {argument} must be a tensor, got {type(value).__name__}"
-            raise ValueError(msg)
+            raise StyleError(msg)
         return platform
 
     def _same_mesh(self, value: DTensor, argument: str) -> DTensor:

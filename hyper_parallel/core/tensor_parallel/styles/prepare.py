@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Placement, own_placements
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_spec, parallel_axis
+from hyper_parallel.errors import ArgumentTypeError, StyleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class PrepareModuleInput(ParallelStyle):
         use_local_output: pass local tensors to the module instead of DTensors.
 
     Raises:
-        ValueError: the two arguments do not describe the same inputs.
+        StyleError: (a ValueError and AssertionError) the two arguments do not describe the same inputs.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class PrepareModuleInput(ParallelStyle):
         self.use_local_output = use_local_output
         if self.input_layouts is not None and self.desired_input_layouts is None:
             msg = f"{name}: input_layouts needs desired_input_layouts, one per input"
-            raise ValueError(msg)
+            raise StyleError(msg)
         _check_lengths(name, "input_layouts", self.input_layouts or (), self.desired_input_layouts or ())
         self._check_names(name)
 
@@ -69,7 +70,7 @@ class PrepareModuleInput(ParallelStyle):
                 f"{name}: input_kwarg_layouts names {sorted(source)}, "
                 f"desired_input_kwarg_layouts names {sorted(target)}"
             )
-            raise ValueError(msg)
+            raise StyleError(msg)
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Register the hooks that convert inputs."""
@@ -123,7 +124,7 @@ class PrepareModuleOutput(ParallelStyle):
         use_local_output: return local tensors instead of DTensors.
 
     Raises:
-        ValueError: the two descriptions do not have the same outputs.
+        StyleError: (a ValueError and AssertionError) the two descriptions do not have the same outputs.
     """
 
     def __init__(self, *, output_layouts: Any, desired_output_layouts: Any, use_local_output: bool = True) -> None:
@@ -231,7 +232,7 @@ def _read_sequence(layouts: Any, option: str, style: str) -> Specs | None:
         return (layouts,)
     if not isinstance(layouts, (list, tuple)):
         msg = f"{style}: {option} must be a placement or a tuple with one layout (or None) per value, got {layouts!r}"
-        raise TypeError(msg)
+        raise ArgumentTypeError(msg)
     return tuple(
         None if spec is None else check_spec(spec, f"{option}[{index}]", style) for index, spec in enumerate(layouts)
     )
@@ -246,10 +247,10 @@ def _read_named(layouts: Mapping[str, Any] | None, option: str, style: str) -> d
 
 
 def _check_lengths(style: str, option: str, source: Specs, target: Specs) -> None:
-    """Raise ValueError unless there is a wanted layout per layout."""
+    """Raise a StyleError unless there is a wanted layout per layout."""
     if len(source) != len(target):
         msg = f"{style}: {option} has {len(source)} entries, desired_{option} has {len(target)}"
-        raise ValueError(msg)
+        raise StyleError(msg)
 
 
 def _convert_all(
@@ -258,7 +259,7 @@ def _convert_all(
     """The inputs or outputs (``role``) of a module, converted by position.
 
     Raises:
-        ValueError: there are more or fewer values than layouts.
+        StyleError: (a ValueError) there are more or fewer values than layouts.
     """
     if len(values) != len(source):
         positional = "positional " if role == "input" else ""
@@ -266,7 +267,7 @@ def _convert_all(
             f"{edge.module}: {len(values)} {positional}{role}s, but {role}_layouts of {edge.style} has "
             f"{len(source)} entries; give one per {role}, None for those to leave alone"
         )
-        raise ValueError(msg)
+        raise StyleError(msg)
     return tuple(
         _convert(edge, value, before, after, f"{role} {index}", use_local=use_local)
         for index, (value, before, after) in enumerate(zip(values, source, target, strict=True))
