@@ -59,7 +59,8 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
 
 
 def _sleep(folder):
-    """Sleep until a signal ends it."""
+    """Sleep until a signal ends it; coverage's handler of SIGTERM, which the parent may have, would do other things."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     (Path(folder) / "ready").touch()
     while True:
         time.sleep(1)

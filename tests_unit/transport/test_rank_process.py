@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport import launched_rank, rank_process
+from hyper_parallel.transport import rank_process
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption
@@ -25,7 +25,6 @@ from hyper_parallel.transport.rank_process import (
 )
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
-from hyper_parallel.verify import launch_worker
 
 SITE = Site(("train.py", 1))
 
@@ -141,32 +140,3 @@ def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
     late.start()
     assert next_task(ours) == "task"
     late.join()
-
-
-def test_no_rank_outlives_its_launcher(monkeypatch):
-    """A rank checks whether the process that started it is alive, and ends when it is gone."""
-
-    class LeftError(Exception):
-        pass
-
-    def leave(status):
-        raise LeftError(status)
-
-    seen = []
-
-    def kill(pid, number):
-        seen.append((pid, number))
-        if len(seen) > 1:
-            raise ProcessLookupError
-
-    monkeypatch.setattr(os, "kill", kill)
-    for home, follow in (
-        (launch_worker, lambda: launch_worker._exit_with_launcher(7)),
-        (launched_rank, lambda: launched_rank._follow(7, leave)),
-    ):
-        monkeypatch.setattr(home, "_FOLLOW_SECONDS", 0.001)
-        monkeypatch.setattr(os, "_exit", leave)
-        seen.clear()
-        with pytest.raises(LeftError, match="1"):
-            follow()
-        assert seen == [(7, 0), (7, 0)]
