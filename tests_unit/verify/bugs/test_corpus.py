@@ -16,16 +16,8 @@ OTHER_CAUSE = {"torch": {"all_reduce_without_backward"}}
 """Bugs of which the numbers show that a value is wrong and no more: what is missing was never on any rank."""
 
 
-def _by_cause(bugs):
-    """Return the names of bugs: the first of each cause is tried in every run, the others are among the sweeps."""
-    causes = set()
-    for name, bug in bugs.items():
-        yield pytest.param(name, marks=[pytest.mark.sweep] if bug.cause in causes else [])
-        causes.add(bug.cause)
-
-
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("name", _by_cause(BUGS["torch"]))
+@pytest.mark.parametrize("name", BUGS["torch"])
 def test_a_bug_of_torch_is_caught_and_its_fixed_form_passes(name):
     """The broken form differs, first in the documented tensor and for the documented cause; the fixed form is equal."""
     result = run_bug(BUGS["torch"][name])

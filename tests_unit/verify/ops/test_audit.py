@@ -56,6 +56,8 @@ def test_nothing_exercised_is_no_success(capsys):
     output = capsys.readouterr().out
     assert "unexercised rand_like: no check\n    not tried: random: another library draws other numbers (2)" in output
     assert "not exercised: rand_like" in output
+    assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "rand_like", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
 def test_an_unknown_target(capsys):
