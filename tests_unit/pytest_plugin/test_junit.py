@@ -7,6 +7,8 @@ import pytest
 
 from hyper_parallel.pytest_plugin.junit import titled
 
+pytestmark = pytest.mark.platforms("torch")
+
 CASES = """
 import pytest
 

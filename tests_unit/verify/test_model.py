@@ -100,7 +100,7 @@ def test_collectives_of_sequence_parallelism(platform_name):
     assert all(row.implicit == 0 for row in report.traffic if row.module != "(loss)")
 
 
-@pytest.mark.parametrize("name", ["2x2-layer-untied", "3-rms-untied"])
+@pytest.mark.parametrize("name", ["2x2-layer-untied", pytest.param("3-rms-untied", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.untraced
 def test_an_injected_fault_is_found_in_its_module(platform_name, fault, name):
