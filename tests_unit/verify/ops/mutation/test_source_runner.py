@@ -14,6 +14,7 @@ from hyper_parallel.cli import main
 from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.verify.ops.mutation import source_runner
 from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, apply_mutant, source_mutants
+from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 from hyper_parallel.verify.redistribution import first_wrong
 
 
@@ -51,6 +52,20 @@ def test_modules_that_are_not_mutated_are_refused(wrong, text, capsys):
     """Operators, unknown modules and MindSpore are refused with what there is."""
     assert main(["verify", "mutants", "--source", *wrong]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("asked", [[], ["core.shard.entry"]])
+def test_all_modules_are_mutated_unless_some_are_asked_for(asked, monkeypatch, capsys):
+    """Without names there are tasks for every module that has checks; a run without mutants is no success."""
+    tasks = []
+    monkeypatch.setattr(
+        "hyper_parallel.verify.ops.worker_pool.run_tasks", lambda _, asked, __: tasks.extend(asked) or []
+    )
+    assert main(["verify", "mutants", "--source", *asked, "--each", "1"]) == 1
+    modules = {f"hyper_parallel.{module}" for module in asked} or set(MODULE_CHECKS)
+    assert {mutant.partition("#")[0] for task in tasks for mutant in task["ops"]} == modules
+    assert capsys.readouterr().out.startswith("torch: 0 mutants")
 
 
 @pytest.mark.platforms("torch")
