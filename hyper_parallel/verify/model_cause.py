@@ -17,7 +17,6 @@ from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.model_case import as_case, as_plan
 from hyper_parallel.verify.model_harden import Attempt, CaseLook
-from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.run import verify_program
 from hyper_parallel.verify.training_runs import ParallelRun, TrainingRun, build_model
 
@@ -116,9 +115,8 @@ def _lines(verdict: Verdict, first: TensorCheck) -> list[str]:
     difference = (same or explained)[0]
     cause = difference.cause
     assert cause is not None
-    axis = f" over {cause.axis}" if cause.axis else ""
     lines = [] if same else [f"{difference.heading} differs, too"]
-    return [*lines, f"cause: {cause.kind}{axis}: {CAUSES[cause.kind]}", f"evidence: {cause.evidence}"]
+    return [*lines, f"cause: {cause}", f"evidence: {cause.evidence}"]
 
 
 def _arrays(platform: Platform, model: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def program_page(report: ProgramReport) -> str:
         footer="Written by hyper-parallel verify program --html FILE",
         good=report.ok,
         state=_state(report),
-        run=report.text().splitlines()[0],
+        run=report.heading(),
         rounding=report.rounding,
         refused=[f"this case cannot show {spot}" for spot in report.refused],
         calls=report.calls,
@@ -118,8 +118,7 @@ def _first(first: Difference) -> dict[str, str]:
         "called at": first.site,
     }
     if first.cause is not None:
-        axis = f" over {first.cause.axis}" if first.cause.axis else ""
-        facts["cause"] = f"{first.cause.kind}{axis}: {CAUSES[first.cause.kind]}"
+        facts["cause"] = str(first.cause)
         facts["evidence"] = first.cause.evidence
     return facts
 

@@ -45,3 +45,8 @@ class Cause:
     kind: str
     axis: str = ""
     evidence: str = ""
+
+    def __str__(self) -> str:
+        """Return kind, axis and what that means, in one line."""
+        axis = f" over {self.axis}" if self.axis else ""
+        return f"{self.kind}{axis}: {CAUSES[self.kind]}"

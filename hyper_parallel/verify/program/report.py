@@ -124,15 +124,19 @@ class ProgramReport:
             return 0
         return REFUSED if self.equal else 1
 
-    def text(self) -> str:
-        """Return the report as text."""
+    def heading(self) -> str:
+        """Return in one line what ran, where, against what, and for how long."""
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
         ranks = _RANKS[self.launch].format(self.world_size)
         steps = f", {self.steps} optimizer step{'' if self.steps == 1 else 's'}" if self.verdict is not None else ""
         device = f" on {self.device}" if self.device != "cpu" else ""
         run = f"{self.name} on {self.platform}: {ranks}{axes}{device} against a single device"
-        lines = [f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"]
+        return f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"
+
+    def text(self) -> str:
+        """Return the report as text."""
+        lines = [self.heading()]
         if self.rounding:
             lines.append(
                 f"the single device rounds otherwise in each run: {self.rounding} at first, and everything within what "

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hyper_parallel.verify.program.blind_spots import BlindSpot
-from hyper_parallel.verify.program.causes import CAUSES, Cause
+from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.wording import count_words, ranks_words, summary, value_words, when_words
 
 __all__ = ["Difference", "UnequalReplicas", "Verdict"]
@@ -196,11 +196,7 @@ def _first_lines(first: Difference) -> list[str]:
         lines.append(f"  module: {first.module}")
     lines += [f"  placement: {first.placement}"] if first.placement else []
     if first.cause is not None:
-        axis = f" over {first.cause.axis}" if first.cause.axis else ""
-        lines += [
-            f"  cause: {first.cause.kind}{axis}: {CAUSES[first.cause.kind]}",
-            f"  evidence: {first.cause.evidence}",
-        ]
+        lines += [f"  cause: {first.cause}", f"  evidence: {first.cause.evidence}"]
     return [*lines, f"  called at: {first.site}"] if first.site else lines
 
 
