@@ -8,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from hyper_parallel.transport.flight_recorder import FlightRecorder, recorder_from_environment
+from hyper_parallel.transport.processes import process_state
 
 __all__ = ["RankFlight", "RecordedLine"]
 
 _FOLLOW_SECONDS = 1.0
 _ENDING_SECONDS = 2.0
 _STEP_SECONDS = 0.02
-_STATE = "/proc/{}/stat"
-_ENDED = frozenset("ZX")  # states of a process that has ended and that nobody has asked for yet
+_ENDED = ("Z", "X")  # states of a process that has ended and that nobody has asked for yet
 
 
 class RankFlight:
@@ -98,8 +97,6 @@ def _has_ended(process: int) -> bool:
     try:
         with contextlib.suppress(PermissionError):
             os.kill(process, 0)
-        return Path(_STATE.format(process)).read_text(encoding="utf-8").rpartition(") ")[2][:1] in _ENDED
     except ProcessLookupError:
         return True
-    except OSError:  # no such files on this system, or it has gone just now
-        return False
+    return process_state(process) in _ENDED

@@ -17,6 +17,7 @@ import socket
 import sys
 from contextlib import contextmanager
 from multiprocessing import reduction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "available",
     "end_ranks",
     "local_environment",
+    "process_state",
     "python_command",
     "rehearsed_engine",
     "search_path",
@@ -40,6 +42,7 @@ ENGINE_VARIABLE = "HYPER_PARALLEL_ENGINE_RULES"
 """Environment variable that names the engine, nccl or hccl, whose rules apply without a card; unset or empty: none."""
 
 _GLOO_INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+_STATE = "/proc/{}/stat"
 _SERVER = "from multiprocessing.forkserver import main; "
 
 
@@ -123,6 +126,15 @@ def end_ranks() -> None:
         loaded: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
         if loaded is not None:
             getattr(loaded, close)()
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state, such as ``T`` for stopped; empty where the system does not tell."""
+    try:
+        state = Path(_STATE.format(pid)).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no such files on this system, or the process has gone
+        return ""
+    return state.rpartition(") ")[2][:1]
 
 
 def available() -> list[int]:

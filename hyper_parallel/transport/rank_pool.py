@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.transport.failures import exit_text
 from hyper_parallel.transport.measurement import wrote_data_at
 from hyper_parallel.transport.out_of_memory import starting
-from hyper_parallel.transport.processes import servers_search_here
+from hyper_parallel.transport.processes import process_state, servers_search_here
 from hyper_parallel.transport.rank_process import rank_main
 from hyper_parallel.transport.whole_files import write_whole
 
@@ -236,11 +236,7 @@ def _silence(worker: Worker) -> str:
 
 def _is_stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process; False where the system does not tell."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return state.rpartition(")")[2].split()[0] in ("T", "t")
+    return process_state(pid) in ("T", "t")
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:

@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from hyper_parallel.transport import orphaned_rank
+from hyper_parallel.transport import orphaned_rank, processes
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint, Site
 from hyper_parallel.transport.endpoint import Resumption
 from hyper_parallel.transport.flight_recorder import FOLDER_VARIABLE
@@ -113,7 +113,7 @@ def test_a_rank_that_computes_leaves_with_its_parent(tmp_path, monkeypatch):
 
 def test_where_no_file_has_the_state_a_process_has_ended_once_nobody_has_its_number(tmp_path, monkeypatch, ended):
     """One that nobody has asked for yet still counts as running there."""
-    monkeypatch.setattr(orphaned_rank, "_STATE", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(processes, "_STATE", f"{tmp_path}/{{}}")
     monkeypatch.setattr(orphaned_rank, "_ENDING_SECONDS", 0.05)
     _, line, parent = flight_of(tmp_path / "none", monkeypatch, ended)
     parent.close()
