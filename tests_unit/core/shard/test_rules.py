@@ -23,7 +23,6 @@ def swept(name, platform):
     return sweep_operator(platform, name, effort).outcome
 
 
-@pytest.mark.sweep
 @pytest.mark.platforms("torch")
 def test_every_rule_holds_on_two_ranks():
     """Each claimed row holds, forward and backward, for one choice of sizes; decompositions run on DTensors."""

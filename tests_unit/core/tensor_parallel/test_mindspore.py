@@ -85,3 +85,38 @@ def test_clipping_gradients_that_are_values():
     for result, clipped in simulate(rank_clip, 3, "mindspore", (value,), timeout=300):
         np.testing.assert_allclose(result, norm, rtol=2**-20)
         np.testing.assert_allclose(clipped, value / (norm + 1e-6), rtol=2**-20)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_sharded_logits_equals_numpy(world, reduction):
+    """Inside loss_parallel, loss and gradient of logits sharded over classes are those of whole logits."""
+    import mindspore
+    from mindspore import Tensor, ops
+
+    from hyper_parallel import Replicate, Shard, distribute_tensor, init_device_mesh, loss_parallel
+
+    rows, classes, ignored = 6, 10, 3
+    logits = np.random.default_rng(4).standard_normal((rows, classes))
+    labels = np.array([0, 5, ignored, 9, ignored, 2], np.int32)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+
+        def loss(x):
+            with loss_parallel():
+                return ops.cross_entropy(x, Tensor(labels), ignore_index=ignored, reduction=reduction)
+
+        sharded = distribute_tensor(Tensor(logits), mesh, [Shard(1)])
+        value, gradient = mindspore.value_and_grad(loss)(sharded)
+        assert (value.placements, gradient.placements) == ((Replicate(),), (Shard(1),))
+        return value.asnumpy(), gradient.full_tensor().asnumpy()
+
+    exponentials = np.exp(logits)
+    probabilities = exponentials / exponentials.sum(1, keepdims=True)
+    kept = (labels != ignored) / ((labels != ignored).sum() if reduction == "mean" else 1)
+    expected = -(np.log(probabilities[range(rows), labels]) * kept).sum()
+    slope = (probabilities - np.eye(classes)[labels]) * kept[:, None]
+    for value, gradient in simulate(on_rank, world, platform="mindspore"):
+        np.testing.assert_allclose(value, expected, rtol=1e-10)
+        np.testing.assert_allclose(gradient, slope, rtol=1e-10)
