@@ -21,7 +21,7 @@ Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and repo
 Exit status: 0 if everything that was checked holds, 1 if not, 2 for invalid input."""
 
 
-_CALLS = 4  # of the coverage tool: combine, html, xml and json take seconds each
+_PARTS = 2  # of the coverage tool's work: combine, and the reports; they take seconds each
 
 
 def add_parser(commands: Any) -> None:
@@ -69,7 +69,7 @@ def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from hyper_parallel.verify.coverage.store import Store
 
     root = Path(arguments.root).resolve()
-    progress = Progress(_CALLS)
+    progress = Progress(_PARTS)
     arguments.progress = progress
     return Store(root, progress.next), read_settings(root / "pyproject.toml")
 

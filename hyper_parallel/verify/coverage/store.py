@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,9 @@ class Store:
             CoverageToolError: the tool failed, for example on a data file that another version wrote.
         """
         self.starts(arguments[0])
+        self._run(*arguments)
+
+    def _run(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "coverage", *arguments]
         done = subprocess.run(  # noqa: S603 - our own interpreter, arguments made here
             command, cwd=self.root, text=True, capture_output=True, check=False
@@ -181,9 +185,14 @@ class Store:
         out = self.folder(name)
         out.mkdir(parents=True, exist_ok=True)
         options = [f"--data-file={data}", *([f"--omit={','.join(omit)}"] if omit else [])]
-        self.coverage("html", "--quiet", *options, f"--directory={out / 'html'}")
-        self.coverage("xml", "--quiet", *options, "-o", str(out / "coverage.xml"))
-        self.coverage("json", "--quiet", *options, "-o", str(out / "coverage.json"))
+        targets = {
+            "html": f"--directory={out / 'html'}",
+            "xml": f"-o{out / 'coverage.xml'}",
+            "json": f"-o{out / 'coverage.json'}",
+        }
+        self.starts(", ".join(targets))
+        with ThreadPoolExecutor() as pool:  # each reads the data and parses every file on its own
+            list(pool.map(lambda kind: self._run(kind, "--quiet", *options, targets[kind]), targets))
         return self.report(name)
 
 
