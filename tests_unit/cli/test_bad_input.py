@@ -130,7 +130,7 @@ def endless():
 
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("launch", ["simulated", "processes"])
-def test_ctrl_c_leaves_no_process(launch, tmp_path):
+def test_ctrl_c_leaves_no_process(launch, tmp_path, interruptible):
     """SIGINT in the middle of training ends every process that the command started, with status 130."""
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
     (tmp_path / "endless_case.py").write_text(ENDLESS)
@@ -138,8 +138,9 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path):
     command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
                "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch", "--steps", "1000000",
                "--launch", launch, "--html", "page.html"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HP_TEST_MARK": mark}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**interruptible, "HP_TEST_MARK": mark}, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 90
     while not list(tmp_path.glob("started-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

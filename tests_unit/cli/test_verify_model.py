@@ -1,7 +1,6 @@
 """``hyper-parallel verify model``: its checks, reports and refusals."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -346,14 +345,13 @@ def endless():
 
 
 @pytest.mark.platforms("torch")
-def test_interrupt_of_a_real_run(tmp_path):
+def test_interrupt_of_a_real_run(tmp_path, interruptible):
     """SIGINT in the middle of training ends the command soon, with status 130 and one line."""
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
     (tmp_path / "endless_case.py").write_text(ENDLESS.format(file="torch_case"))
     command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
                "--plan", "endless_case:plan", "--mesh", "3", "--platform", "torch", "--steps", "1000000"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, env=interruptible, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "started").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -233,14 +233,13 @@ operator_sample(endless, real("ab"))
 
 
 @pytest.mark.platforms("torch")
-def test_ctrl_c_leaves_a_partial_report(tmp_path):
+def test_ctrl_c_leaves_a_partial_report(tmp_path, interruptible):
     """After Ctrl-C, finished parts are reported as partial, and no process is left."""
     (tmp_path / "user.py").write_text(ENDLESS)
     path = tmp_path / "report.txt"
     command = [sys.executable, "-m", "hyper_parallel", "verify", "ops", "user.py", "--platform", "torch",
                "--mesh", "2", "--report", str(path)]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, env=interruptible, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (tmp_path / "started").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
