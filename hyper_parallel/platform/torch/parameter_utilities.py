@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with
 from hyper_parallel.platform.torch.replicated_factories import ReplicatedFactories
-from hyper_parallel.platform.torch.shared_storage import check_unfollowed
+from hyper_parallel.platform.torch.shared_storage import check_unfollowed, is_shared
 
 __all__ = ["masks_of_whole_tensors", "on_whole_tensors", "set_in_own_layout", "vector_into_dtensors"]
 
@@ -59,10 +59,11 @@ def _check_vector(vec: Any, targets: list[Any]) -> None:
         msg = f"{what} is {vec._layout.notation(vec.dtype)}, the parameters have {total} elements"
         raise LayoutError(msg)
     check_unfollowed(what, vec)
-    if vec._uncounted is not None or vec._local._is_view():  # noqa: SLF001 - of its own class
+    vec.drop_views()
+    if is_shared(vec):
         msg = (
-            f"{what} shares its storage with another tensor, of which the parameters would be parts on one device, and "
-            "are copies here; use vec.clone()"
+            f"{what} shares its storage with another tensor (a view, its local tensor, or what a backward keeps), of "
+            "which the parameters would be parts on one device, and are copies here; use vec.clone()"
         )
         raise UnsupportedOperatorError(msg)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
@@ -10,7 +13,7 @@ from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOper
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["UncountedWrites", "check_source", "check_unfollowed"]
+__all__ = ["UncountedWrites", "check_source", "check_unfollowed", "is_shared"]
 
 
 class UncountedWrites:
@@ -68,3 +71,14 @@ def check_unfollowed(what: str, source: Any) -> None:
     if source._readonly is not None:
         msg = f"{what} would not share the storage of the value: {source._readonly}; use value.clone()"
         raise UnsupportedOperatorError(msg)
+
+
+def is_shared(tensor: Any) -> bool:
+    """Whether others have the storage of ``tensor``: a view, its base, what autograd keeps, or who took its local."""
+    storage, attributes = tensor._local.untyped_storage(), vars(tensor)
+    views = torch._C._storage_Use_Count(storage._cdata) > _USES_BY_ONE_TENSOR  # noqa: SLF001 - no public spelling
+    own = sum(value is attributes["_local"] for value in attributes.values())
+    return views or sys.getrefcount(attributes["_local"]) > own + 1  # the one that counts
+
+
+_USES_BY_ONE_TENSOR = 2  # by the local tensor itself, and by the Python object that asks

@@ -144,17 +144,46 @@ def test_vectors_that_do_not_fit_are_refused():
 
     mixed = "but others are DTensors; make all of them DTensors: distribute_tensor(vector, mesh), "
     mixed += "distribute_module(model, mesh)"
-    shared = (
-        "vector_to_parameters: the vector shares its storage with another tensor, of which the parameters would be "
-    )
-    shared += "parts on one device, and are copies here; use vec.clone()"
     assert simulate(rank, 2, "torch")[0] == [
         f"vector_to_parameters: the vector is a plain Tensor, {mixed}",
         f"vector_to_parameters: parameter 3 is a plain Parameter, {mixed}",
         "vector_to_parameters: the vector is f64[65], the parameters have 66 elements",
         "vector_to_parameters: the vector is f64[65], the parameters have 31 elements",
-        shared,
+        SHARED,
     ]
+
+
+SHARED = (
+    "vector_to_parameters: the vector shares its storage with another tensor (a view, its local tensor, or what a "
+    "backward keeps), of which the parameters would be parts on one device, and are copies here; use vec.clone()"
+)
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda vector: vector[:9],
+        lambda vector: vector.view(1, -1),
+        lambda vector: vector.to_local(),
+        lambda vector: vector.requires_grad_().square(),
+    ],
+    ids=["slice", "view", "local tensor", "graph"],
+)
+def test_a_vector_of_which_a_view_lives_is_refused(placement, keep):
+    """On one device a write to the view would reach the parameters, and the other way round; its copy is taken."""
+
+    def rank():
+        layers = parallel(2)
+        vector = parameters_to_vector(layers.parameters()).redistribute(placements=[placement]).detach().clone()
+        kept = keep(vector)
+        with pytest.raises(UnsupportedOperatorError, match=f"^{re.escape(SHARED)}$"):
+            vector_to_parameters(vector, layers.parameters())
+        vector_to_parameters(vector.clone(), layers.parameters())
+        del kept
+        vector_to_parameters(vector, layers.parameters())
+
+    simulate(rank, 2, "torch")
 
 
 # -- parametrizations --------------------------------------------------------------------------------------------------
