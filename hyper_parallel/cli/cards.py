@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyper_parallel.transport.card_types import VISIBLE
+
 __all__ = ["contradictions", "described", "present", "require_settings"]
 
 _NODES = {"cuda": r"nvidia(\d+)", "npu": r"davinci(\d+)"}
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 _TOOLKIT = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _RANGES = {"HCCL_CONNECT_TIMEOUT": (120, 7200, 120), "HCCL_IF_BASE_PORT": (0, 65520, 60000)}
 """Least, largest and usual value; CANN's later versions ask for a port of 1024 at least."""
@@ -69,7 +70,7 @@ def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _hidden(device: str, environment: Mapping[str, str], cards: list[int]) -> list[tuple[str, str]]:
     """Return the problem of a list of visible cards: numbers that this machine has not, or one twice."""
-    name = _VISIBLE[device]
+    name = VISIBLE[device]
     text = environment.get(name, "")
     numbers = [part.strip() for part in text.split(",")]
     if not cards or not all(number.isascii() and number.isdecimal() for number in numbers):

@@ -12,12 +12,13 @@ from typing import NoReturn
 
 import pytest
 
+from hyper_parallel.transport.card_types import VISIBLE
+
 __all__ = ["DEVICES", "SkipReason", "count_cards", "reason_of", "requirement", "skip_without"]
 
 DEVICES = ("cpu", "npu", "cuda")
 
 _NODES = {"npu": "davinci", "cuda": "nvidia"}
-_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 _REASON = re.compile(r"\[([a-z-]+)\]")
 
 
@@ -49,7 +50,7 @@ def count_cards(device: str, folder: Path = Path("/dev")) -> int:
         return 1 << 16
     prefix = _NODES[device]
     present = len([path for path in folder.glob(f"{prefix}*") if path.name[len(prefix) :].isdigit()])
-    visible = os.environ.get(_VISIBLE[device])
+    visible = os.environ.get(VISIBLE[device])
     if visible is not None:
         present = min(present, len([card for card in visible.split(",") if card.strip() and card.strip() != "-1"]))
     engine = getattr(sys.modules.get("torch"), device, None)

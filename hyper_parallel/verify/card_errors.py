@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from hyper_parallel._text import first_line
+from hyper_parallel.transport.card_types import TOOLS, VISIBLE
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["card_errors"]
 
-_TOOLS = {"cuda": ("nvidia-smi", "CUDA_VISIBLE_DEVICES"), "npu": ("npu-smi info", "ASCEND_RT_VISIBLE_DEVICES")}
 _FULL = "out of memory"
 
 
@@ -29,7 +29,7 @@ def card_errors(platform: Any, device: str) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    tool, visible = _TOOLS[device]
+    tool, visible = TOOLS[device], VISIBLE[device]
     try:
         platform.zeros((1,), device=device)
     except RuntimeError as error:

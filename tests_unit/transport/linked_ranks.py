@@ -34,6 +34,12 @@ def talk(platform, number):
     return right and (received is None or received.tolist() == [number] * 2)
 
 
+BUILDS = {
+    "group": lambda platform: platform.create_group([0, 2]),
+    "new_group": lambda _: dist.new_group([0, 2], timedelta(seconds=seconds), use_local_synchronization=True),
+}
+
+
 def lose(platform):
     """Call what the link is cut in."""
     if case == "message" and rank != 1:
@@ -42,8 +48,8 @@ def lose(platform):
         return platform.all_reduce(torch.ones(3), async_op=True)[1].wait()
     if case == "in a group" and rank != 1:
         return platform.all_reduce(torch.ones(3), platform.create_group([0, 2]))
-    if case == "group":
-        return platform.create_group([0, 2]) if rank != 1 else platform.all_reduce(torch.ones(3))
+    if case in BUILDS and rank != 1:
+        return BUILDS[case](platform)
     if case == "barrier":
         return platform.barrier()
     return platform.all_reduce(torch.ones(3))

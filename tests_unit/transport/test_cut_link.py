@@ -99,6 +99,11 @@ CALLS = {
         "all_gather of ranks",
         "building the group of ranks (0, 2) at ",
     ],
+    "new_group": [
+        "building the group of ranks (0, 2) at ",
+        "all_gather of ranks",
+        "building the group of ranks (0, 2) at ",
+    ],
     "in a group": ["all_gather of ranks (0, 2) at ", "all_gather of ranks", "all_gather of ranks (0, 2) at "],
     "collective": ["all_gather of ranks (0, 1, 2) at "] * 3,
     "message": ["send: f32[2] to rank 2 (tag 0) at ", "all_gather of ranks", "recv: f32[2] from rank 0 (tag 0) at "],
@@ -113,6 +118,7 @@ REASONS = ("gloo:", "the world's store:", "the world's store gave no answer with
 @pytest.mark.parametrize(
     "case",
     ["message", pytest.param("group", marks=pytest.mark.sweep),
+     pytest.param("new_group", marks=pytest.mark.sweep),
      pytest.param("collective", marks=pytest.mark.sweep), pytest.param("started", marks=pytest.mark.sweep),
      pytest.param("in a group", marks=pytest.mark.sweep), pytest.param("barrier", marks=pytest.mark.sweep)],
 )  # fmt: skip

@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from inspect import getattr_static, signature
+from inspect import getattr_static, signature, unwrap
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch.distributed import _functional_collectives as functional
+from torch.distributed import _functional_collectives as functional, distributed_c10d
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import convert_parameters, parametrizations, parametrize
 from torch.testing._comparison import TensorLikePair
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import BackwardHook
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.shard.dispatch import implicit_replication
-from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
-from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT, TorchDTensor
-from hyper_parallel.platform.torch.interop import require_ascending, torch_mesh
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
 from hyper_parallel.platform.torch.parameter_utilities import (
@@ -44,8 +37,19 @@ from hyper_parallel.platform.torch.parameter_utilities import (
     set_in_own_layout,
     vector_into_dtensors,
 )
+from hyper_parallel.platform.torch.pytorch_data_parallel import (
+    constructor_without_dtensors,
+    managed_without_dtensors,
+    with_their_mesh,
+)
 from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
+from hyper_parallel.platform.torch.script_groups import built_within_the_limit, group_of_mesh
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
+from hyper_parallel.platform.torch.storage_format import (
+    functions_of_masked,
+    pair_with_storage_format,
+    with_storage_format,
+)
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
 
@@ -81,7 +85,7 @@ class Patch:
         if hasattr(original, _ORIGINAL):
             return
         if self.references:
-            _replace_code(original, self.replace)
+            _replace_code(unwrap(original), self.replace)  # a wrapper lasts while simulated ranks run
             return
         replacement = self.replace(original)
         setattr(replacement, _ORIGINAL, original)
@@ -175,130 +179,20 @@ def _abandoning_what_raises(run: Call) -> Call:
     return run_backward
 
 
-# -- compositions that ask for the storage format ----------------------------------------------------------------------
-
-
-def _with_storage_format(function: Call) -> Call:
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        distributed = sum(isinstance(tensor, DTensor) for tensor in tensors)
-        if not distributed:
-            return function(*args, **kwargs)
-        # A caller's plain tensors are refused; those that the function makes itself are constants.
-        constants = implicit_replication() if distributed == len(tensors) else nullcontext()
-        token = STORAGE_FORMAT.set(True)
-        try:
-            with constants:
-                return function(*args, **kwargs)
-        finally:
-            STORAGE_FORMAT.reset(token)
-
-    return call
-
-
-def _functions_of_masked() -> list[str]:
-    inner = vars(torch.masked._ops)  # noqa: SLF001 - where they are written
-    return [name for name in torch.masked.__all__ if isinstance(inner.get(name), FunctionType)]
-
-
-def _pair_with_storage_format(method: Call) -> Call:
-    """A method of a pair of tensors that are compared; the pair keeps them."""
-
-    @wraps(method)
-    def call(pair: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = (*args, *(getattr(pair, name, None) for name in ("actual", "expected")))
-        if not any(isinstance(tensor, DTensor) for tensor in tensors):
-            return method(pair, *args, **kwargs)
-        token = STORAGE_FORMAT.set(True)
-        try:
-            return method(pair, *args, **kwargs)
-        finally:
-            STORAGE_FORMAT.reset(token)
-
-    return call
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
-def _group_of_mesh(resolve: Call) -> Call:
-    """``_resolve_group`` and ``_expand_group``, which take a mesh of this library, or a pair of it and an axis."""
-
-    @wraps(resolve)
-    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(group, DeviceMesh):
-            group = _group_along(group)
-        elif isinstance(group, (tuple, list)) and len(group) == _PAIR and isinstance(group[0], DeviceMesh):
-            group = _group_along(*group)
-        return resolve(group, *args, **kwargs)
-
-    return call
-
-
-_PAIR = 2
-
-
-def _group_along(mesh: DeviceMesh, axis: int | str | None = None) -> Any:
-    require_ascending(mesh, 0 if axis is None else mesh.axis(axis))
-    return mesh.get_group(axis)
-
-
-# -- data parallelism of PyTorch's over modules of this library --------------------------------------------------------
-
-
-def _refuse_dtensor(function: str, name: str, parameter: Any, instead: str) -> None:
-    if isinstance(parameter, DTensor):
-        msg = (
-            f"PyTorch's {function} does not know parameter {name}, a DTensor "
-            f"{parameter.layout.notation(parameter.dtype)} of hyper_parallel; use {instead} of hyper_parallel, with "
-            "the data axis of one mesh whose other axes are those of tensor parallelism"
-        )
-        raise PlanError(msg)
-
-
-def _constructor_without_dtensors(init: Call) -> Call:
-    @wraps(init)
-    def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        kind = init.__qualname__.partition(".")[0]
-        instead = "replicate(module, mesh)" if kind == "DistributedDataParallel" else "fully_shard(module, mesh=mesh)"
-        for name, parameter in module.named_parameters():
-            _refuse_dtensor(kind, name, parameter, instead)
-        if isinstance(kwargs.get("device_mesh"), DeviceMesh):
-            kwargs["device_mesh"] = torch_mesh(kwargs["device_mesh"])
-        init(self, module, *args, **kwargs)
-
-    return construct
-
-
-def _managed_without_dtensors(verify: Call) -> Call:
-    @wraps(verify)
-    def call(name: str, param: Any) -> None:
-        _refuse_dtensor("fully_shard", name, param, "fully_shard(module, mesh=mesh)")
-        verify(name, param)
-
-    return call
-
-
-def _with_their_mesh(mesh_info: Call) -> Call:
-    @wraps(mesh_info)
-    def call(mesh: Any, *args: Any, **kwargs: Any) -> Any:
-        return mesh_info(torch_mesh(mesh) if isinstance(mesh, DeviceMesh) else mesh, *args, **kwargs)
-
-    return call
+# -- the list ----------------------------------------------------------------------------------------------------------
 
 
 _OUR_PARAMETERS = "it would take a DTensor for a plain tensor, and gather or average the wrong elements"
 _FSDP = "torch.distributed.fsdp"
 LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
     f"{_FSDP}._fully_shard._fsdp_init": lambda module: Patch(
-        ((module, "_verify_managed_param"),), _managed_without_dtensors, _OUR_PARAMETERS
+        ((module, "_verify_managed_param"),), managed_without_dtensors, _OUR_PARAMETERS
     ),
     f"{_FSDP}._fully_shard._fully_shard": lambda module: Patch(
-        ((module, "_get_mesh_info"),), _with_their_mesh, "PyTorch's DTensors are on PyTorch's meshes only"
+        ((module, "_get_mesh_info"),), with_their_mesh, "PyTorch's DTensors are on PyTorch's meshes only"
     ),
     f"{_FSDP}.fully_sharded_data_parallel": lambda module: Patch(
-        ((module.FullyShardedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS
+        ((module.FullyShardedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS
     ),
     "torch.nn.utils.prune": lambda module: Patch(
         ((module.BasePruningMethod, "apply"),),
@@ -325,14 +219,20 @@ def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
 
 
 PATCHES: tuple[Patch, ...] = (
-    Patch(((DistributedDataParallel, "__init__"),), _constructor_without_dtensors, _OUR_PARAMETERS),
+    Patch(((DistributedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS),
     *(
         Patch(
             ((functional, name),),
-            _group_of_mesh,
+            group_of_mesh,
             "functional collectives know only PyTorch's own mesh",
         )
         for name in ("_resolve_group", "_expand_group")
+    ),
+    Patch(
+        ((distributed_c10d, "_new_group_with_tag"),),
+        built_within_the_limit,
+        "a request to the store of a world whose link is cut waits for ever, whatever the time limit",
+        references=True,
     ),
     Patch(
         ((torch.autograd.Function, "apply"),),
@@ -394,16 +294,16 @@ PATCHES: tuple[Patch, ...] = (
     *(
         Patch(
             ((torch.masked, name), (torch.masked._ops, name)),  # noqa: SLF001 - where its functions call each other
-            _with_storage_format,
+            with_storage_format,
             "it does not call __torch_function__, and compares x.layout, a DTensor's layout, with torch.strided",
             references=True,
         )
-        for name in _functions_of_masked()
+        for name in functions_of_masked()
     ),
     *(
         Patch(
             ((TensorLikePair, name),),
-            _pair_with_storage_format,
+            pair_with_storage_format,
             "torch.testing.assert_close compares x.layout, a DTensor's layout, with torch.strided",
         )
         for name in ("__init__", "compare")

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["missing_card"]
+from hyper_parallel.transport.card_types import TOOLS, VISIBLE
 
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-_TOOLS = {"cuda": "nvidia-smi", "npu": "npu-smi info"}
+__all__ = ["missing_card"]
 
 
 def missing_card(device: str) -> str:
@@ -27,4 +26,4 @@ def missing_card(device: str) -> str:
         return f"there is no torch.{device}"
     if device == "cuda" and torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA: install PyTorch's CUDA build"
-    return f"its driver shows none: look at `{_TOOLS[device]}`, and at {_VISIBLE[device]}, which may hide them"
+    return f"its driver shows none: look at `{TOOLS[device]}`, and at {VISIBLE[device]}, which may hide them"

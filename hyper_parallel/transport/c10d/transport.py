@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,9 +75,17 @@ class C10dTransport(C10dRows):
 
         return named
 
-    def _built(self, key: Ranks, options: dict[str, Any]) -> Any:
-        build = partial(super()._built, key, options)
-        return build() if self._lost is None else self._lost.built(key, build)
+    def built(self, ranks: Ranks, build: Callable[[], Any]) -> Any:
+        """Return the group that ``build`` makes.
+
+        Args:
+            ranks: the members.
+            build: called in a thread of its own, unless a coordinator watches the ranks.
+
+        Raises:
+            RankFailedError: members did not come, or the store cannot be reached; it says which ranks answer.
+        """
+        return build() if self._lost is None else self._lost.built(ranks, build)
 
     def _limits(self) -> dict[str, Any]:
         """The world's time limit: PyTorch gives a group half an hour, whatever the world has."""

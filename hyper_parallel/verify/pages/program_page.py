@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 from hyper_parallel.verify.program.causes import CAUSES
-from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
+from hyper_parallel.verify.program.report import UNPLACED, HardenedCase, ProgramReport
 from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.program.wording import plural, ranks_words, value_words, when_words
 
@@ -46,7 +46,7 @@ def program_page(report: ProgramReport) -> str:
         state=_state(report),
         run=report.heading(),
         rounding=report.rounding,
-        refused=[f"this case cannot show {spot}" for spot in report.refused],
+        refused=report.refusals(),
         calls=report.calls,
         failure=report.failure,
         failure_cause=f"{report.kind}: {CAUSES[report.kind]}" if report.kind else "",
@@ -57,11 +57,11 @@ def program_page(report: ProgramReport) -> str:
 def _state(report: ProgramReport) -> str:
     """Return the verdict on the whole in a line."""
     if report.failure:
-        return f"FAILED on {report.world_size} ranks: {report.cause}"
+        return report.failed()
     if report.verdict is None:
         return "NOT VERIFIED"
     if report.verdict.equal and report.verdict.unplaced:
-        return "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
+        return UNPLACED
     if report.verdict.equal and not report.equal:
         return "NOT EQUAL in a harder case"
     if report.refused and report.equal:
@@ -78,7 +78,7 @@ def _cases(report: ProgramReport) -> list[dict[str, Any]]:
 def _hardened(case: HardenedCase) -> dict[str, Any]:
     shown = {"title": "In a harder case", "changes": case.words, "good": case.ok, "failure": case.failure}
     if case.verdict is None:
-        return {**shown, "state": f"FAILED: {case.cause}"}
+        return {**shown, "state": case.failed()}
     return {**_case(case.verdict), **shown}
 
 

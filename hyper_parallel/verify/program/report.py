@@ -10,10 +10,13 @@ from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.verdict import Verdict
 
-__all__ = ["REFUSED", "HardenedCase", "ProgramReport"]
+__all__ = ["REFUSED", "UNPLACED", "HardenedCase", "ProgramReport"]
 
 REFUSED = 3
 """Exit status of a program that is equal, in a case that could not show what it must."""
+
+UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
+"""What is said of a program all of whose other values are equal."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,15 @@ class HardenedCase:
         """Whether everything was compared and equal."""
         return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced
 
+    def failed(self) -> str:
+        """Return the failure in one line."""
+        return f"FAILED: {self.cause}"
+
     def lines(self) -> list[str]:
         """Return what was changed and found, as lines of the report."""
         lines = [f"hardened: {line}" for line in self.words]
         if self.verdict is None:
-            return [*lines, f"hardened: FAILED: {self.cause}", self.failure]
+            return [*lines, f"hardened: {self.failed()}", self.failure]
         headline = self.verdict.headline() if self.ok else self.verdict.text()
         return [*lines, f"hardened: {headline}"]
 
@@ -134,6 +141,14 @@ class ProgramReport:
         run = f"{self.name} on {self.platform}: {ranks}{axes}{device} against a single device"
         return f"{run}{steps}, seed {self.seed}, {self.seconds:.1f} s"
 
+    def failed(self) -> str:
+        """Return the failure in one line."""
+        return f"FAILED on {self.world_size} ranks: {self.cause}"
+
+    def refusals(self) -> list[str]:
+        """Return what the case cannot show although it must, a sentence each."""
+        return [f"this case cannot show {spot}" for spot in self.refused]
+
     def text(self) -> str:
         """Return the report as text."""
         lines = [self.heading()]
@@ -145,14 +160,14 @@ class ProgramReport:
         if self.verdict is not None:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
-                lines.append("NOT VERIFIED: declare the values whose placement is unknown (--declare)")
+                lines.append(UNPLACED)
         for case in self.hardened:
             lines += case.lines()
-        for spot in self.refused:
+        for spot, sentence in zip(self.refused, self.refusals(), strict=True):
             harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
-            lines += [f"REFUSED: this case cannot show {spot}{harden}, or accept it with --allow {spot.kind}"]
+            lines += [f"REFUSED: {sentence}{harden}, or accept it with --allow {spot.kind}"]
         if self.failure:
-            lines.append(f"FAILED on {self.world_size} ranks: {self.cause}")
+            lines.append(self.failed())
             lines += self.calls
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []
             lines.append(self.failure)

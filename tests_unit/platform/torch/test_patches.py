@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import importlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,17 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch.distributed._composable import checkpoint as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint as ways
 
-from hyper_parallel.core.data_parallel import fully_shard, replicate
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from hyper_parallel.errors import MeshError, MixedTensorError, PlanError, UnsupportedOperatorError
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, install
 from hyper_parallel.verify.simulate import simulate
@@ -269,195 +265,3 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
             "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_rng_state() "
             "before the first run and run again `with hyper_parallel.core.dtensor.random.replay(state):`"
         )
-
-
-# -- torch.masked, which PyTorch composes of other functions -----------------------------------------------------------
-
-VALUES = torch.linspace(-1, 1, 15).reshape(5, 3)
-MASK = VALUES.abs() > 0.3
-
-
-@pytest.mark.parametrize("name", ["sum", "mean", "std", "softmax", "normalize"])
-def test_masked_functions_mean_the_same(name):
-    """Masked sums, means, deviations, softmaxes and norms are the plain ones."""
-
-    def rank():
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        x, mask = distribute_tensor(VALUES, mesh, [Shard(0)]), distribute_tensor(MASK, mesh, [Replicate()])
-        args = (2.0, 1) if name == "normalize" else (1,)
-        results = getattr(torch.masked, name)(x, *args, mask=mask).full_tensor()
-        plain = getattr(torch.masked, name)(VALUES, *args, mask=MASK)
-        return torch.allclose(results, plain, equal_nan=True), x.layout is x._layout
-
-    assert simulate(rank, 2, "torch") == [(True, True)] * 2
-
-
-def test_a_plain_mask_is_refused():
-    """A plain mask is refused, although the function makes constants of its own."""
-
-    def rank():
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        x = distribute_tensor(VALUES, mesh, [Shard(0)])
-        with pytest.raises(MixedTensorError) as raised:
-            torch.masked.sum(x, 1, mask=MASK)
-        return str(raised.value)
-
-    (message, _) = simulate(rank, 2, "torch")
-    assert message.startswith(
-        "argument condition is a plain tensor [5, 3], but other operands are DTensors on DeviceMesh(cpu, tp=2"
-    )
-
-
-# -- meshes and modules of this library in PyTorch's own functions -----------------------------------------------------
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_functional_collectives_take_our_mesh(world):
-    """A mesh, or a mesh and an axis, is the group of that axis, in forward and in backward."""
-
-    def rank():
-        from torch.distributed import _functional_collectives as functional
-
-        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "tp"))
-        own = torch.arange(6.0).reshape(2, 3) * (mesh.rank + 1)
-        total = torch.arange(6.0).reshape(2, 3) * sum(range(1, world + 1))
-        groups = (mesh["tp"], (mesh, 1), (mesh, "tp"), (mesh, -1), mesh.get_group("tp"))
-        for group in groups:
-            assert torch.equal(functional.all_reduce(own, "sum", group), total)
-        assert torch.equal(functional.all_reduce(own, "sum", (mesh, 0)), own)
-        rows = functional.all_gather_tensor(own, 0, mesh["tp"])
-        assert rows.shape == (2 * world, 3)
-        assert torch.equal(functional.reduce_scatter_tensor(rows, "sum", 0, (mesh, 1)), own * world)
-        x = own.clone().requires_grad_()
-        functional.all_gather_tensor_autograd(x, 0, mesh["tp"]).mul(rows).sum().backward()
-        assert torch.equal(x.grad, own * world)
-        with pytest.raises(MeshError) as caught:
-            functional.all_reduce(own, "sum", mesh)
-        return str(caught.value)
-
-    assert simulate(rank, world, "torch")[0] == "get_group: the mesh has axes ('dp', 'tp'); name one of them"
-
-
-def test_functional_collectives_refuse_a_mesh_whose_ranks_descend():
-    """Their results would be in the order of ranks, which is not that of the mesh; an axis that ascends is taken."""
-
-    def rank():
-        from torch.distributed import _functional_collectives as functional
-
-        mesh = DeviceMesh("cpu", [[1, 0], [3, 2]], mesh_dim_names=("dp", "tp"))
-        own = torch.tensor([float(mesh.rank)])
-        assert functional.all_gather_tensor(own, 0, (mesh, "dp")).tolist() == mesh.get_rank_list_along_axis("dp")
-        texts = []
-        for group in ((mesh, "tp"), mesh["tp"]):
-            with pytest.raises(MeshError) as caught:
-                functional.all_gather_tensor(own, 0, group)
-            texts.append(str(caught.value))
-        return texts
-
-    assert simulate(rank, 4, "torch")[0] == [
-        f"PyTorch's groups order their ranks, and along axis tp of DeviceMesh(cpu, {shown}) ranks descend, so that its "
-        "collectives would take shards for those of other ranks; make the mesh with ranks that ascend along every "
-        "axis, or use this library's own functions, such as redistribute() and full_tensor()"
-        for shown in ("dp=2, tp=2, ranks=[1, 0, 3, 2]", "tp=2, ranks=[1, 0]")
-    ]
-
-
-def test_groups_of_a_mesh_are_pytorchs():
-    """``dist`` takes the group of a mesh, and this library takes it back; equal ranks have one group."""
-
-    def rank():
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        platform = platform_named("torch")
-        for axis in ("tp", "dp"):
-            group = mesh.get_group(axis)
-            assert group is mesh[axis].get_group()
-            assert torch.distributed.get_process_group_ranks(group) == mesh.get_rank_list_along_axis(axis)
-            x = torch.tensor([float(mesh.rank)])
-            torch.distributed.all_reduce(x, group=group)
-            assert x.item() == sum(mesh.get_rank_list_along_axis(axis))
-            assert platform.all_reduce(torch.ones(2), group).tolist() == [2.0, 2.0]
-            assert DeviceMesh.from_group(group, "cpu", mesh_dim_names=(axis,)) is mesh[axis]
-            platform.mark_created_groups(group)
-            assert platform.get_created_group(mesh.get_rank_list_along_axis(axis)) is not None
-            platform.destroy_process_group(group)
-        assert mesh.flatten().get_group() is torch.distributed.group.WORLD
-        return platform.get_created_group(mesh.get_rank_list_along_axis("tp"))
-
-    assert simulate(rank, 4, "torch") == [None] * 4
-
-
-def _trained(model, rank, world):
-    """Gradients of the mean over all ranks' unequal batches' sums, by name."""
-    generator = torch.Generator().manual_seed(7)
-    batches = [torch.randn(2, 4, generator=generator) for _ in range(world)]
-    for batch in batches if rank is None else [batches[rank]]:
-        (model(batch).square().sum() / (world if rank is None else 1)).backward()
-    return {
-        name.removeprefix("module."): value.grad.full_tensor() if hasattr(value.grad, "full_tensor") else value.grad
-        for name, value in model.named_parameters()
-    }
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_pytorchs_data_parallelism_takes_our_mesh(world):
-    """``fully_shard`` over one axis and over replicas, and DDP, train plain modules as one device does."""
-    torch.manual_seed(0)
-    dense = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-    expected = _trained(copy.deepcopy(dense), None, world)
-
-    def rank():
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("replica", "dp"))
-        wrapped = [
-            fully_shard(copy.deepcopy(dense), mesh=mesh["dp"]),
-            fully_shard(copy.deepcopy(dense), mesh=mesh),
-            DistributedDataParallel(copy.deepcopy(dense), device_mesh=mesh["dp"]),
-            DistributedDataParallel(copy.deepcopy(dense), process_group=mesh.get_group("dp")),
-        ]
-        for model in wrapped:
-            for name, gradient in _trained(model, mesh.rank, world).items():
-                torch.testing.assert_close(gradient, expected[name])
-
-    simulate(rank, world, "torch")
-
-
-def test_pytorchs_data_parallelism_refuses_our_dtensors():
-    """PyTorch's wrappers over a tensor-parallel module say what to use; the module is as before, and that works."""
-    torch.manual_seed(0)
-    dense = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-    expected = _trained(copy.deepcopy(dense), None, 2)
-
-    def rank():
-        from torch.distributed import fsdp
-
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        messages = []
-        for ours in (replicate, lambda model, axis: fully_shard(model, mesh=axis)):
-            model = copy.deepcopy(dense)
-            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-            for wrap in (
-                lambda: DistributedDataParallel(model, process_group=mesh.get_group("dp")),  # noqa: B023 - called here
-                lambda: fsdp.fully_shard(model, mesh=mesh["dp"]),  # noqa: B023 - as above
-                lambda: fsdp.FullyShardedDataParallel(model, process_group=mesh.get_group("dp")),  # noqa: B023
-            ):
-                with pytest.raises(PlanError) as caught:
-                    wrap()
-                messages.append(str(caught.value))
-            ours(model, mesh["dp"])
-            for name, gradient in _trained(model, mesh.coordinate[0], 2).items():
-                torch.testing.assert_close(gradient, expected[name])
-        assert messages[:3] == messages[3:]
-        return messages[:3]
-
-    rest = (
-        "of hyper_parallel; use {} of hyper_parallel, with the data axis of one mesh whose other axes are those of "
-        "tensor parallelism"
-    )
-    sharded = "a DTensor f32[5@tp, 4] " + rest.format("fully_shard(module, mesh=mesh)")
-    assert simulate(rank, 4, "torch")[0] == [
-        "PyTorch's DistributedDataParallel does not know parameter 0.weight, a DTensor f32[5@tp, 4] "
-        + rest.format("replicate(module, mesh)"),
-        f"PyTorch's fully_shard does not know parameter weight, {sharded}",
-        f"PyTorch's FullyShardedDataParallel does not know parameter 0.weight, {sharded}",
-    ]

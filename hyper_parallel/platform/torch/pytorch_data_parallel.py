@@ -1,0 +1,63 @@
+"""PyTorch's own data parallelism over modules and meshes of this library: DTensors are refused, meshes are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.torch.interop import torch_mesh
+
+__all__ = ["constructor_without_dtensors", "managed_without_dtensors", "with_their_mesh"]
+
+Call = Callable[..., Any]
+
+
+def _refuse_dtensor(function: str, name: str, parameter: Any, instead: str) -> None:
+    if isinstance(parameter, DTensor):
+        msg = (
+            f"PyTorch's {function} does not know parameter {name}, a DTensor "
+            f"{parameter.layout.notation(parameter.dtype)} of hyper_parallel; use {instead} of hyper_parallel, with "
+            "the data axis of one mesh whose other axes are those of tensor parallelism"
+        )
+        raise PlanError(msg)
+
+
+def constructor_without_dtensors(init: Call) -> Call:
+    """The constructor of a wrapper, which refuses modules with DTensors and takes ``device_mesh`` of this library."""
+
+    @wraps(init)
+    def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kind = init.__qualname__.partition(".")[0]
+        instead = "replicate(module, mesh)" if kind == "DistributedDataParallel" else "fully_shard(module, mesh=mesh)"
+        for name, parameter in module.named_parameters():
+            _refuse_dtensor(kind, name, parameter, instead)
+        if isinstance(kwargs.get("device_mesh"), DeviceMesh):
+            kwargs["device_mesh"] = torch_mesh(kwargs["device_mesh"])
+        init(self, module, *args, **kwargs)
+
+    return construct
+
+
+def managed_without_dtensors(verify: Call) -> Call:
+    """``fully_shard``'s check of one parameter, which refuses a DTensor."""
+
+    @wraps(verify)
+    def call(name: str, param: Any) -> None:
+        _refuse_dtensor("fully_shard", name, param, "fully_shard(module, mesh=mesh)")
+        verify(name, param)
+
+    return call
+
+
+def with_their_mesh(mesh_info: Call) -> Call:
+    """``fully_shard``'s reading of its mesh, which may be one of this library."""
+
+    @wraps(mesh_info)
+    def call(mesh: Any, *args: Any, **kwargs: Any) -> Any:
+        return mesh_info(torch_mesh(mesh) if isinstance(mesh, DeviceMesh) else mesh, *args, **kwargs)
+
+    return call

@@ -1,0 +1,59 @@
+"""Process groups that a script hands to PyTorch's functions, or builds by them, beside meshes of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from torch import distributed
+
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.interop import require_ascending
+from hyper_parallel.transport.c10d import C10dTransport
+
+__all__ = ["built_within_the_limit", "group_of_mesh"]
+
+Call = Callable[..., Any]
+
+
+def group_of_mesh(resolve: Call) -> Call:
+    """``_resolve_group`` and ``_expand_group``, which take a mesh of this library, or a pair of it and an axis."""
+
+    @wraps(resolve)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(group, DeviceMesh):
+            group = _group_along(group)
+        elif isinstance(group, (tuple, list)) and len(group) == _PAIR and isinstance(group[0], DeviceMesh):
+            group = _group_along(*group)
+        return resolve(group, *args, **kwargs)
+
+    return call
+
+
+_PAIR = 2
+
+
+def _group_along(mesh: DeviceMesh, axis: int | str | None = None) -> Any:
+    require_ascending(mesh, 0 if axis is None else mesh.axis(axis))
+    return mesh.get_group(axis)
+
+
+def built_within_the_limit(new_group: Call) -> Call:
+    """``_new_group_with_tag``, which builds groups for ``new_group`` and PyTorch's meshes, and may wait for ever.
+
+    On a gloo world that no coordinator watches, members that cannot reach each other get the error of
+    :meth:`C10dTransport.built`.
+    """
+
+    @wraps(new_group)
+    def build(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        make = partial(new_group, ranks, timeout, backend, *args, **kwargs)
+        if not distributed.is_initialized() or (backend or "gloo").lower() != "gloo":
+            return make()
+        world = TorchDTensor._platform.transport()
+        members = tuple(range(world.world_size)) if ranks is None else tuple(sorted(ranks))
+        return world.built(members, make) if isinstance(world, C10dTransport) else make()
+
+    return build

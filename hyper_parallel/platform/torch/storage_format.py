@@ -1,0 +1,64 @@
+"""Functions that PyTorch composes of others and that read ``x.layout``: to them it is the storage format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
+
+__all__ = ["functions_of_masked", "pair_with_storage_format", "with_storage_format"]
+
+Call = Callable[..., Any]
+
+
+def with_storage_format(function: Call) -> Call:
+    """``function``, whose own constants are taken for replicated ones where all its tensors are DTensors."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        distributed = sum(isinstance(tensor, DTensor) for tensor in tensors)
+        if not distributed:
+            return function(*args, **kwargs)
+        # A caller's plain tensors are refused; those that the function makes itself are constants.
+        constants = implicit_replication() if distributed == len(tensors) else nullcontext()
+        token = STORAGE_FORMAT.set(True)
+        try:
+            with constants:
+                return function(*args, **kwargs)
+        finally:
+            STORAGE_FORMAT.reset(token)
+
+    return call
+
+
+def functions_of_masked() -> list[str]:
+    """Names of the functions of ``torch.masked`` that are written in Python."""
+    inner = vars(torch.masked._ops)  # noqa: SLF001 - where they are written
+    return [name for name in torch.masked.__all__ if isinstance(inner.get(name), FunctionType)]
+
+
+def pair_with_storage_format(method: Call) -> Call:
+    """A method of a pair of tensors that are compared; the pair keeps them."""
+
+    @wraps(method)
+    def call(pair: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (*args, *(getattr(pair, name, None) for name in ("actual", "expected")))
+        if not any(isinstance(tensor, DTensor) for tensor in tensors):
+            return method(pair, *args, **kwargs)
+        token = STORAGE_FORMAT.set(True)
+        try:
+            return method(pair, *args, **kwargs)
+        finally:
+            STORAGE_FORMAT.reset(token)
+
+    return call
