@@ -52,7 +52,8 @@ def built_within_the_limit(new_group: Call) -> Call:
         make = partial(new_group, ranks, timeout, backend, *args, **kwargs)
         if not distributed.is_initialized() or (backend or "gloo").lower() != "gloo":
             return make()
-        world = TorchDTensor._platform.transport()
+        platform: Any = TorchDTensor._platform
+        world = platform.transport()
         members = tuple(range(world.world_size)) if ranks is None else tuple(sorted(ranks))
         return world.built(members, make) if isinstance(world, C10dTransport) else make()
 
