@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -49,4 +50,24 @@ def test_checks_pass_on_the_unchanged_library(monkeypatch):
             assert list(checks._changed_costs(of)) == []
     changing = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
     assert list(checks._changed_costs(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    checks._unchanged_costs.cache_clear()
+
+
+@pytest.mark.platforms("torch")
+def test_costs_are_kept_before_a_change(monkeypatch):
+    """The costs that checks compare with are those of the library before the change; refused calls have none."""
+    asked = []
+    (in_place,) = (call for call in costs._CALLS if call.in_place)
+    monkeypatch.setattr(costs, "_CALLS", (in_place,))
+    monkeypatch.setattr(costs, "_ON_TWO", ((2,),))
+
+    def choice_costs():
+        asked.append("choices")
+        return costs.choice_costs()
+
+    with use_platform("torch"):
+        checks.keep_costs((checks.function_differences, partial(checks._changed_costs, choice_costs)))
+        assert asked == ["choices"]
+        assert list(checks._changed_costs(choice_costs)) == []
+    assert asked == ["choices"] * 2
     checks._unchanged_costs.cache_clear()
