@@ -121,6 +121,7 @@ def test_a_tensor_outside_of_its_mesh_has_all_but_values():
             ):
                 assert refused(MeshLookupError, read) == NOT_IN
             assert refused(MeshLookupError, lambda: torch.nonzero(x)) == NOT_IN
+            assert refused(MeshLookupError, lambda: torch.cov(x)) == NOT_IN
             assert x.redistribute(placements=[Replicate()]).to_local([Partial()]).shape == (0, 0)
             assert refused(MeshLookupError, lambda: whole.local_for(whole.layout, ())) == NOT_IN
             assert torch._foreach_norm([x])[0].to_local().shape == (0,)
