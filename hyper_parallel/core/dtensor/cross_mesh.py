@@ -126,7 +126,7 @@ register("transfers between meshes", _transfers, has_layouts=True)
 def _exchange(local: Any, change: _MeshTransition) -> Any:
     source, target, platform = change.source, change.target, change.platform
     ranks = tuple(sorted(source.mesh.ranks))
-    own, box, target_box = ranks.index(source.mesh.rank), source.local_box(), target.local_box()
+    box, target_box, own = source.local_box(), target.local_box(), ranks.index(source.mesh.rank)
     outgoing: list[list[Box]] = [[] for _ in ranks]
     incoming: list[list[Box]] = [[] for _ in ranks]
     for part, sender, receiver in _transfers(source, target):

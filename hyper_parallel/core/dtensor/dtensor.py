@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["DTensor", "require_dense", "resolve_mesh", "varying_axes"]
+__all__ = ["DTensor", "require_dense", "resolve_mesh", "takes_no_part", "varying_axes", "without_elements"]
 
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
     ) -> DTensor:
         """Return a DTensor with the local tensor ``local`` on this rank.
 
-        ``local`` receives its gradient in the dual layout, unless ``grad_placements`` says otherwise.
+        ``local`` receives its gradient in the dual layout, unless ``grad_placements`` says otherwise. On a rank outside
+        of the mesh the result holds nothing of ``local``, which tells shape and dtype and receives a gradient of zeros.
 
         Args:
             local: this rank's local tensor.
@@ -110,6 +111,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             MeshMismatchError: the placements are a layout of another mesh, or ``local`` is on another type of device.
             ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
+            MeshLookupError: on MindSpore, this rank is not in the mesh.
         """
         del stride
         special = run_check or shape is not None or grad_placements is not None
@@ -123,18 +125,9 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             raise ArgumentTypeError(msg)
         platform = require_dense(local, "from_local: local")
         _require_device(platform, local, mesh)
-        local_shape = tuple(local.shape)
-        if placements is None:
-            placements = [Replicate()] * mesh.ndim
-        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _checked_shape(shape))
-        if len(layout.dim_axes) != len(local_shape):
-            msg = (
-                f"from_local: shape {list(shape or ())} has {layout.ndim} dims, "
-                f"local {list(local_shape)} has {len(local_shape)}"
-            )
-            raise ShardMismatchError(msg)
-        if shape is None:
-            layout = layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
+        layout, local_shape = _layout_from_local(mesh, placements, shape, tuple(local.shape)), tuple(local.shape)
+        if takes_no_part(platform, mesh):
+            return without_elements(local, platform, layout, "from_local: local", known=shape is not None)
         if run_check:
             _check_ranks(platform, local, layout)
             local = _first_replica(platform, local, layout)
@@ -174,7 +167,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             self._origin = None  # the local tensor may be hooked, so from now on every gradient has to go through it
             return self._local
         axes = varying_axes(self._layout, grad_placements, "to_local")
-        return self.local_for(self._layout, axes)
+        return self._local if self._layout.mesh.coordinate is None else self.local_for(self._layout, axes)
 
     def redistribute(
         self,
@@ -228,7 +221,15 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         return result
 
     def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """Return the whole tensor, as a plain tensor on every rank; ``grad_placements`` as for :meth:`to_local`."""
+        """Return the whole tensor, as a plain tensor on every rank of the mesh.
+
+        Args:
+            grad_placements: as for :meth:`to_local`.
+
+        Raises:
+            MeshLookupError: this rank is not in the mesh, so it holds no values.
+        """
+        self._layout.mesh.own_coordinate()
         return self.redistribute().to_local(grad_placements)
 
     def reduce_partial(self) -> DTensor:
@@ -248,8 +249,13 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
             varying: mesh axes, replicated in ``target``, along which the consumer's other operands
                 differ between ranks.
             cause: operator and argument, for the event log.
+
+        Raises:
+            MeshLookupError: this rank is not in the mesh, so it has nothing to compute with.
         """
         platform, local = self._platform, self._local
+        if self._layout.mesh.coordinate is None:
+            self._layout.mesh.own_coordinate()
         if not (platform.grad_enabled() and platform.needs_grad(local)):
             return (
                 local
@@ -381,6 +387,61 @@ def _wrap_callers(local: Any, platform: Platform, layout: Layout) -> DTensor:
     if not platform.loses_writes_through_views and platform.needs_grad(local) and not platform.passes_gradient(local):
         tensor._is_callers_leaf = True
     return tensor
+
+
+def takes_no_part(platform: Platform, mesh: DeviceMesh) -> bool:
+    """Return True on a rank outside of ``mesh``, where tensors hold nothing.
+
+    Raises:
+        MeshLookupError: the framework cannot tell the dtypes of results without computing them.
+    """
+    if mesh.coordinate is not None:
+        return False
+    if not platform.computes_on_meta:
+        mesh.own_coordinate()
+    return True
+
+
+def without_elements(local: Any, platform: Platform, layout: Layout, what: str, *, known: bool) -> DTensor:
+    """Return the DTensor of a rank outside of the mesh: it has no element of ``local``, but is on its graph.
+
+    Args:
+        local: a plain tensor.
+        platform: the framework of ``local``.
+        layout: the layout of the result.
+        what: start of the message.
+        known: whether the program says the global shape.
+
+    Raises:
+        ShardMismatchError: ``local`` is empty and the global shape is not known.
+    """
+    if not known and 0 in local.shape:
+        mesh = layout.mesh
+        msg = (
+            f"{what} is empty, {list(local.shape)}, on rank {mesh.rank}, which is not in {mesh!r}; that does not tell "
+            "the global shape: pass shape= to from_local, or keep the DTensor (use_local_output=False in a style)"
+        )
+        raise ShardMismatchError(msg)
+    none = platform.reshape(platform.reshape(local, (-1,))[:0], layout.local_shape)
+    return platform.wrap(none, layout)  # type: ignore[no-any-return]
+
+
+def _layout_from_local(
+    mesh: DeviceMesh, placements: Any, shape: Sequence[int] | None, local_shape: tuple[int, ...]
+) -> Layout:
+    """The layout of what :meth:`DTensor.from_local` is given; shards are even if ``shape`` is None."""
+    if placements is None:
+        placements = [Replicate()] * mesh.ndim
+    layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _checked_shape(shape))
+    if len(layout.dim_axes) != len(local_shape):
+        msg = (
+            f"from_local: shape {list(shape or ())} has {layout.ndim} dims, "
+            f"local {list(local_shape)} has {len(local_shape)}"
+        )
+        raise ShardMismatchError(msg)
+    if shape is not None:
+        return layout
+    return layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
 
 
 class _DropView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor import random, sampling
-from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh, takes_no_part
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
@@ -106,6 +106,7 @@ def _create(
 ) -> DTensor:
     """Return a leaf whose shards ``fill`` creates; along Partial axes the first rank keeps them, others hold zeros."""
     mesh, platform = resolve_mesh(device_mesh), current_platform()
+    takes_no_part(platform, mesh)
     layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
     reduced = Layout.of(mesh, layout.dim_axes, (), shape)
     tensor: DTensor = platform.wrap(redistribute(fill(reduced), plan_transition(reduced, layout), platform), layout)

@@ -277,9 +277,11 @@ class Layout:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Sizes that the current rank holds."""
+        """Sizes that the current rank holds; outside of the mesh all are 0, and a tensor without dims gets one."""
         if self._local_shape is None:
-            self._local_shape = self.local_shape_at(self.mesh.own_coordinate())
+            coordinate = self.mesh.coordinate
+            outside = coordinate is None
+            self._local_shape = (0,) * max(self.ndim, 1) if outside else self.local_shape_at(coordinate)  # type: ignore[arg-type]
         return self._local_shape
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:

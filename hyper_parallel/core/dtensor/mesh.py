@@ -280,6 +280,8 @@ class DeviceMesh:
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
         """Return the submesh through the current rank over the named axes, in the order of ``names``.
 
+        A rank outside of the mesh gets the submesh through the first rank, of which it is outside as well.
+
         Raises:
             MeshError: (a ValueError) no names, or an axis is named twice.
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
@@ -300,7 +302,9 @@ class DeviceMesh:
             return self
         shape = tuple(self.shape[axis] for axis in axes)
         sub_names = None if self.mesh_dim_names is None else tuple(self.names[axis] for axis in axes)
-        return self._interned(self.device_type, shape, self.ranks_along(axes), sub_names, self.rank)
+        # A rank outside of the mesh is outside of every submesh: it gets that of the first rank.
+        ranks = self._ranks_along(axes, (0,) * self.ndim) if self.coordinate is None else self.ranks_along(axes)
+        return self._interned(self.device_type, shape, ranks, sub_names, self.rank)
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return a mesh of one axis over the same ranks.

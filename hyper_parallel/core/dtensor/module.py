@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.dtensor.boxes import whole_box
-from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
+from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import ravel
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
@@ -51,14 +51,14 @@ def distribute_tensor(
             takes its shard of its own values, without communication.
 
     Returns:
-        a leaf DTensor with storage of its own and the ``requires_grad`` of ``tensor``.
+        a leaf DTensor with storage of its own and the ``requires_grad`` of ``tensor``. On a rank outside of the mesh
+        its local tensor is empty, and reading its values is an error.
 
     Raises:
         LayoutError: (a ValueError) placements that do not fit, or a DTensor of another layout.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is not a valid index into the mesh.
-        MeshLookupError: (a MeshError) this rank is not in the mesh. It does not get an empty shard, which could be
-            mistaken for the tensor's values; ``mesh.get_coordinate() is not None`` is true on the ranks of the mesh.
+        MeshLookupError: (a MeshError) on MindSpore, this rank is not in the mesh.
         ArgumentTypeError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is not a tensor, or is the result of a
             computation that needs its gradient, which a leaf would not pass on. :meth:`DTensor.from_local` does.
     """
@@ -71,11 +71,14 @@ def distribute_tensor(
     require_dense(tensor, "distribute_tensor: tensor")
     if platform.passes_gradient(tensor):
         raise ArgumentTypeError(_not_a_leaf_message(tensor, layout))
-    whole = platform.to_device(platform.detach(tensor), mesh.device_type)
-    reduced = Layout.of(mesh, layout.dim_axes, (), layout.shape)
-    local = redistribute(
-        _own_shard(platform, whole, reduced, src_data_rank), plan_transition(reduced, layout), platform
-    )
+    if takes_no_part(platform, mesh):
+        local = platform.zeros(layout.local_shape, dtype=tensor.dtype, device=mesh.device_type)
+    else:
+        whole = platform.to_device(platform.detach(tensor), mesh.device_type)
+        reduced = Layout.of(mesh, layout.dim_axes, (), layout.shape)
+        local = redistribute(
+            _own_shard(platform, whole, reduced, src_data_rank), plan_transition(reduced, layout), platform
+        )
     result: DTensor = platform.wrap(local, layout)
     if platform.needs_grad(tensor):
         platform.set_tensor_requires_grad(result)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.core.dtensor import sampling
+from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.sampling import IndexRuns, LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
@@ -272,7 +273,11 @@ def sample(layout: Layout, distribution: Distribution) -> LocalRandomNumbers:
         distribution: how random words become numbers.
     """
     seed, call = next_call()
-    runs = IndexRuns.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
+    if layout.mesh.coordinate is None:
+        # A rank outside of the mesh draws nothing, but counts the call: the next one may be on a mesh of all ranks.
+        runs = IndexRuns.of(layout.local_shape, whole_box(layout.local_shape))
+    else:
+        runs = IndexRuns.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
     return LocalRandomNumbers(layout.local_shape, runs, seed, call, distribution)
 
 

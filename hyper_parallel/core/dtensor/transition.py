@@ -169,6 +169,8 @@ def clear_transition_cache() -> None:
 
 def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Transition:
     _check(source, target, varying)
+    if source.mesh.coordinate is None:
+        return Transition(source, target, varying, ())  # a rank outside of the mesh holds nothing to be moved
     start, end = _without_unit_axes(source), _without_unit_axes(target)
     nonlinear = tuple(
         (axis, op) for axis, op in start.partials if op not in ("sum", "avg") and (axis, op) not in end.partials

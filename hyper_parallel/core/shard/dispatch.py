@@ -19,6 +19,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_block
 from hyper_parallel.core.shard.entry import ENTRIES, OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
+from hyper_parallel.core.shard.outside import outside_of_mesh
 from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error, transformed_error
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
@@ -284,6 +285,9 @@ class Dispatcher:
         bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}
         template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(rule.op, mesh, tuple(operands), template)
+        if mesh.coordinate is None:
+            run = outside_of_mesh(self.platform, entry, call, marked, named, marks)
+            return run, run
         plan = plan_call(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked, named, marks)
 

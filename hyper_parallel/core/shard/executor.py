@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["TensorArgument", "compile_plan", "marks_in"]
+__all__ = ["TensorArgument", "compile_plan", "local_call", "marks_in", "with_shape_check"]
 
 Fetch = Callable[[Any], Any]
 
@@ -77,10 +77,7 @@ def compile_plan(
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
     no_operand_moves = all(fetch is _LOCAL or fetch is _identity for fetch in fetches.values())
-    if plan.local is not None or entry.canonical:
-        call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
-    else:
-        call = _framework_call(plan.impl or entry.func, args, kwargs, fetches)
+    call = local_call(platform, entry, plan, args, kwargs, marks, fetches)
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     thin = any(map(is_thin, (*plan.choice.targets, *plan.choice.outputs)))
     ordered = thin and plan.ordered and not entry.in_place and not rule.view
@@ -99,7 +96,7 @@ def compile_plan(
         return run, run
     is_view = rule.view or (plan.view and not platform.loses_writes_through_views)
     inherit = _reader(marks[0], args, kwargs, _identity) if is_view else None
-    checked = _with_shape_check(call, plan)
+    checked = with_shape_check(call, plan)
     if rule.itself:
         operand = _reader(marks[0], args, kwargs, _identity)
         return (
@@ -158,6 +155,21 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
 
 
 # -- the local call ----------------------------------------------------------------------------------------------------
+
+
+def local_call(
+    platform: Platform,
+    entry: OpEntry,
+    plan: OpPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    marks: Sequence[TensorArgument],
+    fetches: dict[int, Fetch],
+) -> Run:
+    """Return the call on local tensors, which ``fetches`` give for the marks; otherwise as :func:`compile_plan`."""
+    if plan.local is not None or entry.canonical:
+        return _canonical(platform, entry, plan, args, kwargs, marks, fetches)
+    return _framework_call(plan.impl or entry.func, args, kwargs, fetches)
 
 
 def _framework_call(
@@ -284,7 +296,7 @@ def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any],
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def _with_shape_check(call: Run, plan: OpPlan) -> Run:
+def with_shape_check(call: Run, plan: OpPlan) -> Run:
     """Return ``call`` with a check of its output shapes against the plan, so that a wrong rule is reported."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

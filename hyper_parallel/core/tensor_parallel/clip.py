@@ -41,11 +41,13 @@ def clip_grad_norm_(
         foreach: accepted for PyTorch's signature.
 
     Returns:
-        the norm before clipping, a plain 0-d tensor, equal on all ranks.
+        the norm before clipping, a plain 0-d tensor, equal on all ranks; on a rank outside of the mesh of all the
+        gradients, an empty tensor.
 
     Raises:
         ValueError: ``norm_type`` is not positive, or ``max_norm`` is negative or NaN.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+        MeshLookupError: this rank is outside of the mesh of some of the gradients, so it does not know their norm.
     """
     del foreach
     order = float(norm_type)
@@ -62,6 +64,11 @@ def clip_grad_norm_(
     ]
     if not gradients:
         return platform.zeros(())
+    outside = [isinstance(gradient, DTensor) and gradient.device_mesh.coordinate is None for gradient in gradients]
+    if all(outside):
+        return platform.zeros((0,))
+    if any(outside):
+        gradients[outside.index(True)].device_mesh.own_coordinate()
     norm = _global_norm(platform, gradients, order)
     if error_if_nonfinite and not math.isfinite(float(norm)):
         msg = (

@@ -107,6 +107,8 @@ class Platform(
 
     spoils_sums_of_nothing = False
     """A sum over no elements, and so the gradient of what was broadcast to no rows, is whatever memory holds."""
+    computes_on_meta = False
+    """True if operators run on tensors without storage, which tells the dtypes and shapes of their results."""
     loses_writes_through_views = False
     """True if values or gradients written through a view do not reach its base tensor."""
 

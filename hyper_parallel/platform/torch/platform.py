@@ -57,6 +57,8 @@ class TorchPlatform(
 
         return LocalFunction
 
+    computes_on_meta = True
+
     @cached_property
     def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
         """PyTorch's DTensor class."""

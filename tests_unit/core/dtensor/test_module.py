@@ -356,28 +356,46 @@ def test_an_input_of_a_differentiated_function_is_refused():
 
 
 def outside():
-    """The error of a rank outside of a mesh of the first two ranks, and the sum that these compute."""
+    """The error with which a rank outside of a mesh reads a sum, and the sum that the two ranks of the mesh compute."""
     import torch
 
     mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
+    total = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]).sum()
     if mesh.get_coordinate() is not None:
-        return distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]).sum().full_tensor().item()
+        return total.full_tensor().item()
     with pytest.raises(MeshError) as caught:
-        distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])
+        total.full_tensor()
+    return str(caught.value)
+
+
+def outside_of_mindspore():
+    """The error of a rank outside of a mesh."""
+    import mindspore
+
+    mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
+    if mesh.get_coordinate() is not None:
+        return None
+    with pytest.raises(MeshError) as caught:
+        distribute_tensor(mindspore.Tensor([1.0, 2.0]), mesh, [Shard(0)])
     return str(caught.value)
 
 
 @pytest.mark.parametrize("run", [simulate, launch], ids=["simulated", "processes"])
 def test_a_rank_outside_of_the_mesh(run):
-    """A rank outside of the mesh gets an error at once, and the ranks of the mesh do not wait for it."""
-    assert run(outside, 3, "torch") == [
-        10.0,
-        10.0,
-        (
-            "rank 2 is not in DeviceMesh(cpu, 2, ranks=[0, 1]): it holds no shard of tensors on that mesh and "
-            "takes no part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
-        ),
-    ]
+    """A rank outside of the mesh gets an error where it reads values, and the ranks of the mesh do not wait for it."""
+    assert run(outside, 3, "torch") == [10.0, 10.0, NOT_IN_MESH]
+
+
+@pytest.mark.platforms("mindspore")
+def test_mindspore_has_no_tensors_outside_of_the_mesh():
+    """MindSpore cannot tell the dtypes of results without computing them: a rank outside gets an error at once."""
+    assert simulate(outside_of_mindspore, 3, "mindspore") == [None, None, NOT_IN_MESH]
+
+
+NOT_IN_MESH = (
+    "rank 2 is not in DeviceMesh(cpu, 2, ranks=[0, 1]): it holds no shard of tensors on that mesh and takes no part in "
+    "its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
+)
 
 
 def test_each_piece_leaves_the_source_once(monkeypatch):

@@ -79,6 +79,7 @@ def local_map(
             nesting of entries does not fit the call.
         MixedTensorError: a plain tensor has an entry.
         MeshMismatchError: DTensors of another mesh.
+        MeshLookupError: (a MeshError) this rank is not in the mesh, so it has nothing to call ``func`` with.
         ShardMismatchError: (a ValueError) the outputs of the ranks do not make one tensor in ``out_placements``.
         ArgumentTypeError: ``func`` returned a DTensor.
         UnsupportedOperatorError: ``func`` wrote into an operand that had to be moved. Detected where the framework
@@ -162,6 +163,7 @@ class _LocalMap:
     ) -> _PreparedCall:
         mesh = first.device_mesh if self.mesh is None else self.mesh
         platform = first._platform
+        mesh.own_coordinate()  # outside of the mesh, the function would compute with empty tensors
         entries = self._entries_per_argument("in_placements", self.entries, arguments, args, kwargs)
         grads = self._entries_per_argument("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, takes_no_part, without_elements
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
@@ -116,12 +116,15 @@ class Boundary:
             ShardMismatchError: (a ValueError) local shards that do not make one tensor.
             MixedTensorError: a plain tensor on a mesh of several axes, but ``spec`` describes only one.
             MeshMismatchError: a DTensor of another mesh.
+            MeshLookupError: (a MeshError) a plain shard on a rank that is not in the mesh.
         """
         if isinstance(value, DTensor):
             return self._same_mesh(value, argument)
         platform = self._platform_of(value, argument)
         layout = self._layout(value, spec, argument)
         layout = self._sized(platform, value, layout, known or {}, argument)
+        if takes_no_part(platform, self.mesh):
+            return without_elements(value, platform, layout, f"{self.module}: {argument}", known=False)
         if layout.local_shape != tuple(value.shape):
             msg = (
                 f"{self.module}: {argument} should hold {list(layout.local_shape)} of {layout.notation(value.dtype)} "

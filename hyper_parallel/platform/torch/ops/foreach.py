@@ -57,7 +57,9 @@ def _shared_layouts(columns: list[Any]) -> list[Any] | None:
     layouts = _layouts_of(first)
     if layouts is None or any(isinstance(column, DTensor) for column in others):
         return None
-    if any(layout.partials for layout in set(layouts)) or any(reason is not None for reason in map(_READONLY, first)):
+    if any(layout.partials or layout.mesh.coordinate is None for layout in set(layouts)):
+        return None
+    if any(reason is not None for reason in map(_READONLY, first)):
         return None
     return layouts if all(_has_layouts(column, layouts) for column in others) else None
 

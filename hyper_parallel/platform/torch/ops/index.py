@@ -223,6 +223,7 @@ def normal_index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
 def gathered(x: Any, op: str) -> Tensor:
     """The values of ``x`` whole, as a plain tensor, outside of autograd."""
     layout = x._layout
+    layout.mesh.own_coordinate()  # outside of the mesh there are no values
     target = Layout.of(layout.mesh, ((),) * layout.ndim, (), layout.shape)
     whole: Tensor = x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local
     return whole
