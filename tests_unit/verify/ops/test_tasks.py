@@ -1,6 +1,7 @@
 """Tasks of a sweep: which operators share a worker, and how the time is shared."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,3 +50,18 @@ def test_operators_that_nobody_declares_are_refused_with_near_names():
     assert tasks._unknown(["nothing_alike_xyzzy"], [], task) == (
         "--op: ops.py on torch has no 'nothing_alike_xyzzy'; it declares no operator"
     )
+
+
+@pytest.mark.platforms("torch")
+def test_a_file_that_cannot_be_loaded_is_refused(monkeypatch, tmp_path):
+    """A worker says why it cannot take a user's file, or the operators asked for; it checks nothing."""
+    for name in ("warnings", "gc", "faulthandler"):  # a worker has its process to itself
+        monkeypatch.setattr(tasks, name, Mock())
+    file = tmp_path / "user.py"
+    events = []
+    for text, ops in (("import nothing_of_this_name", ["*"]), ("", ["nosuch"])):
+        file.write_text(text)
+        tasks.run(tasks.task_of("torch", ops, QUICK, file=str(file)), events.append)
+    assert [event["event"] for event in events] == ["refused", "refused"]
+    assert "nothing_of_this_name" in events[0]["why"]
+    assert events[1]["why"].startswith(f"--op: {file} on torch has no 'nosuch'; it declares no operator")
