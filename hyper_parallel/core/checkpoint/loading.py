@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.checkpoint.fitting import Fit
 from hyper_parallel.core.checkpoint.folder import Entry, checksum, code_of, read_index
 from hyper_parallel.core.checkpoint.names import FolderNames
-from hyper_parallel.core.checkpoint.saving import linked_parts, own_box, together
+from hyper_parallel.core.checkpoint.saving import is_outside, linked_parts, own_box, together
 from hyper_parallel.core.checkpoint.state import Flat, merge, name_of, platform_of_state, subtree
 from hyper_parallel.errors import CheckpointError
 
@@ -60,7 +60,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     together(platform, lambda: _check_data(platform, index), CheckpointError)
     arrays: list[Any] = []
     together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
-    for value, array in zip(flat.tensors.values(), arrays, strict=True):
+    held = [value for value in flat.tensors.values() if not is_outside(value)]
+    for value, array in zip(held, arrays, strict=True):
         _write(platform, value, platform._from_host(array))  # noqa: SLF001 - of the contract
     for path, owner in flat.objects.items():
         owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))
@@ -68,10 +69,12 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
 
 
 def _arrays(flat: Flat, named: FolderNames, fit: Fit, index: Index) -> Iterator[Any]:
-    """Read this rank's shard of every tensor of the state."""
+    """Read this rank's shard of every tensor of the state whose mesh it is in."""
     import numpy as np
 
     for name, value in flat.tensors.items():
+        if is_outside(value):
+            continue
         box, links = own_box(value), named.links[name]
         array = None
         for stored_as, part, where in linked_parts(links, box):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["PendingSave", "async_save", "linked_parts", "own_box", "save", "together"]
+__all__ = ["PendingSave", "async_save", "is_outside", "linked_parts", "own_box", "save", "together"]
 
 Part = tuple[str, "Box", "np.ndarray[Any, Any]"]
 """Name and box in the folder, and values."""
@@ -207,6 +207,11 @@ def own_box(value: Any) -> Box:
     return box
 
 
+def is_outside(value: Any) -> bool:
+    """Return whether ``value`` is a DTensor of which this rank holds nothing, since it is outside of its mesh."""
+    return hasattr(value, "full_tensor") and value.layout.mesh.coordinate is None
+
+
 def _everyone(platform: Platform) -> tuple[int, ...]:
     return tuple(range(platform.get_world_size()))
 
@@ -240,10 +245,10 @@ def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> l
     parts: list[Part] = []
     rank = platform.get_rank()
     for name, value in tensors.items():
+        if is_outside(value):
+            continue
         box, holders = own_box(value), [0]
         if hasattr(value, "full_tensor"):
-            if rank not in value.layout.mesh.ranks:
-                continue
             holders = [each for each in value.layout.mesh.ranks if value.layout.local_box(each) == box]
         if holders[zlib.crc32(name.encode()) % len(holders)] == rank:
             local = value.to_local() if hasattr(value, "full_tensor") else value

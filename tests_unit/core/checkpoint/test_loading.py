@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+from hyper_parallel import Replicate, Shard, distribute_tensor, init_device_mesh
 from hyper_parallel.core.checkpoint import load, save
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import simulate
@@ -52,3 +52,32 @@ def test_a_framework_loads_what_it_saved(platform_name, tmp_path):
 def test_the_other_framework_loads_it(frameworks, tmp_path):
     """The folder does not depend on the framework."""
     round_trip(*frameworks, tmp_path)
+
+
+@pytest.mark.platforms("torch")
+def test_ranks_outside_of_a_mesh_write_and_read_nothing(tmp_path):
+    """Tensors on meshes of different ranks, such as those of pipeline stages, are saved and loaded by these."""
+    arrays = {"first": np.arange(5.0), "second": np.arange(7.0) + 5, "scale": np.array(3.0)}
+
+    def state_over(factor, **ranks):
+        state = {}
+        for name, array in arrays.items():
+            mesh = init_device_mesh("cpu", (len(ranks[name]),), rank_list=ranks[name])
+            values = platform_named("torch").from_numpy(factor * array)
+            state[name] = distribute_tensor(values, mesh, [Shard(0) if array.ndim else Replicate()])
+        return state
+
+    def saving():
+        save(state_over(1, first=[0], second=[2, 1], scale=[1, 2]), tmp_path)
+
+    def loading():
+        state = state_over(0, first=[1, 0], second=[1], scale=[1])
+        load(state, tmp_path)
+        inside = {name: x for name, x in state.items() if x.device_mesh.get_coordinate() is not None}
+        return {name: x.full_tensor().numpy() for name, x in inside.items()}
+
+    simulate(saving, 3, platform="torch")
+    first, second = simulate(loading, 2, platform="torch")
+    assert (first.keys(), second.keys()) == ({"first"}, arrays.keys())
+    for name, array in [*first.items(), *second.items()]:
+        np.testing.assert_array_equal(array, arrays[name])

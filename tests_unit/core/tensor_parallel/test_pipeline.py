@@ -1,21 +1,27 @@
-"""Stages and schedules of PyTorch's pipelines run over parallelized modules, and train as one device does."""
+"""Stages and schedules of PyTorch's pipelines run over parallelized modules: they train and save as one device does."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
 from hyper_parallel import (
     ColwiseParallel,
+    DeviceMesh,
     DTensor,
+    NoParallel,
     Replicate,
     RowwiseParallel,
     SequenceParallel,
     Shard,
+    clip_grad_norm_,
     fully_shard,
     init_device_mesh,
     parallelize_module,
 )
-from hyper_parallel.errors import MixedTensorError, RankFailedError
+from hyper_parallel.core.checkpoint import load, save
+from hyper_parallel.errors import CheckpointError, MixedTensorError, RankFailedError
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -79,15 +85,25 @@ def part_of(model, stages):
     return nn.Sequential(*(model.get_submodule(name) for names in stages for name in names))
 
 
-def results_of(model, step_once):
-    """Loss and gradients of each of two optimizer steps, and the weights after them: of what this rank holds."""
+def is_here(x):
+    """Whether this rank holds some of a tensor."""
+    return not isinstance(x, DTensor) or x.device_mesh.get_coordinate() is not None
+
+
+def optimizer_of(model):
+    """The optimizer of all parameters."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def results_of(model, step_once, optimizer=None):
+    """Results and gradients of each of two optimizer steps, and the weights after them: of what this rank holds."""
+    optimizer = optimizer or optimizer_of(model)
     losses, tensors = [], {}
     for step in range(2):
         losses.append(step_once(*batch(step)))
-        own = {name: x for name, x in model.named_parameters() if x.grad is not None}
+        own = {name: x for name, x in model.named_parameters() if x.grad is not None and is_here(x)}
         tensors |= {f"gradient of {name} in step {step}": whole(x.grad) for name, x in own.items()}
         optimizer.step()
         optimizer.zero_grad()
@@ -223,3 +239,118 @@ def test_a_dtensor_between_stages_is_refused():
         "copy_: a plain tensor [2, 5] cannot be written with DTensors; write the result of full_tensor(), and clip "
         "gradients of plain and distributed parameters with hyper_parallel.clip_grad_norm_"
     )
+
+
+MAX_NORM = 0.05
+
+
+def make_tied_model(tied, is_one_parameter=True):
+    """The model; if it is tied, the output layer has the weights of the embeddings, as one parameter or a second."""
+    model = make_model()
+    if tied and is_one_parameter:
+        model.head.weight = model.embed.weight
+    elif tied:
+        model.head.load_state_dict({"weight": model.embed.weight, "bias": model.head.bias})
+    return model
+
+
+def clipped_on_one_device(tied):
+    """The norms, gradients and weights of one device that clips, with its optimizer."""
+    from torch import nn
+
+    model = make_tied_model(tied)
+    network, optimizer = part_of(model, STAGES), optimizer_of(model)
+
+    def step_once(tokens, targets):
+        mean_loss(network(tokens), targets).backward()
+        return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+    return *results_of(model, step_once, optimizer), optimizer
+
+
+def give_stages_their_meshes(model, meshes):
+    """Parallelize each stage over its mesh; all ranks have all parameters, and hold those of their stage."""
+    block = {"norm": NoParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    styles = {"norm": NoParallel(), **tensor_plan()}
+    for mesh, stages in zip(meshes, (STAGES[:2], STAGES[2:]), strict=True):
+        for name in (name for names in stages for name in names):
+            parallelize_module(model.get_submodule(name), mesh, styles.get(name, block))
+
+
+def clipped_in_stages(folder, tied):
+    """The norms, gradients and weights of the ranks of 2 x 2, which save a checkpoint."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    index, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
+    model = make_tied_model(tied, is_one_parameter=False)
+    give_stages_their_meshes(model, [DeviceMesh("cpu", ranks, mesh_dim_names=("tp",)) for ranks in mesh.mesh])
+    part = part_of(model, STAGES[2 * index : 2 * index + 2])
+    schedule = Schedule1F1B(PipelineStage(part, index, 2, torch.device("cpu"), group=group), 4, loss_fn=mean_loss)
+    optimizer, shared = optimizer_of(model), (model.embed.weight, model.head.weight)[index]
+
+    def step_once(tokens, targets):
+        schedule.step(*([tokens] if index == 0 else []), **({"target": targets} if index == 1 else {}))
+        if tied:
+            dist.all_reduce(shared.grad.to_local(), group=group)
+        counted = [x for x in part.parameters() if not (tied and index == 1 and x is shared)]
+        power_sum = clip_grad_norm_(counted, math.inf) ** 2
+        dist.all_reduce(power_sum, group=group)
+        norm = power_sum.sqrt()
+        nn.utils.clip_grads_with_norm_(part.parameters(), MAX_NORM, norm)
+        for x in model.parameters():
+            if not is_here(x):
+                x.grad = torch.zeros_like(x)  # no elements, so that the optimizer has a state of every parameter
+        return norm
+
+    results = results_of(model, step_once, optimizer)
+    with pytest.raises(
+        CheckpointError, match="the tensors of ranks \\[2, 3\\] have other names, dtypes or shapes than"
+    ):
+        save(part, folder)
+    saved = {name: x for name, x in model.state_dict().items() if not (tied and name == "head.weight")}
+    save({"model": saved} if tied else {"model": saved, "optimizer": optimizer}, folder)
+    return results
+
+
+def loaded(folder, tied, world_size=1):
+    """Weights and the optimizer's state of the checkpoint, on one device or over all ranks."""
+    model = make_tied_model(tied)
+    if world_size > 1:
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+        parallelize_module(model, mesh, {**tensor_plan(), "norm": NoParallel()})
+    optimizer = optimizer_of(model)
+    load({"model": model} if tied else {"model": model, "optimizer": optimizer}, folder)
+    tensors = {name: whole(x) for name, x in model.named_parameters()}
+    return tensors | optimizer_tensors(optimizer)
+
+
+def optimizer_tensors(optimizer):
+    """The state of every parameter, in order."""
+    states = optimizer.state_dict()["state"].items()
+    return {f"{key} of parameter {index}": whole(x) for index, state in states for key, x in state.items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_stages_clip_and_save_as_one_device(tied, tmp_path):
+    """Tied weights of two stages stay equal, the norm is that of all stages, and checkpoints have the model's names."""
+    import torch
+
+    norms, tensors, optimizer = clipped_on_one_device(tied)
+    assert min(norms) > MAX_NORM
+    twin = {name.replace("embed", "head"): x for name, x in tensors.items() if tied and "embed" in name}
+    ranks = simulate(clipped_in_stages, 4, "torch", args=(tmp_path, tied))
+    assert ranks[0][1].keys() | ranks[2][1].keys() == tensors.keys() | twin.keys()
+    for ours, ours_tensors in ranks:
+        torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-12, atol=0)
+        for name, x in ours_tensors.items():
+            torch.testing.assert_close(x, (tensors | twin)[name], rtol=1e-9, atol=1e-12)
+    expected = {name: x for name, x in tensors.items() if "gradient" not in name}
+    expected |= {} if tied else optimizer_tensors(optimizer)
+    for ours in (loaded(tmp_path, tied), *simulate(loaded, 3, "torch", args=(tmp_path, tied, 3))):
+        assert ours.keys() == expected.keys()
+        for name, x in ours.items():
+            torch.testing.assert_close(x, expected[name], rtol=1e-9, atol=1e-12)
