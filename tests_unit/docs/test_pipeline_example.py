@@ -1,0 +1,51 @@
+"""The example of a pipeline trains as one device, and its checkpoint is that of the whole model."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.core.checkpoint import load
+from hyper_parallel.verify import simulate
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "pipeline.py"
+
+pytestmark = [
+    pytest.mark.platforms("torch"),
+    pytest.mark.skipif(not SCRIPT.exists(), reason="[no-tool] the examples are not installed"),
+]
+
+
+def example():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("pipeline", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def loaded(folder):
+    """The weights of a checkpoint, in a model that is not parallelized."""
+    model = example().Model(()).double()
+    load(model, folder)
+    return model.state_dict()
+
+
+def train(folder):
+    """The norms of the example's gradients on this rank."""
+    return example().train(folder)
+
+
+def test_norms_and_weights_are_those_of_one_device(tmp_path):
+    """Two stages over two and three ranks each, of sizes that the ranks do not divide."""
+    import torch
+
+    (expected,) = simulate(train, 1, "torch", args=(tmp_path / "1",))
+    assert min(expected) > 0.5
+    for world in (4, 6):
+        for norms in simulate(train, world, "torch", args=(tmp_path / str(world),)):
+            torch.testing.assert_close(norms, expected, rtol=1e-12, atol=0)
+        for name, x in loaded(tmp_path / str(world)).items():
+            torch.testing.assert_close(x, loaded(tmp_path / "1")[name], rtol=1e-9, atol=1e-12)
