@@ -60,8 +60,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     together(platform, lambda: _check_data(platform, index), CheckpointError)
     arrays: list[Any] = []
     together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
-    held = [value for value in flat.tensors.values() if not is_outside(value)]
-    for value, array in zip(held, arrays, strict=True):
+    inside = [value for value in flat.tensors.values() if not is_outside(value)]
+    for value, array in zip(inside, arrays, strict=True):
         _write(platform, value, platform._from_host(array))  # noqa: SLF001 - of the contract
     for path, owner in flat.objects.items():
         owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))
