@@ -58,18 +58,17 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
         platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
     )
     together(platform, lambda: _check_data(platform, index), CheckpointError)
-    arrays: list[Any] = []
+    arrays: list[tuple[Any, Any]] = []
     together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
-    inside = [value for value in flat.tensors.values() if not is_outside(value)]
-    for value, array in zip(inside, arrays, strict=True):
+    for value, array in arrays:
         _write(platform, value, platform._from_host(array))  # noqa: SLF001 - of the contract
     for path, owner in flat.objects.items():
         owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))
     return merge(flat.tree, index.tree, flat.tensors)
 
 
-def _arrays(flat: Flat, named: FolderNames, fit: Fit, index: Index) -> Iterator[Any]:
-    """Read this rank's shard of every tensor of the state whose mesh it is in."""
+def _arrays(flat: Flat, named: FolderNames, fit: Fit, index: Index) -> Iterator[tuple[Any, Any]]:
+    """Yield every tensor of the state whose mesh this rank is in, with the shard that the folder has for it."""
     import numpy as np
 
     for name, value in flat.tensors.items():
@@ -89,7 +88,7 @@ def _arrays(flat: Flat, named: FolderNames, fit: Fit, index: Index) -> Iterator[
         if array is None:  # an empty shard
             dtype = index.entries[fit.stored[links[0].name]].dtype
             array = np.empty([high - low for low, high in box], dtype)
-        yield array
+        yield value, array
 
 
 def _write(platform: Platform, value: Any, values: Any) -> None:

@@ -279,9 +279,8 @@ class Layout:
     def local_shape(self) -> tuple[int, ...]:
         """Sizes that the current rank holds; outside of the mesh all are 0, and a tensor without dims gets one."""
         if self._local_shape is None:
-            coordinate = self.mesh.coordinate
-            outside = coordinate is None
-            self._local_shape = (0,) * max(self.ndim, 1) if outside else self.local_shape_at(coordinate)  # type: ignore[arg-type]
+            at = self.mesh.coordinate
+            self._local_shape = (0,) * max(self.ndim, 1) if at is None else self.local_shape_at(at)
         return self._local_shape
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:

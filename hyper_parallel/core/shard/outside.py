@@ -64,12 +64,10 @@ def outside_of_mesh(
         entered: list[tuple[Any, Any]] = []
         fetches = {id(mark): _without_storage(platform, plan, i, entered) for i, mark in enumerate(marks)}
         local = local_call(platform, entry, plan, args, kwargs, marks, fetches)
-        if entry.in_place:
-            target = entry.target(args_now, kwargs_now)
-            with_shape_check(local, plan)(args_now, kwargs_now)
-            _refuse_recorded_write(platform, plan, entered)
-            return target
         outs = with_shape_check(local, plan)(args_now, kwargs_now)
+        if entry.in_place:
+            _refuse_recorded_write(platform, plan, entered)
+            return entry.target(args_now, kwargs_now)
         layouts = plan.choice.outputs
         results = [
             _result(platform, out, _on(call.mesh, layout.with_shape(layout.get_global_shape(out.shape))), entered)
