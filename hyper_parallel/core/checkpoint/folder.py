@@ -133,7 +133,7 @@ class DataFile:
             file.truncate(self.size)
 
     def check(self) -> None:
-        """Check size and header.
+        """Check size and header, and map the file: from then on its tensors can be read even if it is deleted.
 
         Raises:
             CheckpointError: (a ValueError) the file is missing, cut, or another one.
@@ -141,10 +141,9 @@ class DataFile:
         if not self.path.is_file() or self.path.stat().st_size != self.size:
             msg = f"load: {self.path} is missing or cut; its index expects {self.size} bytes"
             raise CheckpointError(msg)
-        with self.path.open("rb") as file:
-            if file.read(len(self._header)) != self._header:
-                msg = f"load: {self.path} is not the file that its index describes"
-                raise CheckpointError(msg)
+        if self._content[: len(self._header)].tobytes() != self._header:
+            msg = f"load: {self.path} is not the file that its index describes"
+            raise CheckpointError(msg)
 
     def write(self, parts: Sequence[tuple[str, Box, np.ndarray[Any, Any]]]) -> list[tuple[str, Piece]]:
         """Write parts, named and at their boxes, to the disk; return them with their checksums."""
@@ -160,10 +159,13 @@ class DataFile:
             os.fsync(file.fileno())
         return written
 
-    def read(self, parts: Sequence[tuple[str, Box]]) -> list[np.ndarray[Any, Any]]:
-        """Return parts, each in memory of its own."""
-        content = self._mapped("r")
-        return [self._part(content, name, box).copy() for name, box in parts]
+    def view(self, name: str, box: Box) -> np.ndarray[Any, Any]:
+        """Return a part of a tensor as a read-only array, mapped from the file."""
+        return self._part(self._content, name, box)
+
+    @cached_property
+    def _content(self) -> np.memmap[Any, Any]:
+        return self._mapped("r")
 
     def _mapped(self, mode: Any) -> np.memmap[Any, Any]:
         import numpy as np

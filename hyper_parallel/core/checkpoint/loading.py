@@ -13,10 +13,10 @@ from hyper_parallel.core.checkpoint.state import Flat, merge, name_of, platform_
 from hyper_parallel.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from hyper_parallel.core.checkpoint.folder import Index
-    from hyper_parallel.core.checkpoint.names import Names
+    from hyper_parallel.core.checkpoint.names import Link, Names
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["load"]
@@ -26,7 +26,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     """Fill ``state`` from a checkpoint of :func:`save`; all ranks of the world call this together.
 
     Every rank reads its own shards, in the layouts of ``state``: these, the mesh and the number of ranks may differ
-    from those that saved. Everything is checked before anything is changed. Tied parameters stay tied.
+    from those that saved. Everything is checked before anything is changed. Tied parameters stay tied. Besides the
+    state, memory holds one shard at a time.
 
     Safetensors files that another program has written, with an index or a single one, load as well: without checksums,
     and plain values of the state stay as they are.
@@ -58,40 +59,30 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
         platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
     )
     together(platform, lambda: _check_data(platform, index), CheckpointError)
-    arrays: list[tuple[Any, Any]] = []
-    together(platform, lambda: arrays.extend(_arrays(flat, named, fit, index)), CheckpointError)
-    for value, array in arrays:
-        _write(platform, value, platform._from_host(array))  # noqa: SLF001 - of the contract
+    for name, value in flat.tensors.items():
+        if not is_outside(value):
+            # One at a time, so that memory never holds more than one tensor's shard besides the state.
+            _write(platform, value, _shard(value, named.links[name], fit, index))
     for path, owner in flat.objects.items():
         owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))
     return merge(flat.tree, index.tree, flat.tensors)
 
 
-def _arrays(flat: Flat, named: FolderNames, fit: Fit, index: Index) -> Iterator[tuple[Any, Any]]:
-    """Yield every tensor of the state whose mesh this rank is in, with the shard that the folder has for it."""
+def _shard(value: Any, links: Sequence[Link], fit: Fit, index: Index) -> Any:
+    """Read this rank's shard of ``value``, a tensor of the state, into memory of its own."""
     import numpy as np
 
-    for name, value in flat.tensors.items():
-        if is_outside(value):
-            continue
-        box, links = own_box(value), named.links[name]
-        array = None
-        for stored_as, part, where in linked_parts(links, box):
-            stored = fit.stored[stored_as]
-            values = index.file_of(stored).read([(stored, part)])[0]
-            if len(links) == 1:
-                array = values
-                break
-            if array is None:
-                array = np.empty([high - low for low, high in box], values.dtype)
-            array[where] = values
-        if array is None:  # an empty shard
-            dtype = index.entries[fit.stored[links[0].name]].dtype
-            array = np.empty([high - low for low, high in box], dtype)
-        yield value, array
+    box = own_box(value)
+    dtype = index.entries[fit.stored[links[0].name]].dtype
+    array = np.empty([high - low for low, high in box], dtype)
+    for stored_as, part, where in linked_parts(links, box):
+        stored = fit.stored[stored_as]
+        array[where] = index.file_of(stored).view(stored, part)
+    return array
 
 
-def _write(platform: Platform, value: Any, values: Any) -> None:
+def _write(platform: Platform, value: Any, array: Any) -> None:
+    values = platform._from_host(array)  # noqa: SLF001 - of the contract
     if hasattr(value, "full_tensor"):
         platform.update_param_data(value, platform.wrap(values, value.layout))
     else:
@@ -128,6 +119,6 @@ def _check_data(platform: Platform, index: Index) -> None:
     everything = [(name, box, crc) for name, written in index.pieces.items() for box, crc in written]
     for name, box, crc in everything[platform.get_rank() :: platform.get_world_size()]:
         data = index.file_of(name)
-        if checksum(data.read([(name, box)])[0]) != crc:
+        if checksum(data.view(name, box)) != crc:
             msg = f"load: {name} in {data.path} is damaged: its checksum at {[list(edge) for edge in box]} differs"
             raise CheckpointError(msg)

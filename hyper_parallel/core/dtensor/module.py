@@ -234,10 +234,15 @@ def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_d
     """Replace plain parameters and buffers of ``module`` and its children by replicated DTensors."""
     with replacing_parameters(platform, module) as ties:
         for _, child in platform.get_cells_and_names(module):
-            for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
-                if not isinstance(value, DTensor):
-                    place_parameter(platform, child, name, mesh, [Replicate()] * mesh.ndim, src_data_rank=src_data_rank)
-                    ties.restore()
+            for name in _plain_values(platform, child):
+                place_parameter(platform, child, name, mesh, [Replicate()] * mesh.ndim, src_data_rank=src_data_rank)
+                ties.restore()
+
+
+def _plain_values(platform: Platform, module: Any) -> list[str]:
+    """Return the names of the module's own parameters and buffers that are no DTensors."""
+    values = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
+    return [name for name, value in values.items() if not isinstance(value, DTensor)]
 
 
 def distribute_module(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.modules import ModulesFacet
@@ -62,6 +63,9 @@ class TiedParameters:
 def replacing_parameters(platform: ModulesFacet, root: Any) -> Iterator[TiedParameters]:
     """Let parameters under ``root`` be replaced inside; modules that hold them in containers too get the new ones.
 
+    A parameter that only its modules hold is freed as soon as it is replaced, so memory never holds the whole model
+    and all of its shards.
+
     Args:
         platform: the framework of the module.
         root: module whose parameters are replaced.
@@ -70,12 +74,13 @@ def replacing_parameters(platform: ModulesFacet, root: Any) -> Iterator[TiedPara
         the tied parameters of ``root``.
     """
     slots = [slot for group in owners_by_parameter(platform, root).values() for slot in group]
-    before = [(module, name, platform.direct_parameters(module)[name]) for _, module, name in slots]
+    before = [(module, name, ref(platform.direct_parameters(module)[name])) for _, module, name in slots]
     try:
         yield TiedParameters(platform, root)
     finally:
-        pairs = ((old, platform.direct_parameters(module).get(name)) for module, name, old in before)
-        platform.parameters_replaced(root, [(old, new) for old, new in pairs if new is not None and new is not old])
+        pairs = ((old(), platform.direct_parameters(module).get(name)) for module, name, old in before)
+        replaced = [(old, new) for old, new in pairs if old is not None and new is not None and new is not old]
+        platform.parameters_replaced(root, replaced)
 
 
 def path_matches(pattern: str, path: str) -> bool:

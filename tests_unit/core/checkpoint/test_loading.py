@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from weakref import ref
+
 import numpy as np
 import pytest
 
 from hyper_parallel import Replicate, Shard, distribute_tensor, init_device_mesh
-from hyper_parallel.core.checkpoint import load, save
+from hyper_parallel.core.checkpoint import load, loading, save
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import simulate
 
@@ -81,3 +84,41 @@ def test_ranks_outside_of_a_mesh_write_and_read_nothing(tmp_path):
     assert (first.keys(), second.keys()) == ({"first"}, arrays.keys())
     for name, array in [*first.items(), *second.items()]:
         np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_memory_holds_one_shard_besides_the_state(platform_name, tmp_path, monkeypatch):
+    """What was read of one tensor is freed before the next is read; values of every tensor come from the folder."""
+    platform, plain = platform_named(platform_name), loading._shard
+    arrays = {f"w{index}": np.full((3, 5 + index), index, np.float32) for index in range(4)}
+    read, bytes_alive = [], []
+
+    def counting(*args):
+        bytes_alive.append(sum(array().nbytes for array in read if array() is not None))
+        array = plain(*args)
+        read.append(ref(array))
+        return array
+
+    monkeypatch.setattr(loading, "_shard", counting)
+    save({name: platform.from_numpy(array) for name, array in arrays.items()}, tmp_path)
+    state = {name: platform.from_numpy(array * 0) for name, array in arrays.items()}
+    load(state, tmp_path)
+    assert bytes_alive == [0, 0, 0, 0]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(platform.tensor_to_numpy(state[name]), array)
+
+
+def test_what_was_checked_can_be_read_though_the_file_is_deleted(platform_name, tmp_path, monkeypatch):
+    """A folder that is deleted between the check and the reading leaves no state that is half filled."""
+    platform, plain = platform_named(platform_name), loading._shard
+    array = np.arange(6, dtype=np.float32)
+    save({"a": platform.from_numpy(array), "b": platform.from_numpy(array + 1)}, tmp_path)
+
+    def deleting(*args):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        return plain(*args)
+
+    monkeypatch.setattr(loading, "_shard", deleting)
+    state = {"a": platform.from_numpy(array * 0), "b": platform.from_numpy(array * 0)}
+    load(state, tmp_path)
+    np.testing.assert_array_equal(platform.tensor_to_numpy(state["a"]), array)
+    np.testing.assert_array_equal(platform.tensor_to_numpy(state["b"]), array + 1)

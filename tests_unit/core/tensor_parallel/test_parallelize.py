@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import warnings
+from weakref import WeakValueDictionary
 
 import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hyper_parallel import (
     ColwiseParallel,
@@ -340,3 +345,49 @@ def test_a_later_plan_reshards_what_is_on_the_mesh(twin):
         return rank(mesh)
 
     assert all(twin.on_mesh((3,), seeded))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operators of this thread have made and that are not freed yet.
+
+    Attributes:
+        peak: most bytes at any time.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._storages, self.peak = WeakValueDictionary(), 0
+
+    def now(self):
+        """Bytes in use."""
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator, and note the storages of what it returns."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._storages[leaf.untyped_storage()._cdata] = leaf.untyped_storage()
+        self.peak = max(self.peak, self.now())
+        return result
+
+
+@pytest.mark.parametrize("source", [0, None])
+def test_memory_holds_the_whole_model_and_one_layer(source):
+    """Whole weights are freed layer by layer: the peak is the model and one layer, and shards alone are left."""
+    width, layers = 6, 8
+
+    def rank(mesh):
+        counted = LiveBytes()
+        with counted:
+            model = nn.Sequential(*[nn.Linear(width, 2 * width, bias=False) for _ in range(layers)])
+            parallelize_module(model, mesh, {"*": ColwiseParallel()}, src_data_rank=source)
+        return mesh.rank, counted.peak, counted.now(), model  # which lives on until all ranks have counted
+
+    layer = 2 * width * width * 4
+    ranks = simulate(lambda: rank(init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))), 3, platform="torch")
+    for number, peak, left, _ in ranks:
+        # Pieces that rank 0 sends are made by its operators, and are then the memory of the rank that holds them.
+        sent = 2 * layers * layer // 3 if source == number else 0
+        assert layers * layer < peak <= (layers + 1) * layer
+        assert left == layers * layer // 3 + sent
