@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.core.checkpoint import load
-from hyper_parallel.verify import simulate
+from hyper_parallel.verify import simulate, verify_program
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "pipeline.py"
 
@@ -49,3 +49,12 @@ def test_norms_and_weights_are_those_of_one_device(tmp_path):
             torch.testing.assert_close(norms, expected, rtol=1e-12, atol=0)
         for name, x in loaded(tmp_path / str(world)).items():
             torch.testing.assert_close(x, loaded(tmp_path / "1")[name], rtol=1e-9, atol=1e-12)
+
+
+def test_every_value_on_the_ranks_of_its_stage_is_that_of_one_device():
+    """A comparison of programs holds what each rank has of the whole model: seven weights, or the other stage's ten."""
+    report = verify_program(lambda: example().train(steps=1), 4, platform="torch")
+    assert report.ok, report.text()
+    weights = 2 * (7 + 10)
+    assert report.verdict.counts["weight"] == 2 * weights  # before the step and after it
+    assert report.verdict.counts["gradient"] == 2 * weights  # before clipping and after it

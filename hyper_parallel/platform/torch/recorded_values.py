@@ -22,7 +22,7 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 def read_tensor(value: Any) -> LocalValue | None:
-    """Return a copy of a rank's part of a tensor; None if ``value`` is no tensor whose place is known.
+    """Return a copy of a rank's part of a tensor; None if it has none, or if the place of that part is not known.
 
     A DTensor of PyTorch or of this library has a region, unless its local tensor is no box of the global one (then the
     region is None). A plain tensor has none.
@@ -30,6 +30,8 @@ def read_tensor(value: Any) -> LocalValue | None:
     Args:
         value: any object. bfloat16 and float16 become float32, sparse tensors dense.
     """
+    if isinstance(value, (DTensor, TorchDTensor)) and value.device_mesh.get_coordinate() is None:
+        return None
     if isinstance(value, DTensor):
         return _read(value._local, _region_of_ours(value))
     if isinstance(value, TorchDTensor):
@@ -95,10 +97,8 @@ def _is_strided(placement: Any) -> bool:
 
 
 def _region(value: TorchDTensor) -> Region | None:
-    """Return the box; None if the rank is not in the mesh, or its part is no box."""
-    coordinate = value.device_mesh.get_coordinate()
-    if coordinate is None:
-        return None
+    """Return the box of this rank, which is in the mesh; None if its part is no box."""
+    coordinate: Any = value.device_mesh.get_coordinate()
     starts = [_start(value, dim, coordinate) for dim in range(value.ndim)]
     if None in starts:
         return None

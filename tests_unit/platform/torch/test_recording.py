@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -357,6 +357,24 @@ def test_this_librarys_dtensors_say_their_part():
         assert array.tolist() == [3.0, 4.0, 5.0]
         assert (array.dtype, told) == (np.float32, name)
         assert region == Region((7,), (3,))
+
+
+def test_a_rank_outside_of_a_mesh_records_nothing_of_its_tensors():
+    """A rank that holds no part of a DTensor has none to record, whichever library the DTensor is of."""
+    import hyper_parallel as hp
+
+    def body():
+        x = torch.arange(7.0)
+        ours = hp.distribute_tensor(x, hp.DeviceMesh("cpu", [2, 0], mesh_dim_names=("tp",)), [hp.Shard(0)])
+        theirs = distribute_tensor(x, DeviceMesh("cpu", [0, 2]), [Shard(0)], src_data_rank=None)
+        return read_tensor(ours), read_tensor(theirs)
+
+    inside, outside, _ = simulate(body, 3, "torch")
+    assert outside == (None, None)
+    assert [(value.array.tolist(), value.region) for value in inside] == [
+        ([4.0, 5.0, 6.0], Region((7,), (4,))),
+        ([0.0, 1.0, 2.0, 3.0], Region((7,), (0,))),
+    ]
 
 
 def test_this_librarys_tensors_are_recorded():
