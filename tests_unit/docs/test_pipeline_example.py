@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -18,42 +17,33 @@ pytestmark = [
 ]
 
 
-def example():
+@pytest.fixture
+def example(load_file):
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("pipeline", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(SCRIPT)
 
 
-def loaded(folder):
-    """The weights of a checkpoint, in a model that is not parallelized."""
-    model = example().Model(()).double()
-    load(model, folder)
-    return model.state_dict()
-
-
-def train(folder):
-    """The norms of the example's gradients on this rank."""
-    return example().train(folder)
-
-
-def test_norms_and_weights_are_those_of_one_device(tmp_path):
+def test_norms_and_weights_are_those_of_one_device(example, tmp_path):
     """Two stages over two and three ranks each, of sizes that the ranks do not divide."""
     import torch
 
-    (expected,) = simulate(train, 1, "torch", args=(tmp_path / "1",))
+    def weights(folder):
+        model = example.Model(()).double()
+        load(model, folder)
+        return model.state_dict()
+
+    (expected,) = simulate(example.train, 1, "torch", args=(tmp_path / "1",))
     assert min(expected) > 0.5
     for world in (4, 6):
-        for norms in simulate(train, world, "torch", args=(tmp_path / str(world),)):
+        for norms in simulate(example.train, world, "torch", args=(tmp_path / str(world),)):
             torch.testing.assert_close(norms, expected, rtol=1e-12, atol=0)
-        for name, x in loaded(tmp_path / str(world)).items():
-            torch.testing.assert_close(x, loaded(tmp_path / "1")[name], rtol=1e-9, atol=1e-12)
+        for name, x in weights(tmp_path / str(world)).items():
+            torch.testing.assert_close(x, weights(tmp_path / "1")[name], rtol=1e-9, atol=1e-12)
 
 
-def test_every_value_on_the_ranks_of_its_stage_is_that_of_one_device():
+def test_every_value_on_the_ranks_of_its_stage_is_that_of_one_device(example):
     """A comparison of programs holds what each rank has of the whole model: seven weights, or the other stage's ten."""
-    report = verify_program(lambda: example().train(steps=1), 4, platform="torch")
+    report = verify_program(lambda: example.train(steps=1), 4, platform="torch")
     assert report.ok, report.text()
     weights = 2 * (7 + 10)
     assert report.verdict.counts["weight"] == 2 * weights  # before the step and after it

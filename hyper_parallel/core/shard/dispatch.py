@@ -274,8 +274,9 @@ class Dispatcher:
             msg = f"{entry.name}({entry.binder.text}): {error}"
             raise TypeError(msg) from None
         mesh = self._mesh(entry, bound)
-        if entry.in_place:
-            self._refuse_plain_target(entry, entry.target(marked, named))
+        if entry.in_place and not isinstance(target := entry.target(marked, named).tensor, DTensor):
+            run = self._write_plain(entry, target, [mark.tensor for mark in marks_in((*marked, *named.values()))])
+            return run, run
         marks: list[TensorArgument] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
@@ -291,15 +292,29 @@ class Dispatcher:
         plan = plan_call(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked, named, marks)
 
-    def _refuse_plain_target(self, entry: OpEntry, target: Any) -> None:
-        """Refuse to write a distributed value into a plain tensor."""
-        if isinstance(target, TensorArgument) and not isinstance(target.tensor, DTensor):
-            msg = (
-                f"{entry.name}: a plain tensor {list(target.tensor.shape)} cannot be written with DTensors; write "
-                "the result of full_tensor(), and clip gradients of plain and distributed parameters with "
-                "hyper_parallel.clip_grad_norm_"
-            )
-            raise MixedTensorError(msg)
+    def _write_plain(self, entry: OpEntry, target: Any, tensors: list[Any]) -> Run:
+        """Compile a call that writes the plain tensor ``target``: its DTensors are single values that all ranks have.
+
+        Clipping gradients of plain and distributed parameters alike does that.
+
+        Raises:
+            MixedTensorError: a DTensor has more values or is not whole, or (at the call) would get a gradient.
+        """
+        error = MixedTensorError(
+            f"{entry.name}: a plain tensor {list(target.shape)} cannot be written with DTensors but those of one value "
+            "that is whole on this rank and takes no gradient; write the result of full_tensor()"
+        )
+        layouts = [tensor._layout for tensor in tensors if isinstance(tensor, DTensor)]
+        if not all(x.is_replicated and math.prod(x.shape) == 1 and x.mesh.coordinate is not None for x in layouts):
+            raise error
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            distributed = [x for x in self.tensors((*args, *kwargs.values())) if isinstance(x, DTensor)]
+            if self.platform.grad_enabled() and any(self.platform.needs_grad(x._local) for x in distributed):
+                raise error
+            return self._on_locals(entry, args, kwargs)
+
+        return run
 
     def _mark(self, value: Any) -> Any:
         """Return the arguments with each occurrence of a tensor wrapped; one tensor may be passed twice."""

@@ -173,8 +173,8 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), ArgumentTypeError,
      "device_mesh must be a DeviceMesh, got list; init_device_mesh makes one"),
     (lambda x, mesh: x.mul_(distribute_tensor(x, mesh, [Shard(0)])), MixedTensorError,
-     ("mul_: a plain tensor [4, 6] cannot be written with DTensors; write the result of full_tensor(), and clip "
-     "gradients of plain and distributed parameters with hyper_parallel.clip_grad_norm_")),
+     ("mul_: a plain tensor [4, 6] cannot be written with DTensors but those of one value that is whole on this rank "
+     "and takes no gradient; write the result of full_tensor()")),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
     """Each mistake raises a type that PyTorch's handlers catch, with the fault and the fix."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard import dispatch
@@ -410,9 +412,32 @@ def test_in_place_functions_called_by_keyword():
         return text_of(MixedTensorError, lambda: torch.ones(5, 2).add_(other=x))
 
     for text in on_ranks(rank, 2):
-        assert text.startswith(
-            "add_: a plain tensor [5, 2] cannot be written with DTensors; write the result of full_tensor"
+        assert text == (
+            "add_: a plain tensor [5, 2] cannot be written with DTensors but those of one value that is whole on this "
+            "rank and takes no gradient; write the result of full_tensor()"
         )
+
+
+def test_a_plain_tensor_is_written_with_single_values_that_all_ranks_have():
+    """One whole value scales a plain tensor in place; one that is pending, has a gradient or is elsewhere does not."""
+    import torch
+
+    def rank(mesh):
+        x, factor = values(5, 2), spread(values(1), mesh, R)
+        assert x.mul_(factor) is x
+        leaf = factor.clone().requires_grad_()
+        with torch.no_grad():
+            assert torch.Tensor.mul_(x, other=leaf) is x
+        torch.testing.assert_close(x, values(5, 2) * values(1) ** 2)
+        others = DeviceMesh("cpu", [1 - mesh.rank], mesh_dim_names=("tp",))
+        refused = [spread(values(6), mesh, S0).sum(), leaf, distribute_tensor(values(1), others, [R])]
+        return {text_of(MixedTensorError, functools.partial(x.mul_, scale)) for scale in refused}
+
+    refusal = (
+        "mul_: a plain tensor [5, 2] cannot be written with DTensors but those of one value that is whole on this rank "
+        "and takes no gradient; write the result of full_tensor()"
+    )
+    assert on_ranks(rank, 2) == [{refusal}, {refusal}]
 
 
 def test_plans_are_bounded(monkeypatch):

@@ -61,6 +61,31 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
     twin.on_mesh(grid, rank, ("dp", "tp"))
 
 
+@pytest.mark.parametrize("order", [2.0, math.inf])
+@pytest.mark.parametrize("world", [2, 3])
+def test_pytorchs_own_function_clips_plain_and_distributed_gradients(twin, order, world):
+    """Norm and every gradient are those of one device; the norm is a DTensor, since PyTorch computes it from some."""
+    import torch
+
+    dense = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in gradients(twin).values()]
+    for parameter, grad in zip(dense, gradients(twin).values(), strict=True):
+        parameter.grad = grad.clone()
+    expected = torch.nn.utils.clip_grad_norm_(dense, 0.5, norm_type=order)
+
+    def rank(mesh):
+        listed = []
+        placements = (Shard(0), Shard(0), Shard(1), None, Replicate())
+        for grad, placement in zip(gradients(twin).values(), placements, strict=True):
+            home = grad.clone() if placement is None else distribute_tensor(grad, mesh, [placement])
+            listed.append(torch.nn.Parameter(torch.zeros_like(home)))
+            listed[-1].grad = home
+        twin.same(torch.nn.utils.clip_grad_norm_(listed, 0.5, norm_type=order), expected, "norm")
+        for parameter, theirs in zip(listed, dense, strict=True):
+            twin.same(parameter.grad, theirs.grad, "gradient")
+
+    twin.on_mesh((world,), rank)
+
+
 def test_a_partial_gradient_is_reduced_first(twin):
     """A partial gradient is reduced before its norm is taken."""
 

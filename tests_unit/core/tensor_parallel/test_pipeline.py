@@ -236,8 +236,8 @@ def test_a_dtensor_between_stages_is_refused():
     error = error_of(body, 2)
     assert isinstance(error, MixedTensorError)
     assert str(error) == (
-        "copy_: a plain tensor [2, 5] cannot be written with DTensors; write the result of full_tensor(), and clip "
-        "gradients of plain and distributed parameters with hyper_parallel.clip_grad_norm_"
+        "copy_: a plain tensor [2, 5] cannot be written with DTensors but those of one value that is whole on this "
+        "rank and takes no gradient; write the result of full_tensor()"
     )
 
 
