@@ -12,7 +12,7 @@ from hyper_parallel.core.context_parallel.ring import Ring, ring_function
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
-from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import LayoutError, PlanError
 from hyper_parallel.platform.select import platform_of_argument
 
 __all__ = ["context_parallel_attention"]
@@ -69,7 +69,7 @@ def context_parallel_attention(
     Raises:
         LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
         PlanError: (a ValueError) shapes, an axis, a form, a mask or positions that do not fit.
-        UnsupportedOnBackend: ``ring`` on MindSpore, or a second gradient of it.
+        UnsupportedOnBackend: a second gradient of ``ring``.
     """
     platform = platform_of_argument(query, f"{_NAME}: query")
     if form not in _FORMS:
@@ -84,9 +84,6 @@ def context_parallel_attention(
     _check_shapes(query, key, value)
     mask = _mask(attn_mask, query, layout)
     if form == "ring":
-        if platform.platform_type != "torch":
-            msg = f"{_NAME}: form='ring' is not supported by MindSpore; use form='gather' or form='all_to_all'"
-            raise UnsupportedOnBackend(msg)
         return _ring(platform, (query, key, value), mask, axis, is_causal, scale, positions)
     attention = platform.dispatcher.ops.scaled_dot_product_attention
     place = _place(layout, axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,47 +40,61 @@ class Ring:
         Attention (Liu, Zaharia and Abbeel, 2023).
         """
         grouped = _grouped(_wide(q), k)
-        merged = [_Merged(part, v) for part in self._own(grouped)]
+        queries = self._parts(grouped, self.plan.own)
+        merged = [_Merged(part, v) for part in queries]
         for member, (keys, values) in self._around([k, v]):
             wide = [_wide(tensor).unsqueeze(2) for tensor in (keys, values)]
-            for place, scores, run in self._visible(grouped, wide[0], member):
-                merged[place].add(scores, _part(wide[1], run))
-        empty = grouped[..., :0, :1].expand(*grouped.shape[:-2], 0, v.shape[-1])
-        out = self.platform.cat([*(part.result() for part in merged), empty], -2)
-        lse = self.platform.cat([*(part.logarithm() for part in merged), empty[..., :1]], -2)
-        return out.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype), lse
+            for place, scores, index in self._visible(queries, wide[0], member):
+                merged[place].add(scores, self._part(wide[1], self.plan.runs[member][index]))
+        outer = grouped.shape[:-2]
+        out = self._whole([part.result() for part in merged], grouped.new_zeros((*outer, 0, v.shape[-1])))
+        lse = self._whole([part.logarithm() for part in merged], grouped.new_zeros((*outer, 0, 1)))
+        return out.reshape((*q.shape[:-1], v.shape[-1])).to(q.dtype), lse
 
     def backward(self, saved: tuple[Any, ...], grad: Any) -> tuple[Any, Any, Any]:
         """Return the gradients of q, k and v: those of keys and values travel with them, and end at their owner."""
         q, k, v, out, lse = saved
-        queries, results, grads = (_grouped(_wide(tensor), k) for tensor in (q, out, grad))
-        shares = (grads * results).sum(-1, keepdim=True)
-        q_grad = queries.new_zeros(queries.shape)
-        kv_grads = [_wide(k).new_zeros(k.shape), _wide(v).new_zeros(v.shape)]
+        grouped = _grouped(_wide(q), k)
+        queries, results, grads = (
+            self._parts(x, self.plan.own) for x in (grouped, _grouped(_wide(out), k), _grouped(_wide(grad), k))
+        )
+        largest = [_finite(part) for part in self._parts(lse, self.plan.own)]
+        shares = [(grad_part * result).sum(-1, keepdim=True) for grad_part, result in zip(grads, results, strict=True)]
+        q_grads = [self.platform.zeros_like(part) for part in queries]
+        k_grad, v_grad = (self.platform.zeros_like(_wide(tensor)) for tensor in (k, v))
         for member, (keys, values) in self._around([k, v]):
-            wide = [_wide(tensor).unsqueeze(2) for tensor in (keys, values)]
-            for place, scores, run in self._visible(queries, wide[0], member):
-                own = self.plan.own[place]
-                weights = (scores - _finite(_part(lse, own))).exp()
-                grad_part, key_part, value_part = _part(grads, own), _part(wide[0], run), _part(wide[1], run)
-                scores_grad = weights * (grad_part @ value_part.transpose(-2, -1) - _part(shares, own)) * self.scale
-                _part(q_grad, own).add_(scores_grad @ key_part)
-                _part(kv_grads[0], run).add_((scores_grad.transpose(-2, -1) @ _part(queries, own)).sum(2))
-                _part(kv_grads[1], run).add_((weights.transpose(-2, -1) @ grad_part).sum(2))
+            wide, runs = [_wide(tensor).unsqueeze(2) for tensor in (keys, values)], self.plan.runs[member]
+            k_grads, v_grads = self._parts(k_grad, runs), self._parts(v_grad, runs)
+            for place, scores, index in self._visible(queries, wide[0], member):
+                key_part, value_part = (self._part(tensor, runs[index]) for tensor in wide)
+                weights = (scores - largest[place]).exp()
+                into = weights * (grads[place] @ value_part.transpose(-2, -1) - shares[place]) * self.scale
+                q_grads[place] = q_grads[place] + into @ key_part
+                k_grads[index] = k_grads[index] + (into.transpose(-2, -1) @ queries[place]).sum(2)
+                v_grads[index] = v_grads[index] + (weights.transpose(-2, -1) @ grads[place]).sum(2)
             following = self.plan.member_at(self.plan.member_at(0) - member + 1)
-            kv_grads = self._shifted(kv_grads, following).wait()
-        return q_grad.reshape(q.shape).to(q.dtype), kv_grads[0].to(k.dtype), kv_grads[1].to(v.dtype)
+            whole = [self._whole(parts, total) for parts, total in ((k_grads, k_grad), (v_grads, v_grad))]
+            k_grad, v_grad = self._shifted(whole, following).wait()
+        q_grad = self._whole(q_grads, grouped).reshape(tuple(q.shape))
+        return q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype)
 
-    def _own(self, grouped: Any) -> list[Any]:
-        return [_part(grouped, run) for run in self.plan.own]
+    def _parts(self, tensor: Any, runs: Sequence[Run]) -> list[Any]:
+        return [self._part(tensor, run) for run in runs]
 
-    def _visible(self, queries: Any, keys: Any, member: int) -> Iterator[tuple[int, Any, Run]]:
-        """Yield the scores of each run of queries by each run of ``member``'s keys that it sees."""
+    def _part(self, tensor: Any, run: Run) -> Any:
+        return self.platform.narrow(tensor, len(tensor.shape) - 2, run.offset, run.length)
+
+    def _whole(self, parts: list[Any], empty: Any) -> Any:
+        """Return the runs of a shard as one tensor; ``empty`` if it has none."""
+        return self.platform.cat(parts, len(empty.shape) - 2) if parts else empty
+
+    def _visible(self, queries: list[Any], keys: Any, member: int) -> Iterator[tuple[int, Any, int]]:
+        """Yield the scores of each run of queries by each run of ``member``'s keys that it sees, with their indices."""
         for place, own in enumerate(self.plan.own):
-            for run in self.plan.runs[member]:
+            for index, run in enumerate(self.plan.runs[member]):
                 if not self.plan.causal or own.sees(run):
-                    scores = _part(queries, own) @ _part(keys, run).transpose(-2, -1) * self.scale
-                    yield place, self._masked(scores, own, run, member), run
+                    scores = queries[place] @ self._part(keys, run).transpose(-2, -1) * self.scale
+                    yield place, self._masked(scores, own, run, member), index
 
     def _masked(self, scores: Any, own: Run, run: Run, member: int) -> Any:
         if self.plan.causal and not own.sees_all(run):
@@ -90,12 +104,12 @@ class Ring:
             scores = scores.masked_fill(hidden, -math.inf)
         if self.mask is None:
             return scores
-        mask = self.mask.expand(*self.mask.shape[:-1], sum(self.plan.sizes))
-        mask = mask.narrow(-1, self.plan.start(member) + run.offset, run.length)
-        mask = _part(mask, own) if mask.shape[-2] != 1 else mask
-        heads, groups = scores.shape[1:3]
-        mask = mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (heads, groups))
-        return scores.masked_fill(~mask, -math.inf) if str(mask.dtype).endswith("bool") else scores + mask
+        mask = self.mask
+        if mask.shape[-1] != 1:
+            mask = self.platform.narrow(mask, len(mask.shape) - 1, self.plan.start(member) + run.offset, run.length)
+        mask = self._part(mask, own) if mask.shape[-2] != 1 else mask
+        mask = mask.unsqueeze(2) if mask.shape[1] == 1 else _grouped(mask, scores)
+        return scores.masked_fill(~mask, -math.inf) if str(mask.dtype).lower().endswith("bool") else scores + mask
 
     def _around(self, tensors: list[Any]) -> Iterator[tuple[int, list[Any]]]:
         """Yield each member and its tensors, this rank's own first; the next are on their way meanwhile."""
@@ -114,7 +128,8 @@ class Ring:
             return _Arriving(platform, None, tensors, shapes)
         flat = platform.cat([tensor.reshape(-1) for tensor in tensors], 0)
         ahead, behind = ((plan.index + step) % len(plan.ranks) for step in (1, -1))
-        chunks = [flat if index == ahead else flat[:0] for index in range(len(plan.ranks))]
+        nothing = platform.narrow(flat, 0, 0, 0)
+        chunks = [flat if index == ahead else nothing for index in range(len(plan.ranks))]
         size = sum(map(math.prod, shapes))
         sizes = [(size if index == behind else 0,) for index in range(len(plan.ranks))]
         work = platform.transport().start("all_to_all", chunks, plan.ranks, sizes)
@@ -134,7 +149,7 @@ class _Arriving:
         work, behind = self._sent
         flat, start, tensors = work.wait()[behind], 0, []
         for shape in self._shapes:
-            tensors.append(flat.narrow(0, start, math.prod(shape)).reshape(shape))
+            tensors.append(self._platform.narrow(flat, 0, start, math.prod(shape)).reshape(shape))
             start += math.prod(shape)
         return tensors
 
@@ -143,13 +158,13 @@ class _Merged:
     """The softmax over all keys that a run of queries has seen so far."""
 
     def __init__(self, queries: Any, v: Any) -> None:
-        self._largest = queries.new_full((*queries.shape[:-1], 1), -math.inf)
-        self._total = queries.new_zeros(self._largest.shape)
+        self._total = queries.new_zeros((*queries.shape[:-1], 1))
+        self._largest = self._total - math.inf
         self._sum = queries.new_zeros((*queries.shape[:-1], v.shape[-1]))
 
     def add(self, scores: Any, values: Any) -> None:
         """Add the keys of ``scores`` [B, Hk, G, Lq, Ls]."""
-        largest = self._largest.maximum(scores.amax(-1, keepdim=True))
+        largest = self._largest.maximum(scores.amax(-1).unsqueeze(-1))
         weights, shrink = (scores - _finite(largest)).exp(), (self._largest - _finite(largest)).exp()
         self._total = self._total * shrink + weights.sum(-1, keepdim=True)
         self._sum = self._sum * shrink + weights @ values
@@ -202,13 +217,11 @@ def _make(platform: Platform) -> Any:
     return RingAttention
 
 
-def _part(tensor: Any, run: Run) -> Any:
-    return tensor.narrow(-2, run.offset, run.length)
-
-
 def _grouped(tensor: Any, k: Any) -> Any:
     """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads of each head of keys beside it."""
-    return tensor.unflatten(1, (k.shape[1], -1)) if k.shape[1] else tensor.unsqueeze(2)
+    batch, heads, *sizes = tensor.shape
+    key_heads = k.shape[1]
+    return tensor.reshape((batch, key_heads, heads // key_heads, *sizes)) if key_heads else tensor.unsqueeze(2)
 
 
 def _finite(largest: Any) -> Any:
@@ -218,4 +231,4 @@ def _finite(largest: Any) -> Any:
 
 def _wide(tensor: Any) -> Any:
     """Return half precision as float32, in which scores and sums are computed."""
-    return tensor.float() if tensor.element_size() < 4 else tensor
+    return tensor.float() if tensor.itemsize < 4 else tensor

@@ -36,12 +36,16 @@ def _attention(
     if is_causal or first_query is not None:
         rows = ops.arange(q.shape[-2]).reshape((-1, 1)) + (first_query or 0)
         attn_mask = ops.arange(k.shape[-2]).reshape((1, -1)) <= rows
-    if attn_mask is not None:
-        if attn_mask.dtype == mindspore.bool_:
-            scores = mint.where(attn_mask, scores, ops.full_like(scores, -math.inf))
-        else:
-            scores = scores + attn_mask
-    return matmul(ops.softmax(scores, -1), v)
+    if attn_mask is None:
+        return matmul(ops.softmax(scores, -1), v)
+    if attn_mask.dtype == mindspore.bool_:
+        scores = mint.where(attn_mask, scores, ops.full_like(scores, -math.inf))
+    else:
+        scores = scores + attn_mask
+    # MindSpore's softmax on CPU writes -inf to every row after one that is all -inf.
+    sees_nothing = (scores == -math.inf).all(-1, keep_dims=True)
+    weights = ops.softmax(scores.masked_fill(sees_nothing, 0.0), -1)
+    return matmul(weights.masked_fill(sees_nothing, 0.0), v)
 
 
 def _repeated_heads(x: Tensor, times: int) -> Tensor:
