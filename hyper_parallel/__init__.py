@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel as ColwiseParallel,
+        HeadNorm as HeadNorm,
         NoParallel as NoParallel,
         ParallelStyle as ParallelStyle,
         PrepareModuleInput as PrepareModuleInput,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module as parallelize_module
     from hyper_parallel.core.tensor_parallel.styles import (
         ColwiseParallel as ColwiseParallel,
+        HeadNorm as HeadNorm,
         NoParallel as NoParallel,
         ParallelStyle as ParallelStyle,
         PrepareModuleInput as PrepareModuleInput,

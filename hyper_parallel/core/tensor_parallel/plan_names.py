@@ -9,6 +9,7 @@ from hyper_parallel._text import near_names
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
@@ -28,9 +29,11 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": RowwiseParallel,
+    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
     "sequence_parallel": SequenceParallel,
     "replicate": NoParallel,
     "replicate_kv": ReplicateKV,
+    "replicated_with_grad_allreduce": HeadNorm,
     # Elsewhere, parameters of these are no DTensors, and "gather" sums what "local_rowwise" leaves partial. Here the
     # layer itself sums, so that its output is right wherever it goes, and nothing is left to gather.
     "local_colwise": ColwiseParallel,
