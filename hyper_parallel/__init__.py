@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         RowwiseParallel as RowwiseParallel,
         SequenceParallel as SequenceParallel,
         clip_grad_norm_ as clip_grad_norm_,
+        complete_plan as complete_plan,
         loss_parallel as loss_parallel,
         parallelize_module as parallelize_module,
     )

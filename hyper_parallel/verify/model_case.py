@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.tensor_parallel.completion import complete_plan
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.errors import PlanError
@@ -152,6 +153,23 @@ class ParallelPlan:
             _check_optimizer("ParallelPlan", self.optimizer)
         for name in ("context", "scheduler", "step", "hooks"):
             _check_callable("ParallelPlan", name, getattr(self, name))
+
+    def complete(self, model: Any) -> ParallelPlan:
+        """Return this plan with styles for the modules of ``model`` that it does not cover.
+
+        See :func:`~hyper_parallel.complete_plan`. The output of ``model`` is plain exactly if batches are.
+
+        Raises:
+            InputError: (a ValueError) the styles are a function.
+            PlanError: (a ValueError) the plan does not fit ``model``, or there are modules whose style cannot be told.
+        """
+        if not isinstance(self.styles, Mapping):
+            msg = (
+                "ParallelPlan.complete: styles is a function, so nothing is known about what it covers; give styles by "
+                "path"
+            )
+            raise InputError(msg)
+        return replace(self, styles=complete_plan(model, self.styles, plain_output=self.batch is None))
 
     def applied_to(self, case: ModelCase) -> ModelCase:
         """Return ``case`` with the options of this plan."""

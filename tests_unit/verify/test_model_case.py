@@ -2,9 +2,12 @@
 
 import pytest
 
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers, as_case, as_plan
+from hyper_parallel.verify.scenarios import scenario_named
 
 
 class Model:
@@ -97,6 +100,36 @@ def test_plans():
     assert str(caught.value) == (
         "PLAN returned list; it must return a mapping of module patterns to styles, a function of model and mesh, "
         "or a hyper_parallel.verify.ParallelPlan"
+    )
+
+
+@pytest.mark.platforms("torch")
+def test_a_completed_plan_trains_like_one_device():
+    """The layer that the plan leaves plain gets a style under which all values are equal; options are kept."""
+    scenario = scenario_named("3-tutorial")
+    with use_platform("torch"):
+        plan = ParallelPlan({"up": "colwise_rep"}, optimizer="sgd").complete(scenario.case().build())
+    assert (list(plan.styles), plan.optimizer) == (["up", "down"], "sgd")
+    report = verify_model(scenario.case, lambda _: plan, (3,), ("tp",), platform="torch", steps=1)
+    assert report.ok, report.text()
+    assert len(report.parameter_layouts) == 4  # all of them are DTensors
+
+
+@pytest.mark.platforms("torch")
+def test_batches_of_dtensors_have_outputs_of_dtensors():
+    """Where batches are DTensors, the output of the completed model is one; of a function nothing is known."""
+    import torch
+
+    def head(batch):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        styles = {"0": ColwiseParallel(output_layouts=Replicate(), use_local_output=False)}
+        return ParallelPlan(styles, batch).complete(model).styles["1"]
+
+    assert (head(None).use_local_output, head({}).use_local_output) == (True, False)
+    with pytest.raises(InputError) as caught:
+        ParallelPlan(loss).complete(None)
+    assert str(caught.value) == (
+        "ParallelPlan.complete: styles is a function, so nothing is known about what it covers; give styles by path"
     )
 
 

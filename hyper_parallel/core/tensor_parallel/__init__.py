@@ -11,6 +11,7 @@ from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_ as clip_grad_norm_
+    from hyper_parallel.core.tensor_parallel.completion import complete_plan as complete_plan
     from hyper_parallel.core.tensor_parallel.loss import loss_parallel as loss_parallel
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module as parallelize_module
     from hyper_parallel.core.tensor_parallel.styles import (
@@ -30,6 +31,7 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.tensor_parallel.clip": ("clip_grad_norm_",),
+        "hyper_parallel.core.tensor_parallel.completion": ("complete_plan",),
         "hyper_parallel.core.tensor_parallel.loss": ("loss_parallel",),
         "hyper_parallel.core.tensor_parallel.parallelize": ("parallelize_module",),
         "hyper_parallel.core.tensor_parallel.styles": None,

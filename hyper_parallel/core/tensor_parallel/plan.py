@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Match", "PlanReport", "check_plan", "flat_plan", "matched_modules", "uneven_outputs"]
+__all__ = [
+    "Match", "PlanReport", "check_plan", "flat_plan", "layouts_by_parameter", "matched_modules", "misfits", "parents",
+    "uneven_outputs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,17 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     platform = platform_of(module)
     size = device_mesh.shape[parallel_axis(device_mesh)] if styles else 1  # without styles no axis is meant
     matched = matched_modules(module, styles)
-    misfits = _unsupported_modules(matched)
+    unsupported = _unsupported_modules(matched)
     fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]
-    placed, unfit = _layouts_by_parameter(fitting), list(_unfit_owners(fitting, size))
+    placed, unfit = layouts_by_parameter(fitting), list(_unfit_owners(fitting, size))
     problems = [
         *_unmatched(platform, module, styles, matched),
-        *misfits,
+        *unsupported,
         *(unfit or _whole_queries(platform, placed)),
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
     ]
-    return PlanReport(tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed)), bool(misfits))
+    return PlanReport(tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed)), bool(unsupported))
 
 
 def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
@@ -108,7 +111,7 @@ def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> lis
     """
     modules = dict(platform_of(module).get_cells_and_names(module))
     return [
-        Match(pattern, path, child, style, tuple(modules[name] for name in _parents(path) if name in modules))
+        Match(pattern, path, child, style, tuple(modules[name] for name in parents(path) if name in modules))
         for pattern, style in flat_plan(plan)
         for path, child in modules.items()
         if path_matches(pattern, path)
@@ -138,6 +141,11 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
         raise ArgumentTypeError(msg)
 
 
+def misfits(platform: Platform, module: Any, plan: Any, matched: list[Match]) -> list[str]:
+    """Return, in words, patterns of a plan that match nothing, and styles that do not apply to what they match."""
+    return [*_unmatched(platform, module, plan, matched), *_unsupported_modules(matched)]
+
+
 # -- problems ------------------------------------------------------------------------------------------------------
 
 
@@ -154,8 +162,8 @@ def _unsupported_modules(matched: list[Match]) -> list[str]:
     return [f"{path or 'the module'}: {reason}" for path, reason in reasons if reason is not None]
 
 
-def _layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
-    """Placements on the parallel axis by path of the parameter, from every style that lays it out."""
+def layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
+    """Return placements on the parallel axis by path of the parameter, from every style that lays it out."""
     layouts: dict[str, list[tuple[Placement, Match]]] = {}
     for match in matched:
         for name, placement in match.style.placements_for(match.module).items():
@@ -257,7 +265,7 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
         plan: styles by path.
     """
     platform, size = platform_of(module), device_mesh.shape[parallel_axis(device_mesh)]
-    layouts = _layouts_by_parameter(matched_modules(module, resolve_plan(module, plan)))
+    layouts = layouts_by_parameter(matched_modules(module, resolve_plan(module, plan)))
     notes = []
     for match in dict.fromkeys(_local_outputs(platform, layouts)):
         weight, _ = platform.layer_parameters(match.module)
@@ -286,8 +294,8 @@ def _unsharded_siblings(
             yield f"linear layer {path} is not sharded, although its sibling layers are"
 
 
-def _parents(path: str) -> Iterator[str]:
-    """The paths above ``path``, from the nearest to the root."""
+def parents(path: str) -> Iterator[str]:
+    """Yield the paths above ``path``, from the nearest to the root."""
     while path:
         path = _parent(path)
         yield path

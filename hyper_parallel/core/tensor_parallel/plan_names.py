@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hyper_parallel._text import near_names
@@ -16,7 +16,7 @@ from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
 from hyper_parallel.errors import PlanError
 
-__all__ = ["STYLE_NAMES", "own_plan", "resolve_plan"]
+__all__ = ["STYLE_NAMES", "entries_of", "left_alone", "own_plan", "resolve_plan"]
 
 OWN = "auto"
 """In the place of a plan: the model's own."""
@@ -53,16 +53,34 @@ def resolve_plan(module: Any, plan: Any) -> Any:
     Raises:
         PlanError: (a ValueError) names that do not exist, all in one message, or a model without a plan of its own.
     """
-    if isinstance(plan, str) and plan == OWN:
-        plan = own_plan(module)
     if isinstance(plan, str):
-        plan = {"": plan}
+        plan = entries_of(module, plan)
     problems: list[str] = []
     resolved = _resolved(plan, "", problems)
     if problems:
         msg = f"parallelize_plan: {'; '.join(problems)}; styles by name: {', '.join([*STYLE_NAMES, *_NOTHING])}"
         raise PlanError(msg)
     return resolved
+
+
+def entries_of(module: Any, plan: Any) -> dict[Any, Any]:
+    """Return the entries of ``plan`` as they were written; ``"auto"`` is the plan of ``module`` itself.
+
+    Raises:
+        PlanError: (a ValueError) ``module`` has no plan of its own.
+    """
+    if isinstance(plan, str) and plan == OWN:
+        return dict(own_plan(module))
+    return dict(plan) if isinstance(plan, Mapping) else {"": plan}
+
+
+def left_alone(plan: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of a plan with a style, ``"local"`` or ``"gather"``, that has nothing to do."""
+    if isinstance(plan, Mapping):
+        for key, inner in plan.items():
+            yield from left_alone(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
+    elif plan in _NOTHING:
+        yield prefix
 
 
 def own_plan(module: Any) -> dict[str, str]:

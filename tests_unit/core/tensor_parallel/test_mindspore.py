@@ -67,6 +67,65 @@ def test_column_then_row_equals_numpy():
         assert layouts == ["(Shard(0),)", "(Shard(0),)", "(Shard(1),)", "(Replicate(),)"]
 
 
+def make_model():
+    """An embedding, a norm, two layers of odd width with a residual, and a head."""
+    import mindspore
+    from mindspore import nn
+
+    class Model(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(11, 6), nn.LayerNorm((6,))
+            self.up, self.down, self.head = nn.Dense(6, 9), nn.Dense(9, 6), nn.Dense(6, 5)
+
+        def construct(self, ids):
+            x = self.embed(ids)
+            x = x + self.down(self.up(self.norm(x)).tanh())
+            return self.head(x)
+
+    mindspore.set_seed(3)
+    return Model()
+
+
+def trained(model, ids, cotangent):
+    """Loss, whole gradients and whole weights after a step of the optimizer."""
+    import mindspore
+    from mindspore import Tensor, nn
+
+    def whole(x):
+        return getattr(x, "full_tensor", lambda: x)().asnumpy()
+
+    weights = model.trainable_params()
+    optimizer = nn.SGD(weights, learning_rate=0.1)
+    step = mindspore.value_and_grad(lambda x: (model(x) * Tensor(cotangent)).sum(), None, weights)
+    loss, gradients = step(Tensor(ids))
+    optimizer(gradients)
+    return [whole(loss), *map(whole, gradients), *map(whole, weights)], [hasattr(x, "placements") for x in weights]
+
+
+@pytest.mark.parametrize("world, local", [(2, True), (3, False)])
+def test_a_completed_plan_equals_one_device(world, local):
+    """Embedding, norm and head get styles under which loss, gradients and a step are those of one device."""
+    from hyper_parallel import ColwiseParallel, RowwiseParallel, complete_plan, init_device_mesh, parallelize_module
+
+    rng = np.random.default_rng(0)
+    ids, cotangent = rng.integers(0, 11, (2, 3)).astype(np.int32), rng.standard_normal((2, 3, 5)).astype(np.float32)
+    plan = {"up": ColwiseParallel(use_local_output=local), "down": RowwiseParallel(use_local_output=local)}
+
+    def rank():
+        single, _ = trained(make_model(), ids, cotangent)
+        model = make_model()
+        completed = complete_plan(model, plan)
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        return list(completed), single, trained(parallelize_module(model, mesh, completed), ids, cotangent)
+
+    for names, single, (values, are_dtensors) in simulate(rank, world, "mindspore", timeout=300):
+        assert names == ["up", "down", "embed", "norm", "head"]
+        assert all(are_dtensors)
+        for mine, theirs in zip(values, single, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 def rank_clip(value):
     """Norms of a sharded gradient and of the clipped one."""
     from mindspore import Tensor

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = [
-    "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options", "style_of",
-    "to_local",
+    "Handover", "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options",
+    "style_of", "to_local",
 ]  # fmt: skip
 
 _STYLED = "_hyper_parallel_style"
@@ -35,6 +35,9 @@ def style_of(module: Any) -> str | None:
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+Handover = tuple[Any, bool | None]
+"""The layout of a value that a style hands over, and whether that is a local tensor; None: as the input was."""
 
 
 class ParallelStyle(abc.ABC):
@@ -86,6 +89,14 @@ class ParallelStyle(abc.ABC):
     def unsupported_reason(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
         """The reason why the style does not apply to this module, or None."""
         return None
+
+    def inputs(self) -> Sequence[Handover]:
+        """What the style hands to the module, where that may be local tensors. Pure; used to complete a plan."""
+        return ()
+
+    def outputs(self) -> Sequence[Handover]:
+        """What the style hands to the module's caller; nothing if that is unknown. Pure; used to complete a plan."""
+        return ()
 
 
 class LayerStyle(ParallelStyle):
@@ -163,6 +174,10 @@ class LayerStyle(ParallelStyle):
         moved = boundary.move(output, self.output_layouts[0], "output")
         return moved.to_local() if self.use_local_output else moved
 
+    def outputs(self) -> Sequence[Handover]:
+        """The output of the layer."""
+        return ((self.output_layouts[0], self.use_local_output),)
+
     def _features(self, platform: Platform, module: Any) -> int:
         """Global number of input features of a linear layer, whose weight is ``[out, in]``."""
         weight, _ = platform.layer_parameters(module)
@@ -184,6 +199,8 @@ class LayerStyle(ParallelStyle):
 class ReplicatedStyle(ParallelStyle):
     """A style that replicates the parameters of any module and converts its input and output."""
 
+    use_local_output: bool | None
+
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
         """Replicate for every parameter."""
         return dict.fromkeys(platform_of(module).parameters_dict(module), Replicate())
@@ -194,7 +211,7 @@ class ReplicatedStyle(ParallelStyle):
         axis, name = parallel_axis(device_mesh), first_argument(platform, module)
         replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
         platform.register_forward_pre_hook(module, partial(self._before, device_mesh, axis, name), with_kwargs=True)
-        platform.register_forward_hook(module, partial(self._after, device_mesh, axis))
+        platform.register_forward_hook(module, partial(self._after, device_mesh, axis, name), with_kwargs=True)
         return module
 
     def _before(
@@ -203,17 +220,22 @@ class ReplicatedStyle(ParallelStyle):
         boundary = Boundary(type(self).__name__, cell, mesh, axis)
         return convert_first(boundary, name, args, kwargs, lambda value: self._enter(boundary, value, name))
 
-    def _after(self, mesh: DeviceMesh, axis: int, cell: Any, _: Any, output: Any) -> Any:
+    def _after(self, mesh: DeviceMesh, axis: int, name: str, cell: Any, args: Args, kwargs: Kwargs, output: Any) -> Any:
         boundary = Boundary(type(self).__name__, cell, mesh, axis)
-        return platform_of(cell).tree_map(lambda value: self._leave(boundary, value), output)
+        local = self._returns_local(cell, args[0] if args else kwargs[name])
+        return platform_of(cell).tree_map(lambda value: self._leave(boundary, value, local=local), output)
+
+    def _returns_local(self, cell: Any, entered: Any) -> bool:  # noqa: ARG002 - the subclass reads them
+        """Whether the output of a call leaves as a local tensor; ``entered`` is what the module computed on."""
+        return bool(self.use_local_output)
 
     @abc.abstractmethod
     def _enter(self, boundary: Boundary, value: Any, name: str) -> DTensor:
         """The first argument as the module computes on it."""
 
     @abc.abstractmethod
-    def _leave(self, boundary: Boundary, value: Any) -> Any:
-        """One leaf of the output in the layout that the caller gets."""
+    def _leave(self, boundary: Boundary, value: Any, *, local: bool) -> Any:
+        """One leaf of the output in the layout that the caller gets, as a DTensor or its local tensor."""
 
 
 def options(style: Any, *names: str) -> str:

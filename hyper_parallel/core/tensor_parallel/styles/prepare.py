@@ -12,16 +12,25 @@ from hyper_parallel.errors import ArgumentTypeError, StyleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.tensor_parallel.styles.base import Handover
 
 __all__ = ["PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput"]
 
 Specs = tuple[Any, ...]
 
 
-class PrepareModuleInput(ParallelStyle):
+class ConversionStyle(ParallelStyle):
+    """A style that converts inputs or outputs of a module and leaves its parameters alone."""
+
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the parameters do not matter
+        """Nothing: parameters stay as they are."""
+        return {}
+
+
+class PrepareModuleInput(ConversionStyle):
     """Make a module's inputs DTensors, and bring them to the layouts that the module wants.
 
     ::
@@ -78,6 +87,14 @@ class PrepareModuleInput(ParallelStyle):
         platform_of(module).register_forward_pre_hook(module, before, with_kwargs=True)
         return module
 
+    def inputs(self) -> Sequence[Handover]:
+        """The inputs that are converted, positional ones first."""
+        named, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
+        return (
+            *_handed_over(self.input_layouts or (), self.desired_input_layouts or (), local=self.use_local_output),
+            *_handed_over(named.values(), [desired[name] for name in named], local=self.use_local_output),
+        )
+
     def _before(
         self, mesh: DeviceMesh, axis: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,7 +126,7 @@ class PrepareModuleInput(ParallelStyle):
         )
 
 
-class PrepareModuleOutput(ParallelStyle):
+class PrepareModuleOutput(ConversionStyle):
     """Convert a module's outputs to DTensors and redistribute them to the layouts that its consumers need.
 
     ::
@@ -140,6 +157,10 @@ class PrepareModuleOutput(ParallelStyle):
         platform_of(module).register_forward_hook(module, after)
         return module
 
+    def outputs(self) -> Sequence[Handover]:
+        """The outputs that are converted."""
+        return _handed_over(self.output_layouts, self.desired_output_layouts, local=self.use_local_output)
+
     def _after(self, mesh: DeviceMesh, axis: int, module: Any, args: Any, output: Any) -> Any:
         del args
         return self._outputs(Boundary(type(self).__name__, module, mesh, axis), output)
@@ -158,7 +179,7 @@ class PrepareModuleOutput(ParallelStyle):
         return options(self, "output_layouts", "desired_output_layouts", "use_local_output")
 
 
-class PrepareModuleInputOutput(ParallelStyle):
+class PrepareModuleInputOutput(ConversionStyle):
     """:class:`PrepareModuleInput` and :class:`PrepareModuleOutput` on one module.
 
     ::
@@ -207,6 +228,14 @@ class PrepareModuleInputOutput(ParallelStyle):
         self.prepare_module_input.apply(module, device_mesh)
         return self.prepare_module_output.apply(module, device_mesh)
 
+    def inputs(self) -> Sequence[Handover]:
+        """The inputs that are converted."""
+        return self.prepare_module_input.inputs()
+
+    def outputs(self) -> Sequence[Handover]:
+        """The outputs that are converted."""
+        return self.prepare_module_output.outputs()
+
     def __repr__(self) -> str:
         """Return the style with all its options."""
         before, after = self.prepare_module_input, self.prepare_module_output
@@ -236,6 +265,12 @@ def _read_sequence(layouts: Any, option: str, style: str) -> Specs | None:
     return tuple(
         None if spec is None else check_spec(spec, f"{option}[{index}]", style) for index, spec in enumerate(layouts)
     )
+
+
+def _handed_over(source: Iterable[Any], target: Iterable[Any], *, local: bool) -> tuple[Handover, ...]:
+    """The layouts of values after their conversion; those left alone are left out."""
+    pairs = zip(source, target, strict=True)
+    return tuple((before if after is None else after, local) for before, after in pairs if before is not None)
 
 
 def _read_named(layouts: Mapping[str, Any] | None, option: str, style: str) -> dict[str, Any]:

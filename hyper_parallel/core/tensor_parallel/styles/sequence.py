@@ -8,7 +8,10 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hyper_parallel.core.dtensor.dtensor import DTensor
+    from hyper_parallel.core.tensor_parallel.styles.base import Handover
     from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary
 
 __all__ = ["SequenceParallel"]
@@ -35,12 +38,16 @@ class SequenceParallel(ReplicatedStyle):
         self.sequence_dim = Shard(sequence_dim).dim
         self.use_local_output = use_local_output
 
+    def outputs(self) -> Sequence[Handover]:
+        """Shards of the sequence."""
+        return ((Shard(self.sequence_dim), self.use_local_output),)
+
     def _enter(self, edge: Boundary, value: Any, name: str) -> DTensor:
         sharding = Shard(self.sequence_dim)
         return edge.move(edge.enter(value, sharding, name), sharding, name)
 
-    def _leave(self, edge: Boundary, value: Any) -> Any:  # noqa: ARG002 - the output keeps its layout
-        return to_local(value) if self.use_local_output else value
+    def _leave(self, edge: Boundary, value: Any, *, local: bool) -> Any:  # noqa: ARG002 - the output keeps its layout
+        return to_local(value) if local else value
 
     def __repr__(self) -> str:
         """Return the style with all its options."""

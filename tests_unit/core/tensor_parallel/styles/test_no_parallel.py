@@ -44,6 +44,29 @@ def test_it_fits_a_module_between_dtensors(twin):
     twin.on_mesh((2, 3), rank, ("dp", "tp"))
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_output_may_follow_the_input(twin, by_name):
+    """With None a plain input gives a plain output and a DTensor a DTensor, in modules inside of others too."""
+    ref = twin.Twin(twin.randomized(twin.MLP()), twin.random(5, 7))
+
+    def rank(mesh):
+        style = NoParallel(use_local_output=None)
+        model = parallelize_module(ref.copy(), mesh, {"": style, "fc1": style, "fc2": style})
+        inside = []
+        model.fc1.register_forward_hook(lambda *call: inside.append(isinstance(call[-1], DTensor)))
+        plain = ref.inputs[0].detach()
+        distributed = distribute_tensor(plain, mesh, [Shard(0)])
+        outputs = [model(x=x) if by_name else model(x) for x in (plain, distributed)]
+        assert [isinstance(output, DTensor) for output in outputs] == [False, True]
+        assert inside == [True, True]
+        for output in outputs:
+            twin.same(output, ref.output, "output")
+        outputs[0].backward(ref.cotangent)
+        ref.assert_gradients(model)
+
+    twin.on_mesh((2,), rank)
+
+
 def test_outputs_that_are_no_tensors_pass(twin):
     """A structure of outputs without tensors keeps its type."""
     from torch import nn

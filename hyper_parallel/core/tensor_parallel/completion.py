@@ -1,0 +1,317 @@
+"""Completes a plan with styles for the modules that it does not cover. The module and the plan stay as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from glob import escape
+from typing import Any
+
+from hyper_parallel.core.dtensor.parameter_paths import owners_by_parameter, path_matches
+from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.plan import Match, misfits, parents
+from hyper_parallel.core.tensor_parallel.plan_names import entries_of
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
+from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
+from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
+from hyper_parallel.core.tensor_parallel.uncovered import Coverage, Unit
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of, platform_of_argument
+
+__all__ = ["complete_plan"]
+
+# Names such as q_norm and k_layernorm: what works on queries and keys may have the size of the model, too.
+_QUERIES_OR_KEYS = re.compile(r"(^|_)(q|k|qk|query|key)(_|$)")
+
+
+def complete_plan(
+    module: Any, parallelize_plan: ParallelStyle | Mapping[str, Any] | str, *, plain_output: bool = True
+) -> dict[str, Any]:
+    """Return a plan that also covers the parameters which ``parallelize_plan`` leaves plain.
+
+    The entries of the plan come first, unchanged. After them, each module with uncovered parameters gets an entry that
+    replicates it: ``NoParallel(use_local_output=False)`` where the plan's styles return DTensors, otherwise
+    ``NoParallel(use_local_output=None)``, whose output is local if its input is. A layer whose weight is tied to a
+    covered one gets the style that lays it out alike. Paths that differ in numbers alone become one glob.
+
+    Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
+    inside stay plain, because they compute on whole plain tensors. Modules that hold DTensors already, or have the
+    style ``"local"`` or ``"gather"``, are left alone. The result is a proposal; ``hyper-parallel verify model`` proves
+    it.
+
+    Args:
+        module: the model, before it is parallelized.
+        parallelize_plan: a plan as for :func:`parallelize_module`.
+        plain_output: whether the output of the model is to be a plain tensor, as for a loss with plain labels; it is
+            that of the last linear layer. With False, and styles that return DTensors, it is a DTensor.
+
+    Returns:
+        a new plan for :func:`parallelize_module`.
+
+    Raises:
+        PlanError: (a ValueError) the plan does not fit the module, or there are modules whose style cannot be told,
+            all of them in one message.
+        TypeError: ``module`` is not a module, or the plan is neither a style nor a mapping of paths to styles.
+
+    Example:
+        >>> plan = complete_plan(model, {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()})
+    """
+    platform = platform_of_argument(module, "complete_plan: module", module=True)
+    entries = entries_of(module, parallelize_plan)
+    proposal = _Proposal(Coverage.of(platform, module, entries), plain_output)
+    coverage = proposal.coverage
+    _refuse("the plan does not fit the module", misfits(platform, module, coverage.plan, coverage.matched))
+    problems = [
+        f"{unit.path or 'the module'} ({type(unit.module).__name__}): {reason}"
+        for unit in proposal.units
+        if (reason := proposal.problem(unit)) is not None
+    ]
+    _refuse("no style can be told for these modules", problems)
+    styles = {unit.path: style for unit in proposal.units if (style := proposal.style(unit)) is not None}
+    added = _with_globs(styles, [path for path, _ in platform.get_cells_and_names(module)])
+    nested = [
+        f"{path!r} holds entries for what is inside; give it one for '' as well" for path in added if path in entries
+    ]
+    _refuse("a path has one entry", nested)
+    return {**entries, **added}
+
+
+def _refuse(head: str, problems: Sequence[str]) -> None:
+    if problems:
+        raise PlanError("\n  - ".join([f"complete_plan: {head}:", *problems]))
+
+
+def _with_globs(styles: Mapping[str, ParallelStyle], paths: list[str]) -> dict[str, ParallelStyle]:
+    """The styles by pattern: one for all paths that differ in numbers, if no other path matches it."""
+    added: dict[str, ParallelStyle] = {}
+    for path, style in styles.items():
+        glob = ".".join("*" if part.isdecimal() else escape(part) for part in path.split("."))
+        same = [repr(styles.get(other)) for other in paths if path_matches(glob, other)]
+        added.setdefault(glob if len(same) > 1 and set(same) == {repr(style)} else escape(path), style)
+    return added
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """Styles for the modules that a plan does not cover, and why there may be none.
+
+    Attributes:
+        coverage: what the plan covers.
+        plain_output: whether the model is to return plain tensors.
+    """
+
+    coverage: Coverage
+    plain_output: bool
+
+    @cached_property
+    def gets_dtensors(self) -> bool:
+        """Whether styles return more than shards of features, and all of these return DTensors.
+
+        What the last layer returns leaves the model, so no other one gets it.
+        """
+        last = self.coverage.modules[self._last]
+        outputs = [
+            output for match in self.coverage.matched if match.module is not last for output in match.style.outputs()
+        ]
+        return {local for layout, local in outputs if layout != Shard(-1)} == {False}
+
+    @cached_property
+    def _last(self) -> str:
+        """The path of the last module with parameters."""
+        return ["", *self.coverage.layers_inside("")][-1]
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The modules that need a style: those inside of one with parameters of its own are treated as it is."""
+        units = self.coverage.units
+        whole = {unit.path for unit in units if unit.path and self._is_whole(unit.path)}
+        return [unit for unit in units if whole.isdisjoint(parents(unit.path))]
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether one style can replicate all of a module: no other is inside."""
+        return not self.coverage.has_styles_inside(path)
+
+    # -- styles ----------------------------------------------------------------------------------------------------
+
+    def style(self, unit: Unit) -> ParallelStyle | None:
+        """The style for a module without a problem; None if it stays plain."""
+        tied = self._tied(unit)
+        if tied:
+            return next(style for style in self._layer_styles(unit) if _agrees(style, unit, tied))
+        if self.gets_dtensors:
+            return NoParallel(use_local_output=self._returns_output(unit))
+        stays_plain = any(self.coverage.layers_inside(unit.path)) or not self.coverage.takes_one_value(unit.path)
+        return None if stays_plain else NoParallel(use_local_output=None)
+
+    def _returns_output(self, unit: Unit) -> bool:
+        """Whether a module is the layer that returns the model's output, and that is to be plain."""
+        return self.plain_output and unit.path == self._last and self._is_linear(unit.path)
+
+    def _layer_styles(self, unit: Unit) -> list[ParallelStyle]:
+        """The styles that return whole outputs of a module, by which a tied parameter may be laid out."""
+        platform, module = self.coverage.platform, unit.module
+        local = not self.gets_dtensors or self._returns_output(unit)
+        styles: list[ParallelStyle] = [NoParallel(use_local_output=local if self.gets_dtensors else None)]
+        if platform.is_linear_module(module) or platform.is_embedding_module(module):
+            styles.append(ColwiseParallel(output_layouts=Replicate(), use_local_output=local))
+            styles.append(RowwiseParallel(input_layouts=Replicate(), use_local_output=local))
+        return [] if self.coverage.has_styles_inside(unit.path) else styles
+
+    @cached_property
+    def _tied_placements(self) -> dict[str, tuple[Placement, Match]]:
+        """Placements of parameters that are tied to ones with a style, by each of their paths."""
+        coverage = self.coverage
+        placements = {}
+        for slots in owners_by_parameter(coverage.platform, coverage.root).values():
+            placed = [entry for path, _, _ in slots for entry in coverage.placed.get(path, ())]
+            placements.update({path: placed[0] for path, _, _ in slots if placed})
+        return placements
+
+    def _tied(self, unit: Unit) -> dict[str, tuple[Placement, Match]]:
+        """Those of a module's parameters, by name."""
+        paths = {name: f"{unit.path}.{name}".strip(".") for name in unit.names}
+        return {name: self._tied_placements[path] for name, path in paths.items() if path in self._tied_placements}
+
+    # -- problems --------------------------------------------------------------------------------------------------
+
+    def problem(self, unit: Unit) -> str | None:
+        """The reason why no style can be told for a module, or None."""
+        reasons = (self._unclear, self._has_style, self._tied_problem, self._shards, self._features, self._own)
+        return next((text for reason in reasons if (text := reason(unit)) is not None), None)
+
+    def _unclear(self, unit: Unit) -> str | None:
+        above = {id(self.coverage.modules[path]) for path in (unit.path, *parents(unit.path))}
+        for match in self.coverage.matched:
+            if id(match.module) in above and type(match.style).placements_for is ParallelStyle.placements_for:
+                return (
+                    f"{_named(match)} may lay out {', '.join(unit.names)} or not; let its placements_for return the "
+                    "placements of all parameters that it lays out"
+                )
+        return None
+
+    def _has_style(self, unit: Unit) -> str | None:
+        match = next((match for match in self.coverage.matched if match.module is unit.module), None)
+        if match is None:
+            return None
+        return (
+            f"{_named(match)} leaves {', '.join(unit.names)} plain, and two styles would convert twice; "
+            "NoParallel(input_layout=..., output_layout=...) replicates, too, or "
+            "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+        )
+
+    def _tied_problem(self, unit: Unit) -> str | None:
+        tied = self._tied(unit)
+        if not tied or any(_agrees(style, unit, tied) for style in self._layer_styles(unit)):
+            return None
+        name, (placement, match) = next(iter(tied.items()))
+        return f"{name} is tied to a parameter that {_named(match)} lays out as {placement!r}; no style does that here"
+
+    def _shards(self, unit: Unit) -> str | None:  # noqa: ARG002 - every module may get these shards
+        match = next((match for match in self.coverage.matched if _hands_over_shards(match)), None)
+        if match is None:
+            return None
+        return (
+            f"it may get local shards from {_named(match)} or whole tensors; give that style use_local_output=False, "
+            "or the module a style, such as SequenceParallel(use_local_output=True) for shards of the sequence"
+        )
+
+    def _features(self, unit: Unit) -> str | None:
+        for match in self.coverage.matched:
+            if _returns_local_features(match) and self._may_get(unit, match):
+                return (
+                    f"it may get local features from {_named(match)} or whole tensors; give that style "
+                    "use_local_output=False, or the module a style, such as RowwiseParallel() for a linear layer that "
+                    "gets these features"
+                )
+        return None
+
+    def _own(self, unit: Unit) -> str | None:
+        if not self.gets_dtensors or self._is_whole(unit.path):
+            return None
+        return (
+            f"no style replicates {', '.join(unit.names)} alone, and modules inside have styles; "
+            "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+        )
+
+    # -- who gets the local features of a layer --------------------------------------------------------------------
+
+    def _may_get(self, unit: Unit, source: Match) -> bool:
+        """Whether a module, or one that it is in, stands beside ``source`` and may get its local output."""
+        coverage = self.coverage
+        owner = coverage.caller(coverage.paths[id(source.module)])
+        beside = [path for path in coverage.modules if path and coverage.caller(path) == owner]
+        features, width = _weight_shape(source.module)
+        if not owner and not any(self._is_linear(path) and self._size(path) == features for path in beside):
+            return False  # no layer of the model reads them, so they are its output
+        if unit.path == owner:
+            return self._size(owner) != width
+        entry = next((path for path in (unit.path, *parents(unit.path)) if path in beside), None)
+        if entry is None:
+            return False
+        if self._size(entry) != width or features != width:
+            return self._size(entry) != width
+        if self._is_linear(entry):
+            return not any(self._is_read_by_rows(path) for path in beside)
+        return _QUERIES_OR_KEYS.search(entry.rpartition(".")[2]) is not None
+
+    def _is_linear(self, path: str) -> bool:
+        return self.coverage.platform.is_linear_module(self.coverage.modules[path])
+
+    def _is_read_by_rows(self, path: str) -> bool:
+        """Whether a layer has a style for inputs that are local features."""
+        by_path = (match for match in self.coverage.matched if match.module is self.coverage.modules[path])
+        return any(Shard(1) in match.style.placements_for(match.module).values() for match in by_path)
+
+    def _size(self, path: str) -> int | None:
+        """Features that a module takes, as its own parameters or those of its first layer tell; None if they do not."""
+        coverage = self.coverage
+        layers = [coverage.modules[layer] for layer in (path, *coverage.layers_inside(path))]
+        module = next((layer for layer in layers if coverage.platform.direct_parameters(layer)), layers[0])
+        if coverage.platform.is_linear_module(module) or coverage.platform.is_embedding_module(module):
+            return _weight_shape(module)[1]
+        sizes = {tuple(value.shape) for value in coverage.platform.direct_parameters(module).values()}
+        return next(iter(sizes))[0] if len(sizes) == 1 and all(len(size) == 1 for size in sizes) else None
+
+
+def _weight_shape(module: Any) -> tuple[int, int]:
+    """The features that a linear layer returns and takes, or the rows and features of an embedding."""
+    platform = platform_of(module)
+    rows, columns = getattr(module, platform.layer_parameters(module)[0]).shape
+    return int(rows), int(columns)
+
+
+def _agrees(style: ParallelStyle, unit: Unit, tied: Mapping[str, tuple[Placement, Match]]) -> bool:
+    """Whether a style lays out tied parameters as the style of the other path does."""
+    placements = style.placements_for(unit.module)
+    return all(placements[name] == placement for name, (placement, _) in tied.items())
+
+
+def _named(match: Match) -> str:
+    """The entry of the plan that a module has its style by."""
+    return f"the entry {match.pattern!r} ({type(match.style).__name__})"
+
+
+def _returns_local_features(match: Match) -> bool:
+    """Whether a linear layer returns some of its output features as a local tensor, as far as is known."""
+    by_features = Shard(0) in match.style.placements_for(match.module).values()
+    if not by_features or not platform_of(match.module).is_linear_module(match.module):
+        return False
+    outputs = match.style.outputs() or ((Shard(-1), True),)
+    return any(layout == Shard(-1) and local is not False for layout, local in outputs)
+
+
+def _hands_over_shards(match: Match) -> bool:
+    """Whether local tensors that are no whole ones enter or leave a module, but for features of a linear layer."""
+    if _returns_local_features(match):
+        return False
+    handed_over = (*match.style.inputs(), *match.style.outputs())
+    return any(local is not False and not _is_whole(layout) for layout, local in handed_over)
+
+
+def _is_whole(layout: Any) -> bool:
+    """Whether every rank has all of a tensor of this layout."""
+    axes = layout if isinstance(layout, (list, tuple)) else (layout,)
+    return all(axis in (Replicate(), None, "None") for axis in axes)
