@@ -247,7 +247,7 @@ class _Proposal:
         if not owner and not any(self._is_linear(path) and self._size(path) == features for path in beside):
             return False  # no layer of the model reads them, so they are its output
         if unit.path == owner:
-            return self._size(owner) != width
+            return _own_size(unit.module) != width
         entry = next((path for path in (unit.path, *parents(unit.path)) if path in beside), None)
         if entry is None:
             return False
@@ -266,14 +266,18 @@ class _Proposal:
         return any(Shard(1) in match.style.placements_for(match.module).values() for match in by_path)
 
     def _size(self, path: str) -> int | None:
-        """Features that a module takes, as its own parameters or those of its first layer tell; None if they do not."""
-        coverage = self.coverage
-        layers = [coverage.modules[layer] for layer in (path, *coverage.layers_inside(path))]
-        module = next((layer for layer in layers if coverage.platform.direct_parameters(layer)), layers[0])
-        if coverage.platform.is_linear_module(module) or coverage.platform.is_embedding_module(module):
-            return _weight_shape(module)[1]
-        sizes = {tuple(value.shape) for value in coverage.platform.direct_parameters(module).values()}
-        return next(iter(sizes))[0] if len(sizes) == 1 and all(len(size) == 1 for size in sizes) else None
+        """Features that a module takes, as its parameters or those of layers inside tell; None if they do not."""
+        layers = (self.coverage.modules[layer] for layer in (path, *self.coverage.layers_inside(path)))
+        return next((size for layer in layers if (size := _own_size(layer)) is not None), None)
+
+
+def _own_size(module: Any) -> int | None:
+    """Features that a module takes, as its own parameters tell: of a layer, or vectors of one size."""
+    platform = platform_of(module)
+    if platform.is_linear_module(module) or platform.is_embedding_module(module):
+        return _weight_shape(module)[1]
+    sizes = {tuple(value.shape) for value in platform.direct_parameters(module).values()}
+    return next(iter(sizes))[0] if len(sizes) == 1 and all(len(size) == 1 for size in sizes) else None
 
 
 def _weight_shape(module: Any) -> tuple[int, int]:

@@ -169,13 +169,13 @@ def make_mixture():
             self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
             self.conv, self.scale = nn.Conv1d(WIDTH, WIDTH, 1), Scale()
             self.shifts = nn.ParameterList([torch.ones(WIDTH), torch.ones(WIDTH)])
-            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+            self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 7, dropout=0.0, batch_first=True)
             self.again = self.normed
 
         def forward(self, x):
             x = self.scale(self.mlp(x), self.normed(x) + self.again(F.relu(x)))
             x = self.conv(x.transpose(1, 2)).transpose(1, 2) + sum(self.shifts)
-            return self.attention(x, x, x)[0]
+            return self.encoder(x)
 
     return Model()
 
@@ -183,10 +183,12 @@ def make_mixture():
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_no_style_fits_stays_plain_among_local_tensors(twin, world):
     """Modules of several inputs, parameters of modules with layers inside and lists of parameters stay plain."""
-    plan = {"mlp.0": "colwise", "mlp.2": "rowwise"}
+    plan = {"mlp.0": "colwise", "mlp.2": "rowwise", "encoder": {"linear1": "colwise", "linear2": "rowwise"}}
     completed, plain = assert_equals_one_device(twin, make_mixture(), twin.random(2, 5, WIDTH), plan, world)
-    assert list(completed)[2:] == ["normed", "conv"]
-    assert {name.partition(".")[0] for name in plain} == {"shifts", "scale", "attention"}
+    assert list(completed)[3:] == ["normed", "conv", "encoder.norm1", "encoder.norm2"]
+    assert {name.rpartition(".")[0] for name in plain} == {
+        "shifts", "scale", "encoder.self_attn", "encoder.self_attn.out_proj"
+    }  # fmt: skip
 
 
 def refusal(module, plan):
