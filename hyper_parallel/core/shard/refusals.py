@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.events import module_path
+from hyper_parallel.core.dtensor.style_outputs import last_style_output
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
@@ -73,23 +74,27 @@ def plain_tensor_error(
 ) -> MixedTensorError:
     """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable.
 
-    It starts with the path of the module that runs, where events are recorded.
+    It starts with the path of the module that runs, where events are recorded, and ends with the entry of the plan that
+    made the last DTensor.
     """
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
     path = module_path()
+    source = last_style_output(mesh)
+    source = f"; {source}" if source else ""
     if parameter:
         return MixedTensorError(
             f"{path}{path and ': '}{argument} is a plain parameter {list(shape)}, but other operands are DTensors on "
             f"{mesh!r}; give {path or 'its module'} a style in the plan, such as "
-            "hyper_parallel.NoParallel(use_local_output=False), or replicate every parameter without one: "
-            "hyper_parallel.distribute_module(model, mesh)"
+            "hyper_parallel.NoParallel(use_local_output=False), as hyper_parallel.complete_plan(model, plan) does, or "
+            "replicate every parameter without one: "
+            f"hyper_parallel.distribute_module(model, mesh){source}"
         )
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is a plain tensor {list(shape)}, but other operands are DTensors on "
         f"{mesh!r}; "
         f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
-        "use_local_output=False"
+        f"use_local_output=False{source}"
     )
 
 

@@ -14,6 +14,7 @@ from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.plan import Match, misfits, parents
 from hyper_parallel.core.tensor_parallel.plan_names import entries_of
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
+from hyper_parallel.core.tensor_parallel.styles.boundary import is_whole
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
@@ -312,10 +313,4 @@ def _hands_over_shards(match: Match) -> bool:
     if _returns_local_features(match):
         return False
     handed_over = (*match.style.inputs(), *match.style.outputs())
-    return any(local is not False and not _is_whole(layout) for layout, local in handed_over)
-
-
-def _is_whole(layout: Any) -> bool:
-    """Whether every rank has all of a tensor of this layout."""
-    axes = layout if isinstance(layout, (list, tuple)) else (layout,)
-    return all(axis in (Replicate(), None, "None") for axis in axes)
+    return any(local is not False and not is_whole(layout) for layout, local in handed_over)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
-from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
-from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules
+from hyper_parallel.core.tensor_parallel.paths import name_entry, name_modules, trace_modules
+from hyper_parallel.core.tensor_parallel.plan import Match, check_plan, matched_modules
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
+from hyper_parallel.core.tensor_parallel.styles.boundary import is_whole
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
@@ -96,6 +97,16 @@ def apply_plan(
             match.style.src_data_rank = src_data_rank
             match.style.apply_within(match.owner, match.module, mesh)
             ties.restore()
+            _name_entry(match, mesh)
     if mesh.ndim > 1:
         replicate_module(platform, module, mesh, src_data_rank=src_data_rank)
     trace_modules(platform, module)
+
+
+def _name_entry(match: Match, mesh: DeviceMesh) -> None:
+    """Record on a module the entry of its style, for messages on the DTensors that it returns."""
+    outputs = match.style.outputs()
+    if outputs:
+        is_plain_whole = all(is_whole(layout) for layout, _ in outputs)
+        fix = ", where use_local_output=True makes it a plain tensor" if is_plain_whole else ""
+        name_entry(match.module, mesh, f"{match.pattern!r} ({type(match.style).__name__})", fix)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path, set_module_path, watchers
+from hyper_parallel.core.dtensor.style_outputs import note_style_output
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["module_label", "name_modules", "trace_modules"]
+__all__ = ["module_label", "name_entry", "name_modules", "trace_modules"]
 
 _PATH = "_hyper_parallel_path"
 _TRACED = "_hyper_parallel_traced"
+_ENTRY = "_hyper_parallel_entry"
 
 # Per context: the modules whose forward runs, with the path that was current before.
 _RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_running", default=())
@@ -37,8 +41,23 @@ def name_modules(platform: Platform, root: Any) -> None:
             module.__dict__[_PATH] = full
 
 
+def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
+    """Record on a module, which has its path, the entry of the plan that it has its style by.
+
+    Args:
+        module: the module.
+        mesh: its mesh.
+        entry: pattern and style.
+        fix: the end of the clause, on what makes the output a plain tensor; or ``""``.
+    """
+    clause = (
+        f"the last DTensor that a style returned is the output of {module_label(module)}, entry {entry} of the plan"
+    )
+    module.__dict__[_ENTRY] = repr(mesh), clause + fix
+
+
 def trace_modules(platform: Platform, root: Any) -> None:
-    """Register hooks that tell the event log which module is running."""
+    """Register hooks that tell the event log which module is running, and messages which one returned a DTensor."""
     for _, module in platform.get_cells_and_names(root):
         if not module.__dict__.get(_TRACED):
             module.__dict__[_TRACED] = True
@@ -55,7 +74,10 @@ def _entering(module: Any, args: Any) -> None:
 
 
 def _leaving(module: Any, args: Any, output: Any) -> None:
-    del args, output
+    del args
+    entry = module.__dict__.get(_ENTRY)
+    if entry is not None and isinstance(output, DTensor):
+        note_style_output(entry)
     running = _RUNNING.get()
     # If recording began inside this forward, the module was never entered.
     if running and running[-1][0] == id(module):

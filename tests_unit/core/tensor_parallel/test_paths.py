@@ -5,13 +5,17 @@ import pytest
 from hyper_parallel import (
     ColwiseParallel,
     NoParallel,
+    PrepareModuleInput,
     Replicate,
+    RowwiseParallel,
     Shard,
     distribute_tensor,
+    init_device_mesh,
     parallelize_module,
     record_events,
 )
 from hyper_parallel.core.dtensor.events import module_path
+from hyper_parallel.errors import MixedTensorError
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -125,3 +129,60 @@ def test_the_outermost_root_names_a_module(twin):
 
     expected = ("mlp.fc1 (Linear)", "block.inner.mlp.fc1 (Linear)", "block.inner (Block)")
     assert twin.on_mesh((1,), rank)[0] == expected
+
+
+def refused(block, x, styles, mesh):
+    """Why a block is refused that a plan leaves in part plain."""
+    model = parallelize_module(block, mesh, styles)
+    with pytest.raises(MixedTensorError) as caught:
+        model(x)
+    return str(caught.value)
+
+
+def test_a_plain_tensor_among_dtensors_is_told_with_the_entry_of_the_plan(twin):
+    """The entry that made the DTensor is named, and what makes its output plain where it is whole; no other mesh's."""
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp, self.norm = twin.MLP(6, 9, 6), nn.LayerNorm(6)
+
+        def forward(self, x):
+            return self.norm(x + self.mlp(x))
+
+    styles = {"mlp.fc1": ColwiseParallel(), "mlp.*2": RowwiseParallel(use_local_output=False)}
+    sharded = {**styles, "mlp.*2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False)}
+    converted = {"mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())}
+
+    def rank(mesh):
+        x = twin.random(3, 6).float()
+        distributed = distribute_tensor(x, mesh, [Replicate()])
+        other = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+        return (
+            refused(Block(), distributed, converted, mesh),
+            refused(Block(), x, styles, mesh),
+            refused(Block(), distributed, sharded, mesh),
+            refused(Block(), distribute_tensor(x, other, [Replicate()]), {}, other),
+        )
+
+    first, residual, parameter, elsewhere = twin.on_mesh((2,), rank)[0]
+    plain = (
+        "argument {} is a plain parameter [{}], but other operands are DTensors on DeviceMesh(cpu, {}, ranks=[0, 1]); "
+        "give its module a style in the plan, such as hyper_parallel.NoParallel(use_local_output=False), as "
+        "hyper_parallel.complete_plan(model, plan) does, or replicate every parameter without one: "
+        "hyper_parallel.distribute_module(model, mesh)"
+    )
+    output = (
+        "; the last DTensor that a style returned is the output of mlp.fc2 (Linear), entry 'mlp.*2' (RowwiseParallel) "
+        "of the plan"
+    )
+    assert first == plain.format("weight", "9, 6", "2")
+    assert residual == (
+        "argument y is a plain tensor [3, 6], but other operands are DTensors on DeviceMesh(cpu, 2, ranks=[0, 1]); "
+        "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values; if it is a "
+        "local shard that a parallel style returned, give that style use_local_output=False"
+        f"{output}, where use_local_output=True makes it a plain tensor"
+    )
+    assert parameter == plain.format("weight", "6", "2") + output
+    assert elsewhere == plain.format("weight", "9, 6", "x=2")

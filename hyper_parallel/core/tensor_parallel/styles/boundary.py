@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["AXIS", "Boundary", "Spec", "check_spec", "on_axis", "parallel_axis"]
+__all__ = ["AXIS", "Boundary", "Spec", "check_spec", "is_whole", "on_axis", "parallel_axis"]
 
 AXIS = "tp"
 
@@ -60,6 +60,12 @@ def on_axis(mesh: DeviceMesh, placement: Placement) -> list[Placement]:
     """Placements of a parameter: ``placement`` on the style's axis, Replicate on the others."""
     axis = parallel_axis(mesh)
     return [placement if other == axis else Replicate() for other in range(mesh.ndim)]
+
+
+def is_whole(spec: Spec) -> bool:
+    """Return True if every rank has all of a tensor of this layout."""
+    axes = spec if isinstance(spec, (list, tuple)) else (spec,)
+    return all(axis in (Replicate(), None, "None") for axis in axes)
 
 
 def check_spec(spec: Spec, option: str, style: str) -> Spec:
