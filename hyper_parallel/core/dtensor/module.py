@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import ravel
-from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
+from hyper_parallel.core.dtensor.parameter_paths import note_replacement, replacing_parameters, untying_problems
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
@@ -195,6 +195,7 @@ def place_parameter(
         moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)
     if name in parameters:
         moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(_local(value)))
+        note_replacement(value, moved, module, name)
     platform.set_parameter(module, name, moved)
 
 
@@ -266,14 +267,16 @@ def distribute_module(
         ``module``.
 
     Raises:
-        ModuleError: (a RuntimeError and ValueError) ``module`` is already distributed, or a hook takes neither two nor
-            three arguments.
+        ModuleError: (a RuntimeError and ValueError) ``module`` is already distributed, has a parameter tied to one
+            elsewhere that an earlier call has placed, or a hook takes neither two nor three arguments.
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(module, "distribute_module: module", module=True)
     if getattr(module, _APPLIED, False):
         msg = f"distribute_module was applied to this {type(module).__name__} before; apply it once"
         raise ModuleError(msg)
+    plain = platform.parameters_dict(module).items()
+    _refuse_untying(platform, module, [(path, value) for path, value in plain if not isinstance(value, DTensor)])
     hooks = [_hook(fn, name) for fn, name in ((input_fn, "input_fn"), (output_fn, "output_fn"))]
     if partition_fn is not None:
         with replacing_parameters(platform, module) as ties:
@@ -288,6 +291,12 @@ def distribute_module(
         platform.register_forward_hook(module, partial(_after, after, mesh))
     setattr(module, _APPLIED, True)
     return module
+
+
+def _refuse_untying(platform: Platform, module: Any, replaced: list[tuple[str, Any]]) -> None:
+    problems = list(untying_problems(platform, module, replaced))
+    if problems:
+        raise ModuleError("\n  - ".join(["distribute_module: tied parameters would come apart:", *problems]))
 
 
 def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:

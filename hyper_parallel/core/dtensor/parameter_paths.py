@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,14 @@ from weakref import ref
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.modules import ModulesFacet
 
-__all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches", "replacing_parameters"]
+__all__ = [
+    "MODULE_PATH", "TiedParameters", "describe_nearest", "module_label", "note_replacement", "owners_by_parameter",
+    "path_matches", "replacing_parameters", "untying_problems",
+]  # fmt: skip
+
+MODULE_PATH = "_hyper_parallel_path"
+"""Attribute of a module: its path from the outermost module that was parallelized."""
+_FAMILY = "_hyper_parallel_family"
 
 Slot = tuple[str, Any, str]
 """Path, owning module and attribute name of a parameter."""
@@ -56,7 +64,78 @@ class TiedParameters:
             return shared
         for _, module, name in slots:
             self._platform.set_parameter(module, name, new)
+            note_replacement(shared, new, module, name)
         return new
+
+
+class _Family:
+    """A parameter and those that replaced it, with the modules that got them, held weakly. Pickled as an empty set."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, str], ref[Any]] = {}
+
+    def __reduce__(self) -> Any:
+        """Leave the modules out of files."""
+        return set, ()
+
+    def add(self, owner: Any, name: str) -> None:
+        """Note that ``owner`` has a parameter of this family."""
+        self._slots[id(owner), name] = ref(owner)
+
+    def left_behind(self, platform: ModulesFacet, parameter: Any, inside: Container[int]) -> tuple[Any, str] | None:
+        """Return a module and the name of its parameter of this family, if a replacement of ``parameter`` misses it."""
+        for (_, name), slot in self._slots.items():
+            owner = slot()
+            current = None if owner is None else platform.direct_parameters(owner).get(name)
+            is_missed = current is not parameter or id(owner) not in inside
+            if getattr(current, _FAMILY, None) is self and is_missed:
+                return owner, name
+        return None
+
+
+def note_replacement(old: Any, new: Any, owner: Any, name: str) -> None:
+    """Note that ``new`` replaced ``old``, parameter ``name`` of ``owner``, for those tied to ``old`` elsewhere."""
+    family = getattr(old, _FAMILY, None)
+    if not isinstance(family, _Family):
+        family = _Family()
+        setattr(old, _FAMILY, family)
+    setattr(new, _FAMILY, family)
+    family.add(owner, name)
+
+
+def untying_problems(platform: ModulesFacet, root: Any, replaced: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Yield, in words, parameters that would no longer be tied to ones that an earlier call has placed.
+
+    Args:
+        platform: the framework of the module.
+        root: the module whose parameters are to be replaced.
+        replaced: these parameters, by path.
+    """
+    inside = {id(module) for _, module in platform.get_cells_and_names(root)}
+    checked: set[int] = set()
+    for path, parameter in replaced:
+        family = getattr(parameter, _FAMILY, None)
+        if id(parameter) in checked or not isinstance(family, _Family):
+            continue
+        checked.add(id(parameter))
+        if family.left_behind(platform, parameter, inside) is None:
+            continue
+        gc.collect()  # modules that nothing refers to any more do not count, and all ranks must see that
+        left = family.left_behind(platform, parameter, inside)
+        if left is not None:
+            owner, name = left
+            yield (
+                f"{path} is tied to the {name} of {module_label(owner)}, which an earlier call has placed and this one "
+                "would not replace with it; give both modules their styles in one call, or each a parameter of its own "
+                "before the first"
+            )
+
+
+def module_label(module: Any) -> str:
+    """Return the path and type of a module, ``layers.0.fc1 (Linear)``, or the type alone if the path is unknown."""
+    path = module.__dict__.get(MODULE_PATH)
+    type_name = type(module).__name__
+    return f"{path} ({type_name})" if path else type_name
 
 
 @contextmanager

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path, set_module_path, watchers
+from hyper_parallel.core.dtensor.parameter_paths import MODULE_PATH, module_label
 from hyper_parallel.core.dtensor.style_outputs import note_style_output
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["module_label", "name_entry", "name_modules", "trace_modules"]
+__all__ = ["name_entry", "name_modules", "trace_modules"]
 
-_PATH = "_hyper_parallel_path"
 _TRACED = "_hyper_parallel_traced"
 _ENTRY = "_hyper_parallel_entry"
 
@@ -23,22 +23,15 @@ _ENTRY = "_hyper_parallel_entry"
 _RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_running", default=())
 
 
-def module_label(module: Any) -> str:
-    """The path and type of a module, ``layers.0.fc1 (Linear)``, or the type alone if the path is unknown."""
-    path = module.__dict__.get(_PATH)
-    type_name = type(module).__name__
-    return f"{path} ({type_name})" if path else type_name
-
-
 def name_modules(platform: Platform, root: Any) -> None:
     """Record on every module under ``root`` its path from the outermost root; a shared module keeps its first path."""
-    prefix = root.__dict__.get(_PATH, "")
+    prefix = root.__dict__.get(MODULE_PATH, "")
     named = {id(root)}
     for path, module in platform.get_cells_and_names(root):
         full = ".".join(part for part in (prefix, path) if part)
         if id(module) not in named:
             named.add(id(module))
-            module.__dict__[_PATH] = full
+            module.__dict__[MODULE_PATH] = full
 
 
 def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
@@ -67,7 +60,7 @@ def trace_modules(platform: Platform, root: Any) -> None:
 
 def _entering(module: Any, args: Any) -> None:
     del args
-    path = module.__dict__.get(_PATH)
+    path = module.__dict__.get(MODULE_PATH)
     if path and watchers():
         _RUNNING.set((*_RUNNING.get(), (id(module), module_path())))
         set_module_path(path)

@@ -6,12 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.parameter_paths import describe_nearest, owners_by_parameter, path_matches
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.parameter_paths import (
+    describe_nearest,
+    owners_by_parameter,
+    path_matches,
+    untying_problems,
+)
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.tensor_parallel.heads import KV_HEAD_ATTRIBUTES, named_counts
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
-from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
-from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, ReplicatedStyle
+from hyper_parallel.core.tensor_parallel.styles.boundary import on_axis, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
 from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
@@ -79,7 +86,8 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
-    that the parallel axis does not divide, a tied weight that two styles would lay out differently. Notes: linear
+    that the parallel axis does not divide, a tied weight that two styles would lay out differently, or that an earlier
+    call has placed elsewhere. Notes: linear
     layers that stay unsharded although sibling layers are sharded.
 
     Raises:
@@ -99,6 +107,7 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
         *(unfit or _whole_queries(platform, placed)),
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
+        *untying_problems(platform, module, _replaced(platform, module, placed, device_mesh)),
     ]
     return PlanReport(tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed)), bool(unsupported))
 
@@ -179,6 +188,21 @@ def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Pla
             facts = ", ".join(f"{path} -> {placement!r} by {type(style).__name__}" for path, placement, style in wanted)
             role = "tied weight" if len(slots) > 1 else "parameter"
             yield f"{role} with conflicting layouts: {facts}"
+
+
+def _replaced(
+    platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]], mesh: DeviceMesh
+) -> Iterator[tuple[str, Any]]:
+    """The parameters that applying the plan replaces, by path."""
+    for path, parameter in platform.parameters_dict(module).items():
+        if not isinstance(parameter, DTensor):
+            if mesh.ndim > 1 or path in placed:
+                yield path, parameter
+            continue
+        for placement, match in placed.get(path, ()):
+            wanted = Layout.place(mesh, on_axis(mesh, placement), tuple(parameter.shape))
+            if not isinstance(match.style, ReplicatedStyle) and parameter.layout is not wanted:
+                yield path, parameter
 
 
 def _indivisible_heads(

@@ -21,6 +21,7 @@ from hyper_parallel.errors import (
     MeshError,
     MeshMismatchError,
     MixedTensorError,
+    ModuleError,
     ShardMismatchError,
 )
 from hyper_parallel.verify import launch, simulate
@@ -417,3 +418,23 @@ def test_each_piece_leaves_the_source_once(monkeypatch):
     for rank, shard in enumerate(simulate(on_rank, 6, "torch")):
         assert torch.equal(shard, values[3:] if rank % 2 else values[:3])
     assert sorted(box for rank, box in cuts if rank == 4) == [((0, 3), (0, 3)), ((3, 5), (0, 3))]
+
+
+def test_a_tie_with_an_earlier_call_is_not_cut():
+    """A module with a weight that is tied to a distributed one of another module is refused before any change."""
+    from torch import nn
+
+    def rank(mesh):
+        model = nn.ModuleDict({"tok": nn.Embedding(11, 6), "head": nn.Linear(6, 11, bias=False)})
+        model["head"].weight = model["tok"].weight
+        distribute_module(model["tok"], mesh)
+        with pytest.raises(ModuleError) as caught:
+            distribute_module(model, mesh)
+        assert not isinstance(model["head"].weight, DTensor)
+        return str(caught.value)
+
+    assert on_mesh((2,), rank)[0] == (
+        "distribute_module: tied parameters would come apart:\n"
+        "  - head.weight is tied to the weight of Embedding, which an earlier call has placed and this one would not "
+        "replace with it; give both modules their styles in one call, or each a parameter of its own before the first"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from weakref import ref
 
-from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
+from hyper_parallel.core.dtensor.parameter_paths import note_replacement, replacing_parameters, untying_problems
 from hyper_parallel.platform.select import platform_named
 
 
@@ -43,3 +43,30 @@ def test_a_replaced_parameter_is_freed_before_the_next(platform_name):
         alive = [key for key, parameter in whole.items() if parameter() is not None]
         assert alive == [("weight", 1), ("bias", 1), ("weight", 2), ("bias", 2)]
     assert model.kept[0] is replacement
+
+
+def test_a_parameter_that_was_tied_to_a_replaced_one_is_told(platform_name):
+    """A replacement is remembered by what was tied to the old parameter, as long as the module keeps it."""
+    platform = platform_named(platform_name)
+    model = three_layers(platform_name)
+    first, second, third = [
+        layer for _, layer in platform.get_cells_and_names(model) if platform.is_linear_module(layer)
+    ]
+    old = platform.direct_parameters(first)["weight"]
+    platform.set_parameter(second, "weight", old)
+    new = platform.new_parameter(platform.zeros((2, 4)), requires_grad=True)
+    platform.set_parameter(first, "weight", new)
+    note_replacement(old, new, first, "weight")
+
+    def problems():
+        replaced = [("second", old), ("third", platform.direct_parameters(third)["weight"]), ("again", old)]
+        return list(untying_problems(platform, model, replaced))
+
+    told = (
+        f"second is tied to the weight of {type(first).__name__}, which an earlier call has placed and this one would "
+        "not replace with it; give both modules their styles in one call, or each a parameter of its own before the "
+        "first"
+    )
+    assert problems() == [told]
+    platform.set_parameter(first, "weight", platform.new_parameter(platform.zeros((2, 4)), requires_grad=True))
+    assert problems() == []

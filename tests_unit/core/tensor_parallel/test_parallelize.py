@@ -212,6 +212,95 @@ def test_tied_weights_stay_one_parameter(twin):
     assert twin.on_mesh((3,), rank) == [3, 3, 3]
 
 
+def tied_model():
+    """An embedding, and a head with its weight."""
+    from torch import nn
+
+    model = nn.ModuleDict({"tok": nn.Embedding(11, 6), "head": nn.Linear(6, 11, bias=False)})
+    model["head"].weight = model["tok"].weight
+    return model
+
+
+UNTIED = (
+    "{}weight is tied to the weight of {}, which an earlier call has placed and this one would not replace with it; "
+    "give both modules their styles in one call, or each a parameter of its own before the first"
+)
+
+
+def untying(module, mesh, plan):
+    """Why a plan is refused; nothing is changed."""
+    before = dict(module.named_parameters())
+    with pytest.raises(PlanError) as caught:
+        parallelize_module(module, mesh, plan)
+    assert all(before[name] is parameter for name, parameter in module.named_parameters())
+    head, _, problem = str(caught.value).partition("\n  - ")
+    assert head == "the plan does not fit the module (1 problem); no parameter was changed:"
+    return problem
+
+
+def test_calls_for_each_layer_do_not_untie_a_weight(twin):
+    """A call that would make a second parameter of a tied weight is refused, whichever layer the earlier call had."""
+
+    def rank(mesh):
+        model = tied_model()
+        parallelize_module(model["tok"], mesh, RowwiseParallel())
+        refusals = [
+            untying(model["head"], mesh, ColwiseParallel()),
+            untying(model, mesh, {"head": ColwiseParallel()}),
+            untying(model, mesh, {"tok": NoParallel(), "head": NoParallel()}),
+        ]
+        model["head"].weight = model["tok"].weight  # tied again: one parameter with the layout that the style wants
+        parallelize_module(model["head"], mesh, ColwiseParallel())
+        assert model["head"].weight is model["tok"].weight
+        model = parallelize_module(tied_model(), mesh, {"tok": NoParallel()})
+        refusals.append(untying(model["head"], mesh, ColwiseParallel()))
+        parallelize_module(model["head"], mesh, NoParallel())  # nothing to replace
+        assert model["head"].weight is model["tok"].weight
+        return refusals
+
+    assert twin.on_mesh((2,), rank)[0] == [
+        UNTIED.format("", "Embedding"),
+        UNTIED.format("head.", "tok (Embedding)"),
+        UNTIED.format("head.", "tok (Embedding)"),
+        UNTIED.format("", "tok (Embedding)"),
+    ]
+
+
+def test_on_several_axes_every_parameter_is_placed(twin):
+    """On a mesh of several axes a call also replaces what no style covers, which must not be tied elsewhere either."""
+
+    def rank(mesh):
+        model = tied_model()
+        parallelize_module(model["tok"], mesh, {})
+        return untying(model["head"], mesh, {})
+
+    assert twin.on_mesh((1, 2), rank, NAMES)[0] == UNTIED.format("", "Embedding")
+
+
+def test_a_weight_may_be_used_again_for_another_model(twin):
+    """What was tied does not matter once nothing refers to the other module, even if a cycle keeps it in memory."""
+    import copy
+    import io
+
+    def rank(mesh):
+        model, other = tied_model(), tied_model()
+        other["head"].weight = model["head"].weight
+        parallelize_module(model["tok"], mesh, RowwiseParallel())
+        model["tok"].myself = [model["tok"]]
+        copied = copy.deepcopy(model["head"])
+        parallelize_module(copied, mesh, ColwiseParallel())  # a copy is tied to nothing
+        file = io.BytesIO()
+        torch.save(model["head"].weight, file)
+        file.seek(0)
+        model["head"].weight = torch.load(file, weights_only=True)
+        parallelize_module(model["head"], mesh, ColwiseParallel())
+        del model
+        parallelize_module(other["head"], mesh, ColwiseParallel())
+        return other["head"].weight.placements
+
+    assert twin.on_mesh((2,), rank) == [(Shard(0),)] * 2
+
+
 def test_a_tied_weight_follows_its_only_styled_path(twin):
     """A style on one of the paths changes the parameter under the other path, too."""
     from torch import nn

@@ -117,7 +117,7 @@ def test_a_copy_of_a_model_keeps_its_paths(twin):
 
 def test_the_outermost_root_names_a_module(twin):
     """A block parallelized by itself, then within its model, has the path in the model."""
-    from hyper_parallel.core.tensor_parallel.paths import module_label
+    from hyper_parallel.core.dtensor.parameter_paths import module_label
 
     def rank(mesh):
         block = twin.Block()

@@ -18,6 +18,7 @@ from hyper_parallel.core.dtensor.parameter_paths import (
     owners_by_parameter,
     path_matches,
     replacing_parameters,
+    untying_problems,
 )
 from hyper_parallel.core.shard.custom.function_map import places_one_tensor
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
@@ -66,7 +67,8 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
 
     Raises:
         PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
-            that name nothing, placements that do not fit, a tied parameter with two layouts.
+            that name nothing, placements that do not fit, a tied parameter with two layouts, or tied to one elsewhere
+            that an earlier call has placed.
         TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`.
     """
     if not isinstance(sharding_plan, ShardingPlan):
@@ -130,6 +132,12 @@ def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: Sh
         if not any(path_matches(pattern, path) for path in cells)
     )
     problems.extend(_conflicts(platform, module, layouts))
+    replaced = [
+        (path, value)
+        for path, value in values.items()
+        if not isinstance(value, DTensor) or layouts.get(path, value.layout) is not value.layout
+    ]
+    problems.extend(f"plan: {text}" for text in untying_problems(platform, module, replaced))
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         head = f"shard_module: the plan does not fit the module ({count}); no parameter was changed:"

@@ -14,8 +14,8 @@ from hyper_parallel.core.dtensor.dtensor import DTensor, takes_no_part, without_
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.parameter_paths import module_label
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard, own_placements
-from hyper_parallel.core.tensor_parallel.paths import module_label
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,

@@ -255,3 +255,24 @@ def test_what_is_no_plan():
         "shard_module: sharding_plan must be a ShardingPlan, got dict",
         "shard_module: plan must map paths to placements, got NoneType; {} replicates everything",
     ]
+
+
+@torch_only
+def test_a_tie_with_an_earlier_call_is_not_cut():
+    """A second call over one of two modules with a tied weight is refused, unless it leaves the weight as it is."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        layers = network(tied=True)
+        shard_module(layers, mesh, ShardingPlan({"*.weight": ("tp", "None")}))
+        shard_module(layers[1], mesh, ShardingPlan({}))
+        with pytest.raises(PlanError) as caught:
+            shard_module(layers[1], mesh, ShardingPlan({"weight": ("None", "tp")}))
+        assert layers[0].weight is layers[1].weight
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "shard_module: the plan does not fit the module (1 problem); no parameter was changed:\n"
+        "  - plan: weight is tied to the weight of Linear, which an earlier call has placed and this one would not "
+        "replace with it; give both modules their styles in one call, or each a parameter of its own before the first"
+    )
