@@ -109,7 +109,9 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
         *_conflicts(platform, module, placed),
         *untying_problems(platform, module, _replaced(platform, module, placed, device_mesh)),
     ]
-    return PlanReport(tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed)), bool(unsupported))
+    return PlanReport(
+        tuple(problems), tuple(_unsharded_siblings(platform, module, matched, placed, device_mesh)), bool(unsupported)
+    )
 
 
 def matched_modules(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
@@ -307,15 +309,34 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
 
 
 def _unsharded_siblings(
-    platform: Platform, module: Any, matched: list[Match], layouts: dict[str, list[tuple[Placement, Match]]]
+    platform: Platform,
+    module: Any,
+    matched: list[Match],
+    layouts: dict[str, list[tuple[Placement, Match]]],
+    mesh: DeviceMesh,
 ) -> Iterator[str]:
-    sharded = {match.path for pairs in layouts.values() for placement, match in pairs if isinstance(placement, Shard)}
-    parents = {_parent(path) for path in sharded}
+    """Notes on linear layers beside sharded ones that the plan leaves whole, and no earlier call has placed."""
+    sharded = {path: match for path, pairs in layouts.items() for each, match in pairs if isinstance(each, Shard)}
+    has_all_ranks = len(mesh.ranks) >= platform.get_world_size()
+    beside = {_parent(match.path) for match in sharded.values() if has_all_ranks or _is_named_linear(platform, match)}
     covered = {match.path for match in matched}
+    tied = owners_by_parameter(platform, module).items()
+    placed = {number for number, slots in tied if any(path in sharded for path, _, _ in slots)}
     for path, child in platform.get_cells_and_names(module):
         below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
-        if platform.is_linear_module(child) and not below and _parent(path) in parents:
+        if below or _parent(path) not in beside or not platform.is_linear_module(child):
+            continue
+        own = platform.direct_parameters(child).values()
+        if not any(isinstance(value, DTensor) or id(value) in placed for value in own):
             yield f"linear layer {path} is not sharded, although its sibling layers are"
+
+
+def _is_named_linear(platform: Platform, match: Match) -> bool:
+    """Whether a layer tells about others beside it in a pipeline, where calls for other stages shard other layers.
+
+    The head is beside the embedding, and numbered layers are beside each other, but may be of other stages.
+    """
+    return platform.is_linear_module(match.module) and not match.path.rpartition(".")[2].isdecimal()
 
 
 def parents(path: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from hyper_parallel import (
     RowwiseParallel,
     SequenceParallel,
     Shard,
+    parallelize_module,
 )
 from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules, uneven_outputs
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
@@ -207,10 +208,45 @@ def test_globs_match_segment_by_segment(twin):
 
 def test_a_layer_is_parallelized_once(twin):
     """A second style on a layer is refused, since it would convert inputs and outputs twice."""
-    from hyper_parallel import parallelize_module
 
     def rank(mesh):
         model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
         return check_plan(model, mesh, {"fc1": RowwiseParallel()}).problems
 
     assert twin.on_mesh((2,), rank)[0] == ("fc1: it is already parallelized by ColwiseParallel",)
+
+
+def stages():
+    """What two stages of a pipeline have between them: an embedding, numbered layers, a pair of layers, and a head."""
+    from torch import nn
+
+    modules = {name: nn.Linear(6, 6) for name in ("0", "1", "up", "down", "head")}
+    return nn.ModuleDict({"embed": nn.Embedding(11, 6), **modules})
+
+
+def test_layers_of_other_stages_and_earlier_calls_are_no_mistake(twin):
+    """A mesh of a part of the ranks may be a stage's: the head and numbered layers may be those of other stages."""
+    first, last = {"embed": RowwiseParallel(), "0": ColwiseParallel()}, {"1": RowwiseParallel(), "head": NoParallel()}
+
+    def notes(model, mesh, plan):
+        return list(check_plan(model, mesh, plan).notes)
+
+    def rank(mesh):
+        model, tied = stages(), stages()
+        tied["head"].weight = tied["embed"].weight
+        told = [
+            notes(model, mesh["tp"], first),
+            notes(model, mesh["tp"], {"up": ColwiseParallel()}),
+            notes(tied, mesh, {"embed": RowwiseParallel(use_local_output=False)}),
+        ]
+        parallelize_module(model, mesh["tp"], {**last, "up": NoParallel()})
+        return [*told, notes(model, mesh["tp"], {"down": RowwiseParallel()})]
+
+    unsharded = [f"linear layer {name} is not sharded, although its sibling layers are" for name in ("0", "1", "up")]
+    down, head = (unsharded[0].replace(" 0 ", f" {name} ") for name in ("down", "head"))
+    assert twin.on_mesh((2, 2), rank, ("pp", "tp"))[0] == [
+        [],
+        [*unsharded[:2], down, head],
+        [*unsharded, down],
+        unsharded[:1],
+    ]
