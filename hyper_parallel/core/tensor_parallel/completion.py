@@ -11,11 +11,13 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.parameter_paths import owners_by_parameter, path_matches
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.heads import HeadCounts
 from hyper_parallel.core.tensor_parallel.plan import Match, misfits, parents
 from hyper_parallel.core.tensor_parallel.plan_names import entries_of
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import is_whole
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
 from hyper_parallel.core.tensor_parallel.uncovered import Coverage, Unit
@@ -36,7 +38,8 @@ def complete_plan(
     The entries of the plan come first, unchanged. After them, each module with uncovered parameters gets an entry that
     replicates it: ``NoParallel(use_local_output=False)`` where the plan's styles return DTensors, otherwise
     ``NoParallel(use_local_output=None)``, whose output is local if its input is. A layer whose weight is tied to a
-    covered one gets the style that lays it out alike. Paths that differ in numbers alone become one glob.
+    covered one gets the style that lays it out alike, a norm of the local heads of queries or keys :class:`HeadNorm`.
+    Paths that differ in numbers alone become one glob.
 
     Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
     inside stay plain, because they compute on whole plain tensors. Modules that hold DTensors already, or have the
@@ -142,6 +145,8 @@ class _Proposal:
         tied = self._tied(unit)
         if tied:
             return next(style for style in self._layer_styles(unit) if _agrees(style, unit, tied))
+        if any(self._may_get(unit, match) for match in self._sources):
+            return HeadNorm()  # any other module has a problem
         if self.gets_dtensors:
             return NoParallel(use_local_output=self._returns_output(unit))
         stays_plain = any(self.coverage.layers_inside(unit.path)) or not self.coverage.takes_one_value(unit.path)
@@ -220,12 +225,12 @@ class _Proposal:
         )
 
     def _features(self, unit: Unit) -> str | None:
-        for match in self.coverage.matched:
-            if _returns_local_features(match) and self._may_get(unit, match):
+        for match in self._sources:
+            if self._may_get(unit, match) and not self._is_norm_of_heads(unit, match):
                 return (
                     f"it may get local features from {_named(match)} or whole tensors; give that style "
-                    "use_local_output=False, or the module a style, such as RowwiseParallel() for a linear layer that "
-                    "gets these features"
+                    "use_local_output=False, or the module a style: RowwiseParallel() for a linear layer that gets "
+                    "these features, HeadNorm() for a norm of heads"
                 )
         return None
 
@@ -239,8 +244,13 @@ class _Proposal:
 
     # -- who gets the local features of a layer --------------------------------------------------------------------
 
+    @cached_property
+    def _sources(self) -> list[Match]:
+        """Linear layers that return local features."""
+        return [match for match in self.coverage.matched if _returns_local_features(match)]
+
     def _may_get(self, unit: Unit, source: Match) -> bool:
-        """Whether a module, or one that it is in, stands beside ``source`` and may get its local output."""
+        """Whether a module, or one that it is in, stands beside ``source`` and may get its local features."""
         coverage = self.coverage
         owner = coverage.caller(coverage.paths[id(source.module)])
         beside = [path for path in coverage.modules if path and coverage.caller(path) == owner]
@@ -257,6 +267,14 @@ class _Proposal:
         if self._is_linear(entry):
             return not any(self._is_read_by_rows(path) for path in beside)
         return _QUERIES_OR_KEYS.search(entry.rpartition(".")[2]) is not None
+
+    def _is_norm_of_heads(self, unit: Unit, source: Match) -> bool:
+        """Whether a module has the name of a norm of queries or keys, and the size of a head of ``source``."""
+        owner = self.coverage.modules[self.coverage.caller(unit.path)]
+        counts, size = HeadCounts.of(owner), _own_size(unit.module)
+        if counts is None or size is None or _QUERIES_OR_KEYS.search(unit.path.rpartition(".")[2]) is None:
+            return False
+        return _weight_shape(source.module)[0] in (counts.heads * size, counts.kv_heads * size)
 
     def _is_linear(self, path: str) -> bool:
         return self.coverage.platform.is_linear_module(self.coverage.modules[path])

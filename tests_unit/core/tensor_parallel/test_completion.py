@@ -62,7 +62,7 @@ def make_model(*, tied=False):
     return Model()
 
 
-def make_attention():
+def make_attention(counts=()):
     """Attention of 3 heads with norms of queries and keys, a norm before, and a gate that is a parameter."""
     import torch
     from torch import nn
@@ -73,6 +73,7 @@ def make_attention():
             super().__init__()
             self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
             self.q_norm, self.k_norm = nn.RMSNorm(2), nn.RMSNorm(2)
+            vars(self).update(counts)
 
         def forward(self, x):
             q, k, v = (part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.q, self.k, self.v))
@@ -148,6 +149,17 @@ def test_a_module_between_dtensors_returns_them(twin, world):
     assert plain == ["gate"]
 
 
+def test_norms_of_local_heads_sum_their_gradients(twin):
+    """Where numbers of heads tell that a norm is of the heads of queries or keys, it computes on those of its rank."""
+    model = make_attention({"num_heads": 3, "num_kv_heads": 3})
+    plan = {"attention.[qkv]": ColwiseParallel(), "attention.o": RowwiseParallel()}
+    completed, plain = assert_equals_one_device(twin, model, twin.random(2, 5, WIDTH), plan, 3)
+    assert [type(completed[f"attention.{name}_norm"]).__name__ for name in "qk"] == ["HeadNorm", "HeadNorm"]
+    assert plain == ["gate"]
+    text = FEATURES.format(entry="attention.[qkv]")
+    assert text in refusal(make_attention({"num_heads": 6, "num_kv_heads": 6}), plan)
+
+
 def make_mixture():
     """Kinds of modules that a style fits or does not: weight norm, a convolution, two inputs, own parameters, lists."""
     import torch
@@ -200,8 +212,8 @@ def refusal(module, plan):
 
 FEATURES = (
     "it may get local features from the entry {entry!r} (ColwiseParallel) or whole tensors; give that style "
-    "use_local_output=False, or the module a style, such as RowwiseParallel() for a linear layer that gets these "
-    "features"
+    "use_local_output=False, or the module a style: RowwiseParallel() for a linear layer that gets these features, "
+    "HeadNorm() for a norm of heads"
 )
 
 
