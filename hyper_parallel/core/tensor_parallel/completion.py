@@ -250,23 +250,34 @@ class _Proposal:
         return [match for match in self.coverage.matched if _returns_local_features(match)]
 
     def _may_get(self, unit: Unit, source: Match) -> bool:
-        """Whether a module, or one that it is in, stands beside ``source`` and may get its local features."""
-        coverage = self.coverage
-        owner = coverage.caller(coverage.paths[id(source.module)])
-        beside = [path for path in coverage.modules if path and coverage.caller(path) == owner]
+        """Whether a module may get the local features of ``source``."""
+        owner = self.coverage.caller(self.coverage.paths[id(source.module)])
+        while True:
+            if self._may_get_inside(unit, source, owner):
+                return True
+            if not owner or self._reads_features(owner):
+                return False
+            owner = self.coverage.caller(owner)  # nobody reads them inside, so they leave it
+
+    def _may_get_inside(self, unit: Unit, source: Match, owner: str) -> bool:
+        """Whether a module may get the local features of ``source`` from the module at ``owner``, which has them."""
         features, width = _weight_shape(source.module)
-        if not owner and not any(self._is_linear(path) and self._size(path) == features for path in beside):
-            return False  # no layer of the model reads them, so they are its output
         if unit.path == owner:
             return _own_size(unit.module) != width
-        entry = next((path for path in (unit.path, *parents(unit.path)) if path in beside), None)
+        beside = (path for path in (unit.path, *parents(unit.path)) if path and self.coverage.is_called(path))
+        entry = next((path for path in beside if self.coverage.caller(path) == owner), None)
         if entry is None:
             return False
         if self._size(entry) != width or features != width:
             return self._size(entry) != width
         if self._is_linear(entry):
-            return not any(self._is_read_by_rows(path) for path in beside)
+            return not self._reads_features(owner)
         return _QUERIES_OR_KEYS.search(entry.rpartition(".")[2]) is not None
+
+    def _reads_features(self, path: str) -> bool:
+        """Whether a layer in the module at ``path`` has a style for inputs that are local features."""
+        inside = (match for match in self.coverage.matched if path in parents(self.coverage.paths[id(match.module)]))
+        return any(Shard(1) in match.style.placements_for(match.module).values() for match in inside)
 
     def _is_norm_of_heads(self, unit: Unit, source: Match) -> bool:
         """Whether a module has the name of a norm of queries or keys, and the size of a head of ``source``."""
@@ -278,11 +289,6 @@ class _Proposal:
 
     def _is_linear(self, path: str) -> bool:
         return self.coverage.platform.is_linear_module(self.coverage.modules[path])
-
-    def _is_read_by_rows(self, path: str) -> bool:
-        """Whether a layer has a style for inputs that are local features."""
-        by_path = (match for match in self.coverage.matched if match.module is self.coverage.modules[path])
-        return any(Shard(1) in match.style.placements_for(match.module).values() for match in by_path)
 
     def _size(self, path: str) -> int | None:
         """Features that a module takes, as its parameters or those of layers inside tell; None if they do not."""

@@ -277,6 +277,26 @@ def test_parameters_beside_layers_that_return_local_features():
     )
 
 
+def test_features_that_leave_a_module_may_go_on_to_modules_beside_it():
+    """Features that no layer reads inside of a module, such as an adapter, leave it to the modules beside it."""
+    from torch import nn
+
+    model = make_attention()
+    for name in "qkvo":
+        setattr(model.attention, name, nn.Sequential(getattr(model.attention, name)))
+    plan = {"attention.[qkv].0": "colwise", "attention.o.0": "rowwise"}
+    text = FEATURES.format(entry="attention.[qkv].0")
+    assert refusal(model, plan) == (
+        "complete_plan: no style can be told for these modules:\n"
+        f"  - attention.q_norm (RMSNorm): {text}\n"
+        f"  - attention.k_norm (RMSNorm): {text}"
+    )
+    activated = nn.Sequential(nn.Linear(WIDTH, 9), nn.PReLU())
+    assert refusal(activated, {"0": "colwise"}) == (
+        f"complete_plan: no style can be told for these modules:\n  - 1 (PReLU): {FEATURES.format(entry='0')}"
+    )
+
+
 SHARDS = (
     "it may get local shards from the entry {entry} or whole tensors; give that style use_local_output=False, or the "
     "module a style, such as SequenceParallel(use_local_output=True) for shards of the sequence"
@@ -324,7 +344,7 @@ def test_conversions_to_dtensors_or_whole_tensors_leave_no_doubt(style):
 
 
 def test_the_features_of_the_last_layer_leave_no_doubt():
-    """No layer reads the local logits, so every other module gets whole tensors."""
+    """Modules of the size of the input of the last layer do not get its local features."""
     assert list(complete_plan(make_model(), {"head": "colwise"})) == [
         "head", "embed", "places", "layers.*.norm", "layers.*.up", "layers.*.down", "norm",
     ]  # fmt: skip
