@@ -304,8 +304,10 @@ class Dispatcher:
             f"{entry.name}: a plain tensor {list(target.shape)} cannot be written with DTensors but those of one value "
             "that is whole on this rank and takes no gradient; write the result of full_tensor()"
         )
-        layouts = [tensor._layout for tensor in tensors if isinstance(tensor, DTensor)]
-        if not all(x.is_replicated and math.prod(x.shape) == 1 and x.mesh.coordinate is not None for x in layouts):
+        distributed = [x for x in tensors if isinstance(x, DTensor)]
+        layouts = [x._layout for x in distributed if math.prod(x.shape) == 1]
+        is_whole = all(x.is_replicated and x.mesh.coordinate is not None for x in layouts)
+        if len(layouts) < len(distributed) or not is_whole:
             raise error
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
