@@ -29,7 +29,7 @@ def drawn(heads, key_heads, length, dtype=torch.float64):
 
 
 def mask_of(kind, heads, length):
-    """Return the mask of a kind: by batch, with a query that sees no key, by head, or one row for all queries."""
+    """Return the mask of a kind: by batch, with a query that sees no key, by head, or one row or column for all."""
     generator = torch.Generator().manual_seed(1)
     if kind == "boolean":
         return torch.rand(2, 1, length, length, generator=generator) > 0.4
@@ -37,7 +37,8 @@ def mask_of(kind, heads, length):
         return (torch.rand(length, length, generator=generator) > 0.4) & (torch.arange(length) != 1).unsqueeze(-1)
     if kind == "added":
         return torch.randn(heads, length, length, generator=generator, dtype=torch.float64)
-    return torch.randn(1, length, generator=generator, dtype=torch.float64) if kind == "row" else None
+    shape = {"row": (1, length), "column": (length, 1)}.get(kind)
+    return shape and torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def reference(tensors, mask, causal, scale=None):
@@ -140,7 +141,7 @@ def test_tiles_give_the_same_attention(tile, monkeypatch):
     def on_rank():
         mesh = hp.init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
         errors = {}
-        for kind in MASKS:
+        for kind in (*MASKS, "column"):
             tensors, mask = drawn(4, 2, 7), mask_of(kind, 4, 7)
             actual = parallel(mesh, [Shard(2)], tensors, form="ring", attn_mask=mask, is_causal=kind == "causal")
             errors[kind] = largest_difference(actual, reference(tensors, mask, kind == "causal"))
@@ -148,7 +149,7 @@ def test_tiles_give_the_same_attention(tile, monkeypatch):
 
     for errors in simulate(on_rank, 2, platform="torch"):
         assert {case: error for case, error in errors.items() if not error < 2e-14} == {}
-        assert len(errors) == len(MASKS)
+        assert len(errors) == len(MASKS) + 1
 
 
 def test_half_precision_is_computed_in_single():
