@@ -50,7 +50,7 @@ ARROWS = {
     "_tree": set(),
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
-    "platform.contract": {"_tree", "errors", "transport"},
+    "platform.contract": {"_text", "_tree", "errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
     "transport": {"_caches", "_text", "errors"},
     "transport.c10d": {"_text", "errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},

@@ -6,6 +6,7 @@ A command that fails is over its budget, however short it took.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import tempfile
 import time
@@ -15,9 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hyper_parallel.transport.processes import python_command
+import numpy as np
 
-__all__ = ["Figure", "Timing", "figures", "recorded"]
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.transport.processes import python_command
+from hyper_parallel.verify.simulate import simulate
+
+__all__ = ["Figure", "Timing", "figures", "recorded", "warm_start"]
+
+_WARM_RANKS, _WARM_RUNS = 4, 5
 
 _REPORTED = 5.0  # seconds within which a failure is reported
 _HANG = "rank hangs"
@@ -147,6 +157,11 @@ def recorded(reports: Path) -> Iterator[Timing]:
     yield Timing("unit tests of both frameworks, last run", seconds, 900.0, problem)
 
 
+def warm_start() -> Figure:
+    """Return the figure of MindSpore's simulated ranks: a world of four, after one of as many has run."""
+    return Figure(f"warm start of {_WARM_RANKS} simulated ranks", 1.0, _warm_start)
+
+
 # -- measurements -----------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +175,26 @@ def _run(command: Sequence[str], folder: str | None = None) -> tuple[float, str,
     seconds = time.perf_counter() - start
     last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
     return seconds, f"exit status {done.returncode}: {last}" if done.returncode else "", done
+
+
+def _warm_start() -> tuple[float, str]:
+    """Return the median of some runs, from the call to the ranks' results: each makes a mesh and gathers a tensor."""
+    seconds = []
+    for _ in range(_WARM_RUNS + 1):
+        start = time.perf_counter()
+        wholes = simulate(_gathered, _WARM_RANKS, "mindspore", (_WARM_RANKS,))
+        seconds.append(time.perf_counter() - start)
+    right = all(whole == list(range(_WARM_RANKS)) for whole in wholes)
+    return statistics.median(seconds[1:]), "" if right else f"the ranks gathered {wholes}"
+
+
+def _gathered(count: int) -> list[float]:
+    """Gather one number of each rank."""
+    platform = current_platform()
+    mesh = init_device_mesh("cpu", (count,), mesh_dim_names=("ranks",))
+    values = distribute_tensor(platform.from_numpy(np.arange(count, dtype=np.float32)), mesh, [Shard(0)])
+    whole: list[float] = platform.tensor_to_numpy(values.full_tensor()).tolist()
+    return whole
 
 
 def _command(command: Sequence[str]) -> tuple[float, str]:

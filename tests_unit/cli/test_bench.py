@@ -8,9 +8,8 @@ import pytest
 from hyper_parallel.cli import main
 from hyper_parallel.platform.select import platform_named
 
-pytestmark = pytest.mark.platforms("torch")
 
-
+@pytest.mark.platforms("torch")
 @pytest.mark.parametrize("sizes", [(2, 4), pytest.param((2, 8, 64, 512), marks=pytest.mark.sweep)])
 def test_every_row_is_measured(sizes, monkeypatch, capsys):
     """Every operation is measured in all three implementations, and the rows come as JSON.
@@ -50,9 +49,10 @@ def test_every_row_is_measured(sizes, monkeypatch, capsys):
         assert math.isfinite(row["ratio"])
 
 
+@pytest.mark.platforms("torch")
 def test_rows_are_a_table(monkeypatch, capsys):
     """Microseconds, ratio and budget stand in columns; the status is 0 if every ratio is within its budget."""
-    from hyper_parallel.platform.torch.benchmark import BenchmarkRow
+    from hyper_parallel.platform.contract.benchmark import BenchmarkRow
 
     rows = [BenchmarkRow("add", 1.0, 41.0, 21.0, 0.7), BenchmarkRow("linear", 2.0, 22.0, 12.0, 0.7)]
     monkeypatch.setattr(platform_named("torch"), "benchmark", lambda *_: (len(rows), iter(rows)), raising=False)
@@ -67,6 +67,7 @@ def test_rows_are_a_table(monkeypatch, capsys):
     assert main(["bench"]) == 1
 
 
+@pytest.mark.platforms("torch")
 def test_the_harness_has_no_device(capsys):
     """The harness is timed on CPU only, and a card that PyTorch does not see is refused: status 2 and one line."""
     assert main(["bench", "--harness", "--device", "npu"]) == 2
@@ -78,6 +79,7 @@ def test_the_harness_has_no_device(capsys):
     )
 
 
+@pytest.mark.platforms("torch")
 @pytest.mark.parametrize(
     "name, file",
     [("linear", "core/shard/dispatch.py"), ("shard(1) to replicate, 8 ranks", "core/dtensor/redistribute.py")],
@@ -101,9 +103,10 @@ def test_the_time_of_a_call_is_divided_among_functions(name, file, capsys, tmp_p
     assert not any("_lsprof" in function["function"] for function in functions)
 
 
+@pytest.mark.platforms("torch")
 def test_a_profile_is_a_table(monkeypatch, capsys):
     """A line per function, at most thirty; the others are one line."""
-    from hyper_parallel.platform.torch.call_profile import CallProfile, FunctionTime
+    from hyper_parallel.platform.contract.call_profile import CallProfile, FunctionTime
 
     times = [FunctionTime(f"a.py:{number} f", 1.0, 2.0, 3.5) for number in range(32)]
     profile = [CallProfile("add", 4.0, 64.0, tuple(times))]
@@ -121,6 +124,7 @@ def test_a_profile_is_a_table(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+@pytest.mark.platforms("torch")
 def test_no_repeats(capsys):
     """Measuring nothing is an error."""
     assert main(["bench", "--repeats", "0"]) == 2
@@ -130,6 +134,7 @@ def test_no_repeats(capsys):
     )
 
 
+@pytest.mark.platforms("torch")
 def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
     """Seconds are printed beside budgets and written to the report; a failed part fails the command."""
     from hyper_parallel.cli import bench
@@ -149,3 +154,57 @@ def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
     jobs.pop()
     assert main(["bench", "--harness", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == rows[:1]
+
+
+@pytest.mark.platforms("mindspore")
+def test_operators_of_mindspore_are_measured(monkeypatch, capsys, tmp_path):
+    """Operators and the training step stand beside plain MindSpore, the start of ranks beside its limit in seconds."""
+    from hyper_parallel.cli import bench
+    from hyper_parallel.platform.mindspore import benchmark
+    from hyper_parallel.verify.timings import Figure
+
+    monkeypatch.setattr(bench, "warm_start", lambda: Figure("warm start of 4 simulated ranks", 1.0, lambda: (0.25, "")))
+    report = tmp_path / "bench-mindspore.json"
+    words = ["bench", "--platform", "mindspore", "--repeats", "8", "--report", str(report)]
+    assert main(words) in (0, 1)  # 1: a ratio is over its budget, which time decides
+    lines = capsys.readouterr().out.splitlines()
+    rows = json.loads(report.read_text())["rows"]
+    computing = ["add", "mint.add", "multiply by a number", "subtract", "exp", "relu", "silu", "softmax", "sum"]
+    computing += ["linear", "matmul", "LayerNorm", "cat"]
+    viewing = ["mint.reshape", "reshape", "view", "transpose", "permute", "unsqueeze", "x[:, 0:4]", "x[:, 0]", "chunk"]
+    assert [row["name"] for row in rows[:22]] == computing + viewing
+    assert [row["name"].split(":")[0] for row in rows[22:]] == [
+        "training step of an MLP", "median operator", "warm start of 4 simulated ranks",
+    ]  # fmt: skip
+    assert len(rows) == benchmark.ROWS + 1
+    for row in rows[:-1]:
+        assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok", "by_hand"}
+        assert (row["peer"], row["by_hand"]) == (None, row["name"] == "training step of an MLP")
+        assert math.isclose(row["ratio"], row["ours"] / row["plain"])
+        assert row["ok"] is (row["ratio"] <= row["budget"])
+    ratios = sorted(row["ratio"] for row in rows[:22])
+    assert rows[23]["ratio"] == ratios[10]
+    assert rows[-1] == {
+        "name": "warm start of 4 simulated ranks", "seconds": 0.25, "budget": 1.0, "problem": "", "ok": True,
+    }  # fmt: skip
+    assert lines[0].split() == ["plain", "µs", "ours", "µs", "ratio", "budget"]
+    assert lines[-2].split() == ["warm", "start", "of", "4", "simulated", "ranks", "0.25", "s", "1.00", "s"]
+    assert len(lines) == len(rows) + 2
+
+
+@pytest.mark.platforms("mindspore")
+def test_a_call_of_mindspore_is_profiled(capsys):
+    """The functions of one call are listed, and a name that no row has is refused with those that are near."""
+    assert main(["bench", "--platform", "mindspore", "--profile", "exp", "--repeats", "8"]) == 0
+    assert "core/shard/dispatch.py" in capsys.readouterr().out
+    assert main(["bench", "--platform", "mindspore", "--profile", "reshap", "--repeats", "8"]) == 2
+    assert capsys.readouterr().err == (
+        "hyper-parallel: error: no row of the benchmark is called 'reshap'; near: 'reshape', 'mint.reshape', 'exp'\n"
+    )
+
+
+@pytest.mark.platforms("mindspore")
+def test_a_card_is_refused_for_mindspore(capsys):
+    """Ranks of MindSpore run on cpu only: another device is refused before anything is measured."""
+    assert main(["bench", "--platform", "mindspore", "--device", "npu"]) == 2
+    assert capsys.readouterr().err.startswith("hyper-parallel: error: --device npu: ranks of MindSpore are started on ")

@@ -48,6 +48,19 @@ def test_the_import_is_timed_in_new_processes():
     assert timing.seconds > 0
 
 
+@pytest.mark.platforms("mindspore")
+def test_the_start_of_warm_ranks_is_timed(monkeypatch):
+    """The ranks of the worlds that are timed gather what each of them holds; other values are a problem."""
+    monkeypatch.setattr(timings, "_WARM_RANKS", 2)
+    figure = timings.warm_start()
+    assert (figure.name, figure.budget) == ("warm start of 2 simulated ranks", 1.0)
+    timing = figure.timed()
+    assert timing.problem == ""
+    assert timing.seconds > 0
+    monkeypatch.setattr(timings, "simulate", lambda *_: [[0.0], [1.0]])
+    assert figure.timed().problem == "the ranks gathered [[0.0], [1.0]]"
+
+
 @pytest.mark.platforms("torch", "mindspore")
 def test_the_operator_of_a_users_file_is_right(platform_name):
     """The operator that is timed has a correct rule: the sweep of its file succeeds."""

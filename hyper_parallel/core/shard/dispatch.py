@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Dispatcher", "implicit_replication", "no_function"]
+__all__ = ["UNSEEN", "Dispatcher", "implicit_replication", "no_function"]
+
+UNSEEN: Any = object()
+"""What :meth:`Dispatcher.repeated` returns for a call that it does not know."""
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 # Equal values of these types are interchangeable; not those of float, since 0.0 == -0.0.
@@ -126,6 +129,44 @@ class Dispatcher:
             return result
         return run(args, kwargs)
 
+    def repeated(self, entry: OpEntry) -> Callable[[Any], Any]:
+        """Return a function that runs a call seen before, by its positional arguments, or returns :data:`UNSEEN`.
+
+        It is :meth:`dispatch` with the key computed in line, for calls of tensors, lists of them, whole numbers and
+        tuples of those. Arguments that the rule takes by name only may stand behind the others if they are their
+        default, None.
+        """
+        get, dtensor_type, loose = entry.cache.get, self.dtensor_type, entry.loose
+        most, may_be_none = entry.binder.most_positional, entry.binder.named_are_optional
+        add_dtypes = self._add_dtypes if entry.by_dtype else None
+
+        def call(args: Any) -> Any:
+            if len(args) > most:
+                if not may_be_none or any(arg is not None for arg in args[most:]):
+                    return UNSEEN
+                args = args[:most]
+            parts: list[Any] = []
+            for arg in args:
+                of = type(arg)
+                if of is dtensor_type:
+                    parts.append(arg._layout)
+                elif of in loose:
+                    parts.append(of)
+                elif of in _ATOMS:
+                    parts.append(of)
+                    parts.append(arg)
+                else:
+                    part = _part(of, arg, dtensor_type)
+                    if part is None:
+                        return UNSEEN
+                    parts.append(part)
+            if add_dtypes is not None:
+                add_dtypes(parts, args, enabled=self.platform.grad_enabled())
+            run = get(tuple(parts))
+            return UNSEEN if run is None else run(args, _NO_KWARGS)
+
+        return call
+
     def unary(self, entry: OpEntry) -> Callable[[Any], Any]:
         """A method without arguments: :meth:`dispatch` with the key computed in line."""
         get, full = entry.cache.get, self.dispatch
@@ -161,19 +202,19 @@ class Dispatcher:
 
         return call
 
-    def subscript(self, entry: OpEntry, plain: OpEntry) -> Callable[[Any, Any], Any]:
+    def subscript(self, full: Callable[[Any, Any], Any], plain: OpEntry) -> Callable[[Any, Any], Any]:
         """``x[index]``: :meth:`dispatch` with the key of numbers and slices of numbers computed in line.
 
         Args:
-            entry: the operator for every index.
-            plain: the one that it becomes for an index without tensors.
+            full: dispatches ``x[index]`` with any index.
+            plain: the operator that it becomes for an index without tensors.
         """
-        get, full = plain.cache.get, self.dispatch
+        get = plain.cache.get
 
         def call(x: Any, index: Any) -> Any:
             parts = None if open_blocks() else _index_key(index)
             run = None if parts is None else get((x._layout, *parts))
-            return full(entry, (x, index), _NO_KWARGS) if run is None else run((x, index), _NO_KWARGS)
+            return full(x, index) if run is None else run((x, index), _NO_KWARGS)
 
         return call
 
@@ -393,6 +434,8 @@ class Ops:
         entry = OpEntry(op, run, binder(rule.signature), rule, run, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if args and type(args[0]) is dispatcher.dtensor_type:
+                return dispatcher.dispatch(entry, args, kwargs)
             tensors = dispatcher.tensors((*args, *kwargs.values()))
             if local is None or any(isinstance(tensor, DTensor) for tensor in tensors):
                 return dispatcher.dispatch(entry, args, kwargs)
@@ -400,6 +443,20 @@ class Ops:
 
         setattr(self, op, call)
         return call
+
+
+def _part(of: type, arg: Any, dtensor_type: type) -> Any:
+    """The part of a key that stands for an argument of type ``of``, as :meth:`Dispatcher.dispatch` has it.
+
+    None unless it is a tuple of whole numbers, a parameter or a list of DTensors.
+    """
+    if of is tuple and _ATOMS.issuperset(map(type, arg)):
+        return (tuple(map(type, arg)), arg)
+    if issubclass(of, dtensor_type):
+        return arg._layout
+    if of is list and all(type(item) is dtensor_type for item in arg):
+        return (list, *[item._layout for item in arg])
+    return None
 
 
 def _index_key(index: Any) -> tuple[Any, ...] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,7 +23,8 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _SCALARS = frozenset({int, float, bool, complex})
 _NO_TYPES: frozenset[type] = frozenset()
 EMPTY = inspect.Parameter.empty
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, KEYWORD_ONLY)
 # The frameworks' names of the operands that rules call x and y.
 ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
 
@@ -50,9 +52,17 @@ class Binder:
         self._positional = tuple(
             name for name, parameter in self.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         )
+        self.most_positional: float = len(self._positional)
+        """Positional arguments of a call; without a limit if one is starred."""
         self.starred = next(
             (name for name, parameter in self.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL), None
         )
+        if self.starred is not None:
+            self.most_positional = math.inf
+        self.named_are_optional = all(
+            parameter.default is None for parameter in self.parameters.values() if parameter.kind is KEYWORD_ONLY
+        )
+        """Whether None is the default of each parameter that is passed by name only."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Bind a call.
@@ -141,11 +151,10 @@ class KeywordCall:
     """
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
-        keyword_only = inspect.Parameter.KEYWORD_ONLY
         parameters = binder(signature).parameters.values()
         self.function = function
-        self.positional = tuple(parameter.name for parameter in parameters if parameter.kind is not keyword_only)
-        self.named = tuple(parameter.name for parameter in parameters if parameter.kind is keyword_only)
+        self.positional = tuple(parameter.name for parameter in parameters if parameter.kind is not KEYWORD_ONLY)
+        self.named = tuple(parameter.name for parameter in parameters if parameter.kind is KEYWORD_ONLY)
 
     def __call__(self, **arguments: Any) -> Any:
         """Call the function."""

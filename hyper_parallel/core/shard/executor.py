@@ -7,6 +7,7 @@ whose placement ignores them) is read from the caller's arguments at each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ def compile_plan(
             _returning_operand_if_unchanged(platform, plan, call, operand, inherit),
         )
     if inherit is not None and platform.loses_writes_through_views:
-        inherit = _views_lose_writes
+        reason = _readonly(plan) or _VIEWS_LOSE_WRITES
+        return _read_only(platform, plan, checked, reason), _read_only(platform, plan, call, reason)
     first = _wrapped(platform, plan, checked, inherit)
     may_fuse = no_operand_moves and inherit is None and not replays and not ordered
     fused = _fused(platform, entry, plan, args, kwargs, fetches) if may_fuse else None
@@ -169,7 +171,12 @@ def local_call(
     """Return the call on local tensors, which ``fetches`` give for the marks; otherwise as :func:`compile_plan`."""
     if plan.local is not None or entry.canonical:
         return _canonical(platform, entry, plan, args, kwargs, marks, fetches)
-    return _framework_call(plan.impl or entry.func, args, kwargs, fetches)
+    return _framework_call(plan.impl or _function(platform, plan, entry.func), args, kwargs, fetches)
+
+
+def _function(platform: Platform, plan: OpPlan, func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``func``, or where no shard of this rank is empty, what it calls then."""
+    return func if has_empty_shard(plan) else platform.on_elements(func)
 
 
 def _framework_call(
@@ -225,7 +232,7 @@ def _canonical(
     template = {**plan.call.args, **replaced}
     by_value, bind = rule.by_value, entry.binder.bind
     scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
-    func = entry.local
+    func = _function(platform, plan, entry.local)
     nested = {
         name: _nested_argument_builder(value)
         for name, value in template.items()
@@ -234,9 +241,9 @@ def _canonical(
     if run is None and len(readers) == 1 and (by_value or not scalars):
         only = next((name for name, value in template.items() if type(value) is Ref), None)
         if only is not None:
-            return _single_operand_call(
-                func, only, readers[0], {name: value for name, value in template.items() if name != only}
-            )
+            constants = {name: value for name, value in template.items() if name != only}
+            direct = bool(args) and args[0] is marks[0] and fetches[id(marks[0])] is _LOCAL
+            return _single_operand_call(func, only, None if direct else readers[0], constants)
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         locals_ = [read(args, kwargs) for read in readers]
@@ -262,19 +269,31 @@ def _nested_argument_builder(value: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda _: value
 
 
-def _single_operand_call(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
-    """The canonical operator of one tensor: everything else is known beforehand."""
+def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, constants: dict[str, Any]) -> Run:
+    """The canonical operator of one tensor: everything else is known beforehand.
+
+    Args:
+        func: the operator.
+        name: of the parameter that is the tensor.
+        read: reads the local tensor from the caller's arguments; None: it is that of the first one.
+        constants: all other arguments, by name.
+    """
+    bound = _with_constants(func, name, constants)
+    if read is None:
+        return lambda args, _: bound(args[0]._local)
+    return lambda args, kwargs: bound(read(args, kwargs))
+
+
+def _with_constants(func: Callable[..., Any], name: str, constants: dict[str, Any]) -> Fetch:
+    """Return the function of argument ``name`` alone; ``func`` takes arguments by name."""
     if isinstance(func, KeywordCall) and func.positional[:1] == (name,):
         plain, rest = func.function, [constants[other] for other in func.positional[1:]]
         named = {other: constants[other] for other in func.named}
-        return lambda args, kwargs: plain(read(args, kwargs), *rest, **named)
-
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        filled = constants.copy()
-        filled[name] = read(args, kwargs)
-        return func(**filled)
-
-    return call
+        return lambda local: plain(local, *rest, **named)
+    code = getattr(func, "__code__", None)  # of a function in Python
+    if code is not None and code.co_argcount and code.co_varnames[0] == name:
+        return partial(func, **constants)
+    return lambda local: func(**constants, **{name: local})
 
 
 def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
@@ -320,24 +339,35 @@ def _unknown_operand(plan: OpPlan) -> UnknownOperandError:
     return UnknownOperandError(f"{describe(plan.call)}: the operator does not take {', '.join(others)}")
 
 
-def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -> Run:
+def _wrap(platform: Platform, plan: OpPlan) -> Callable[[Any, Any], Any]:
+    """The function that makes a DTensor of an output and its layout."""
+    return platform.wrap if all(layout.shape is not None for layout in plan.choice.outputs) else _even_wrap(platform)
+
+
+def _wrapping(plan: OpPlan, call: Run, wrap: Callable[[Any, Any], Any]) -> Run:
+    """Return ``call`` with its outputs wrapped by ``wrap(out, layout)``."""
     layouts = plan.choice.outputs
-    wrap = platform.wrap if all(layout.shape is not None for layout in layouts) else _even_wrap(platform)
     if plan.many:
 
         def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outs = call(args, kwargs)
             return rebuild(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)])
 
-        return run_many if inherit is None else _views(platform, run_many, _readonly(plan), inherit)
+        return run_many
     (layout,) = layouts
-    if inherit is None:
-        return lambda args, kwargs: wrap(call(args, kwargs), layout)
-    copied = _readonly(plan)
+    return lambda args, kwargs: wrap(call(args, kwargs), layout)
+
+
+def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -> Run:
+    wrap = _wrap(platform, plan)
+    if plan.many or inherit is None:
+        run = _wrapping(plan, call, wrap)
+        return run if inherit is None else _views(platform, run, _readonly(plan), inherit)
+    (layout,), copied = plan.choice.outputs, _readonly(plan)
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
-        if copied is not None or type(base) is str or base._readonly is not None:
+        if copied is not None or base._readonly is not None:
             _mark_read_only(platform, view, copied, base)
         return view
 
@@ -351,14 +381,12 @@ def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any
         platform: the framework.
         view: the DTensor to protect.
         copied: why the view is a copy, or None where it shares storage with its base.
-        base: the DTensor of which it is a view, or why no view of this framework may be written.
+        base: the DTensor of which it is a view.
     """
-    no_view_writes = type(base) is str
-    reason = copied or (base if no_view_writes else base._readonly)
+    reason = copied or base._readonly
     if reason is not None:
         view._readonly = reason
-        if not no_view_writes:
-            platform.invalidate_with(view, base)
+        platform.invalidate_with(view, base)
 
 
 def _returning_operand_if_unchanged(
@@ -381,13 +409,23 @@ def _returning_operand_if_unchanged(
     return run
 
 
-def _views_lose_writes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return why views are read-only on a framework where writing to a view does not change its base."""
-    del args, kwargs
-    return (
-        "it is a view, and this framework loses writes to views; write to the tensor itself, "
-        "as in x[index] = value, or use the out-of-place form"
-    )
+# Where writing to a view does not change its base.
+_VIEWS_LOSE_WRITES = (
+    "it is a view, and this framework loses writes to views; write to the tensor itself, "
+    "as in x[index] = value, or use the out-of-place form"
+)
+
+
+def _read_only(platform: Platform, plan: OpPlan, call: Run, reason: str) -> Run:
+    """Return ``call`` with its results wrapped as views that cannot be written to, for ``reason``."""
+    wrap = _wrap(platform, plan)
+
+    def wrap_view(local: Any, layout: Any) -> Any:
+        view = wrap(local, layout)
+        view._readonly = reason
+        return view
+
+    return _wrapping(plan, call, wrap_view)
 
 
 def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
@@ -405,7 +443,7 @@ def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Ru
 
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
-        if copied is not None or type(base) is str or base._readonly is not None:
+        if copied is not None or base._readonly is not None:
             for view in outs:
                 _mark_read_only(platform, view, copied, base)
         return outs
@@ -435,7 +473,7 @@ def _fused(  # noqa: PLR0911 - one closure per form
         return None
     if plan.impl is not None or plan.choice.outputs[0].shape is None:
         return None
-    wrap, func, (layout,) = platform.wrap, entry.func, plan.choice.outputs
+    wrap, func, (layout,) = platform.wrap, _function(platform, plan, entry.func), plan.choice.outputs
     local = [isinstance(arg, TensorArgument) and fetches[id(arg)] is _LOCAL for arg in args]
     if any(isinstance(arg, (list, tuple)) for arg in args):
         return None

@@ -116,12 +116,17 @@ class Platform(
         """Return ``call``, which makes or writes views of empty tensors, with the graph of one of others."""
         return call
 
+    def on_elements(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what ``func``, which may look for empty tensors among its operands, calls if there are none."""
+        return func
+
     @abc.abstractmethod
     def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
+    @abc.abstractmethod
     def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
-        """Measure host costs per operation, compared with PyTorch's DTensor.
+        """Measure host costs per operation, compared with plain tensors and the framework's own DTensor if it has one.
 
         Args:
             repeats: calls per measurement.
@@ -129,16 +134,12 @@ class Platform(
             profiled: the name of a row, whose call is profiled instead.
 
         Returns:
-            the number of rows, and an iterator over rows as they are measured, with the attributes ``name, plain, peer,
-            ours, budget, ratio``; of a profile, one row with ``name, microseconds, profiled, functions``.
+            the number of rows, and an iterator over each ``benchmark.BenchmarkRow`` as it is measured; of a profile,
+            over one ``call_profile.CallProfile``.
 
         Raises:
             ValueError: there is no row of that name.
-            UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.
         """
-        del repeats, device, profiled
-        msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
-        raise UnsupportedOnBackend(msg)
 
     @abc.abstractmethod
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:

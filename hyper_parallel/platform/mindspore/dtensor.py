@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from mindspore.common.initializer import Constant, One, Zero, initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
+from hyper_parallel.core.shard.dispatch import UNSEEN
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.composite_functions import make_picklable
 from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
-from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
+from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -153,10 +155,6 @@ class MindSporeDTensor(DTensor, Tensor):
         return np.array(whole, dtype) if copy else whole.astype(whole.dtype if dtype is None else dtype, copy=False)
 
     # -- indexing and iteration ----------------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> Any:
-        """Dispatch indexing."""
-        return intercept.call("__getitem__", (self, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """By the rule of writing by index."""
@@ -364,12 +362,17 @@ def _rebuild(local: Tensor, layout: Layout, options: tuple[str, bool] | None) ->
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform
-    dispatcher = intercept.start(platform, handlers()).dispatcher
-    platform.dispatcher = dispatcher
+    started = intercept.start(platform, handlers())
+    dispatcher = platform.dispatcher = started.dispatcher
     for name, operator in _BINARY.items():
         setattr(MindSporeDTensor, name, dispatcher.binary(Spelling(name, operator).entry))
     for name, operator in _UNARY.items():
         setattr(MindSporeDTensor, name, dispatcher.unary(Spelling(name, operator).entry))
+    for name, operator in METHODS.items():
+        setattr(MindSporeDTensor, name, _method(getattr(Tensor, name), started.repeated_methods[operator]))
+    MindSporeDTensor.__getitem__ = dispatcher.subscript(
+        lambda x, index: intercept.call("__getitem__", (x, index)), getitem_entry()
+    )
     patches.install()
     make_picklable()
 
@@ -382,8 +385,39 @@ _BINARY = {
     "__rmul__": "mul",
     "__truediv__": "div",
     "__pow__": "pow",
+    "__matmul__": "matmul",
 }
 _UNARY = {"__neg__": "neg", "__abs__": "abs"}
+METHODS = {
+    "reshape": "Reshape",
+    "view": "Reshape",
+    "unsqueeze": "ExpandDims",
+    "transpose": "TransposeExtView",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "square": "Square",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+}
+"""Light methods, with the operator that MindSpore calls for them."""
+
+
+def _method(plain: Any, repeated: Any) -> Any:
+    """Return a method that runs a call seen before without MindSpore's own search for a handler.
+
+    Args:
+        plain: MindSpore's method, which finds the operator of any call.
+        repeated: see :attr:`~hyper_parallel.platform.mindspore.intercept.Interception.repeated_methods`.
+    """
+
+    @wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = UNSEEN if kwargs or open_blocks() else repeated((self, *args))
+        return plain(self, *args, **kwargs) if result is UNSEEN else result
+
+    return method
+
 
 # MindSpore's names of initializers that draw nothing.
 _CONSTANTS = frozenset({"zero", "zeros", "one", "ones"})

@@ -16,7 +16,7 @@ from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import user_op
-from hyper_parallel.core.shard.dispatch import Dispatcher
+from hyper_parallel.core.shard.dispatch import UNSEEN, Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -37,11 +37,15 @@ class Interception(NamedTuple):
         dispatcher: the hot path.
         handlers: what serves an operator, by its name.
         methods: the same for tensor methods that differ from the function of their operator's name.
+        repeated: runs a call seen before, of an operator whose arguments are dispatched as they were written.
+        repeated_methods: the same for tensor methods.
     """
 
     dispatcher: Dispatcher
     handlers: dict[str, Any]
     methods: dict[str, Any]
+    repeated: dict[str, Callable[[Any], Any]]
+    repeated_methods: dict[str, Callable[[Any], Any]]
 
 
 _STARTED: dict[str, Interception] = {}
@@ -50,7 +54,11 @@ _STARTED: dict[str, Interception] = {}
 def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
     methods = {name.removeprefix(METHOD): handler for name, handler in handlers.items() if name.startswith(METHOD)}
-    _STARTED["mindspore"] = Interception(Dispatcher(platform), handlers, methods)
+    dispatcher = Dispatcher(platform)
+    entries = {name: handler.as_written for name, handler in handlers.items() if hasattr(handler, "as_written")}
+    repeated = {name: dispatcher.repeated(entry) for name, entry in entries.items() if entry is not None}
+    repeated_methods = {name: again for name, again in repeated.items() if name not in methods}
+    _STARTED["mindspore"] = Interception(dispatcher, handlers, methods, repeated, repeated_methods)
     return _STARTED["mindspore"]
 
 
@@ -61,14 +69,19 @@ def interception() -> Interception:
 
 def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
     """Serve an operator that MindSpore calls with a DTensor or a Parameter among its operands."""
-    name, kwargs = func.name, kwargs or {}
+    name, started = func.name, _STARTED["mindspore"]
+    if not kwargs and not open_blocks():
+        again = (started.repeated_methods if type(func) is TensorOverloadCall else started.repeated).get(name)
+        result = UNSEEN if again is None else again(args)
+        if result is not UNSEEN:
+            return result
+    kwargs = kwargs or {}
     primitive, operands = None, args
     if len(args) == LEGACY_PARTS and isinstance(args[0], Primitive) and args[1] == name:
         primitive, operands = args[0], args[2]
     if name == "typeof" or not (holds_dtensor(operands) or (kwargs and holds_dtensor(kwargs.values()))):
         with NoFallbackGuard():
             return func(*args, **kwargs)
-    started = _STARTED["mindspore"]
     handler = started.handlers.get(name)
     if type(func) is TensorOverloadCall:
         handler = started.methods.get(name, handler)

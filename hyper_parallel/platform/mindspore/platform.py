@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from hyper_parallel.platform.mindspore.gaps import GAPS
 from hyper_parallel.platform.mindspore.groups import MindSporeGroups
 from hyper_parallel.platform.mindspore.memory import MindSporeMemory
 from hyper_parallel.platform.mindspore.modules import MindSporeModules
+from hyper_parallel.platform.mindspore.ops.empty_shards import kernel_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime, device_type
@@ -148,11 +149,24 @@ class MindSporePlatform(
         """True for results of operations only: inputs and parameters live on into the next differentiation."""
         return not is_leaf(tensor._local)
 
+    def on_elements(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel without what ``ops/empty_shards.py`` wraps it in."""
+        return kernel_on_elements(func)
+
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
         """MindSpore's own, with layouts."""
         from hyper_parallel.platform.mindspore.autodiff import value_and_grad
 
         return value_and_grad(fn, *how)
+
+    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
+        """Against plain MindSpore, in this process; ``device`` is cpu."""
+        from hyper_parallel.platform.mindspore import benchmark
+
+        del device
+        if profiled is not None:
+            return 1, iter((benchmark.profile(profiled, repeats),))
+        return benchmark.ROWS, benchmark.run(repeats, min(repeats, 7))
 
     def operator_entry(self, op: Any) -> Any:
         """The entry of a spelling: ``op`` is the name of an operator, or what carries one."""

@@ -7,11 +7,8 @@ of thread CPU time are compared, so that ratios hold on a busy machine.
 
 from __future__ import annotations
 
-import gc
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +17,18 @@ from torch import distributed
 from torch.distributed import tensor as peer
 from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 
-from hyper_parallel._text import near_names
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.contract import benchmark
+from hyper_parallel.platform.contract.benchmark import BenchmarkCase, BenchmarkRow
+from hyper_parallel.platform.contract.call_profile import CallProfile
 from hyper_parallel.platform.torch import optimizer_benchmark, redistribution_benchmark
 from hyper_parallel.platform.torch.block_benchmark import blocks
-from hyper_parallel.platform.torch.call_profile import CallProfile, microseconds, profile_of
 from hyper_parallel.platform.torch.optimizer_benchmark import optimizer_steps
 from hyper_parallel.platform.torch.redistribution_benchmark import redistributions
 
-__all__ = ["BenchmarkRow", "profile", "run"]
+__all__ = ["profile", "run"]
 
 WORLD = 2
 SIZES = (2, 8, 64, 512)
@@ -38,34 +36,6 @@ SIZES = (2, 8, 64, 512)
 BLOCK_SIZES = (2, 8, 64)
 """Worlds in which a transformer block with sequence parallelism is measured."""
 Triple = tuple[Any, Any, Any]  # plain, PyTorch's DTensor, ours
-
-
-@dataclass(frozen=True)
-class BenchmarkRow:
-    """One line of the report, in microseconds of thread CPU time.
-
-    Attributes:
-        name: what was measured.
-        plain: the local operation on plain tensors, or, with ``by_hand``, the collectives written by hand.
-        peer: PyTorch's DTensor.
-        ours: this library's.
-        budget: the ratio that is allowed: of overheads over plain, or, with ``by_hand``, of ``ours / plain``.
-        by_hand: whether the row compares with the same written by hand, as block, optimizers and redistributions do.
-    """
-
-    name: str
-    plain: float
-    peer: float
-    ours: float
-    budget: float
-    by_hand: bool = False
-
-    @property
-    def ratio(self) -> float:
-        """Our overhead divided by PyTorch's DTensor's; with ``by_hand`` our time divided by the hand-written one's."""
-        if self.by_hand:
-            return self.ours / self.plain
-        return (self.ours - self.plain) / (self.peer - self.plain)
 
 
 ROWS = 23 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES) + len(BLOCK_SIZES)
@@ -80,7 +50,7 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
         rounds: measurements per implementation, interleaved; the median counts.
         device: of the tensors; on a card, too, what is measured is the host's time.
     """
-    return (_measured(case, rounds) for case in _cases(repeats, device))
+    return (benchmark.measured(case, rounds) for case in _cases(repeats, device))
 
 
 def profile(name: str, repeats: int = 1000, device: str = "cpu") -> CallProfile:
@@ -94,19 +64,10 @@ def profile(name: str, repeats: int = 1000, device: str = "cpu") -> CallProfile:
     Raises:
         ValueError: there is no such row.
     """
-    names = []
-    for case in _cases(repeats, device):
-        if case.name == name:
-            call = case.calls[2]
-            _warm_up(call, case.count)
-            return profile_of(name, call, case.count)
-        names.append(case.name)
-    near = near_names(name, names, likeness=0.3)
-    msg = f"no row of the benchmark is called {name!r}; near: {', '.join(map(repr, near or names[:3]))}"
-    raise ValueError(msg)
+    return benchmark.profile(name, _cases(repeats, device))
 
 
-def _cases(repeats: int, device: str) -> Iterator[_Case]:
+def _cases(repeats: int, device: str) -> Iterator[BenchmarkCase]:
     """Every row, each in its world; it is measured before the next one is asked for."""
     with _world(WORLD, device):
         bench = _Bench(repeats, WORLD, device)
@@ -142,47 +103,6 @@ def attention(x: Any) -> Any:
     return F.scaled_dot_product_attention(x, x, x)
 
 
-@dataclass(frozen=True)
-class _Case:
-    """What a row measures.
-
-    Attributes:
-        name: of the row.
-        budget: likewise.
-        calls: plain or by hand, PyTorch's DTensor, ours.
-        count: calls per measurement.
-        by_hand: as for the row.
-    """
-
-    name: str
-    budget: float
-    calls: list[Callable[[], Any]]
-    count: int
-    by_hand: bool
-
-
-def _measured(case: _Case, rounds: int) -> BenchmarkRow:
-    """Interleave the calls and take the medians."""
-    for call in case.calls:
-        _warm_up(call, case.count)
-    times: list[list[float]] = [[] for _ in case.calls]
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for index, call in enumerate(case.calls):
-                times[index].append(microseconds(call, case.count))
-    finally:
-        gc.enable()
-    plain, theirs, mine = (statistics.median(samples) for samples in times)
-    return BenchmarkRow(case.name, plain, theirs, mine, case.budget, case.by_hand)
-
-
-def _warm_up(call: Callable[[], Any], count: int) -> None:
-    for _ in range(min(20, count)):
-        call()
-
-
 class _Bench:
     """The rows of one world."""
 
@@ -211,23 +131,23 @@ class _Bench:
         repeats: int | None = None,
         *,
         by_hand: bool = False,
-    ) -> _Case:
+    ) -> BenchmarkCase:
         """One row."""
-        return _Case(name, budget, calls, repeats or self.repeats, by_hand)
+        return BenchmarkCase(name, budget, calls, repeats or self.repeats, by_hand)
 
-    def optimizers(self) -> Iterator[_Case]:
+    def optimizers(self) -> Iterator[BenchmarkCase]:
         """Optimizer steps, against those on the local tensors alone."""
         for name, budget, calls in optimizer_steps(self.peer, self.ours):
             yield self.case(name, budget, calls, max(self.repeats // 10, 2), by_hand=True)
 
-    def redistributions(self) -> Iterator[_Case]:
+    def redistributions(self) -> Iterator[BenchmarkCase]:
         """Redistributions in this world, against the same collectives written by hand."""
         # PyTorch's DTensor takes milliseconds for an all-to-all of many ranks.
         count = max(self.repeats // (4 + self.size // 5), 2)
         for name, calls in redistributions(self.size, self.peer, self.ours):
             yield self.case(name, 1.5, calls, count, by_hand=True)
 
-    def forward(self) -> Iterator[_Case]:
+    def forward(self) -> Iterator[BenchmarkCase]:
         """Light operations without gradients."""
         x, y, weight, scale = (
             self.tensors(0, 8, 8),
@@ -253,7 +173,7 @@ class _Bench:
         for name, case in cases.items():
             yield self.case(name, 0.5, [_at(case, index) for index in range(3)])
 
-    def forward_backward(self) -> Iterator[_Case]:
+    def forward_backward(self) -> Iterator[BenchmarkCase]:
         """The same with a backward from a given cotangent."""
         x, y = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8, grad=True)
         weight, scale = self.tensors(None, 8, 8, grad=True), self.tensors(None, 8, grad=True)
@@ -269,7 +189,7 @@ class _Bench:
         for name, case in cases.items():
             yield self.case(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
 
-    def rest(self) -> Iterator[_Case]:
+    def rest(self) -> Iterator[BenchmarkCase]:
         """Entering and leaving the library, and ``torch.autograd.grad``, which has no method of a DTensor."""
         x, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8)
         local, theirs, ours = x[0].detach(), [peer.Shard(0)], [Shard(0)]
@@ -292,7 +212,7 @@ class _Bench:
         for name, (budget, calls) in cases.items():
             yield self.case(name, budget, calls, self.repeats // 2)
 
-    def chain(self) -> Iterator[_Case]:
+    def chain(self) -> Iterator[BenchmarkCase]:
         """Light operations one after the other, against those on local tensors."""
         x, y, seed = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8), self.tensors(0, 8, 8)
 
@@ -309,18 +229,18 @@ class _Bench:
         for name, budget, case in (("chain of 24", 2.3, forward), ("chain of 24 + backward", 1.6, backward)):
             yield self.case(name, budget, [_at(case, index) for index in range(3)], count, by_hand=True)
 
-    def block(self) -> _Case:
+    def block(self) -> BenchmarkCase:
         """Forward and backward of a transformer block, tensor parallel."""
         calls = blocks(self.size, self.tensors)
         return self.case("block", 1.3, calls, max(self.repeats // 20, 5), by_hand=True)
 
-    def of_world(self) -> Iterator[_Case]:
+    def of_world(self) -> Iterator[BenchmarkCase]:
         """What is measured in worlds of several sizes."""
         yield from self.redistributions()
         if self.size in BLOCK_SIZES:
             yield self.sequence_parallel_block()
 
-    def sequence_parallel_block(self) -> _Case:
+    def sequence_parallel_block(self) -> BenchmarkCase:
         """The same with activations sharded along the sequence between the tensor-parallel regions."""
         name = f"block, sequence parallel, {self.size} ranks"
         calls = blocks(self.size, self.tensors, sequence_parallel=True)

@@ -657,13 +657,15 @@ def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:
+    dispatch = dispatcher.dispatch
     if name in _BINARY_DUNDERS:
         return dispatcher.binary(entry)
     if name in _UNARY_DUNDERS:
         return dispatcher.unary(entry)
     if name == "__getitem__":
-        return dispatcher.subscript(entry, plain_entry("getitem", in_place=False))
-    dispatch = dispatcher.dispatch
+        return dispatcher.subscript(
+            lambda x, index: dispatch(entry, (x, index), {}), plain_entry("getitem", in_place=False)
+        )
 
     def method(*args: Any, **kwargs: Any) -> Any:
         return dispatch(entry, args, kwargs)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from hyper_parallel.verify.contract.results import load
 from hyper_parallel.verify.night_reports import read_suite
 from hyper_parallel.verify.pages import Column, render, table
-from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
+from hyper_parallel.verify.pages.bench_page import MINDSPORE, RATIOS, TIMINGS, bench_page, read_rows
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
@@ -31,7 +31,7 @@ __all__ = ["skipped_tests", "write_index", "write_others", "write_pit"]
 _OTHERS = {
     "operators.html": "operators by framework and direction",
     "mutation.html": "power of the verifier",
-    "bench.html": "what it costs: operations beside PyTorch's DTensor, and the harness",
+    "bench.html": "what it costs: operations beside PyTorch's DTensor and plain MindSpore, and the harness",
     "reference/index.html": "API reference, from the docstrings (tox -e docs)",
     "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
 }
@@ -133,10 +133,11 @@ def write_others(store: Store) -> list[Path]:
         with reading(power):
             written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
             written.append(write_pit(mutation, store.reports / "mutation.xml"))
-    ratios, timings = (read_rows(reports, name) for name in (RATIOS, TIMINGS))
-    if ratios or timings:
-        with reading(reports / RATIOS, reports / TIMINGS):
-            text = bench_page(ratios, timings)
+    names = (RATIOS, TIMINGS, MINDSPORE)
+    costs = [read_rows(reports, name) for name in names]
+    if any(costs):
+        with reading(*(reports / name for name in names)):
+            text = bench_page(*costs)
         written.append(write_text(store.reports / "bench.html", text))
     with reading(*sorted(reports.glob("contract-*.json")), *sorted(reports.glob("footprint-*.json"))):
         outcomes, footprints = load(reports)

@@ -13,13 +13,15 @@ from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 from hyper_parallel.verify.report_files import read_json_rows
 
-__all__ = ["RATIOS", "TIMINGS", "bench_page", "read_rows"]
+__all__ = ["MINDSPORE", "RATIOS", "TIMINGS", "bench_page", "read_rows"]
 
-RATIOS, TIMINGS = "bench.json", "bench-harness.json"  # names of the reports
+RATIOS, MINDSPORE, TIMINGS = "bench.json", "bench-mindspore.json", "bench-harness.json"  # names of the reports
 
 _NEEDED = {RATIOS: ("name", "plain", "peer", "ours", "ratio", "budget", "ok"),
+           MINDSPORE: ("name", "budget", "ok"),
            TIMINGS: ("name", "seconds", "budget", "problem", "ok")}  # fmt: skip
-_COMMANDS = {RATIOS: "hyper-parallel bench", TIMINGS: "hyper-parallel bench --harness"}
+_COMMANDS = {RATIOS: "hyper-parallel bench", MINDSPORE: "hyper-parallel bench --platform mindspore",
+             TIMINGS: "hyper-parallel bench --harness"}  # fmt: skip
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -32,19 +34,32 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return read_json_rows(path, _NEEDED[name], _COMMANDS[name]) if path.exists() else []
 
 
-def bench_page(ratios: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> str:
-    """Return a document over both reports, each of which may be empty."""
-    rows = [*ratios, *timings]
+def bench_page(
+    ratios: Sequence[Mapping[str, Any]],
+    timings: Sequence[Mapping[str, Any]],
+    mindspore: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return a document over the reports, each of which may be empty.
+
+    Args:
+        ratios: rows of PyTorch's operations.
+        timings: of the harness.
+        mindspore: rows of MindSpore's operations, and what is timed in seconds beside them.
+    """
+    rows = [*ratios, *mindspore, *timings]
     late = [row["name"] for row in rows if not row["ok"]]
     return render(
         "bench.html",
         title="What it costs",
-        footer=f"Written from {RATIOS} and {TIMINGS}",
+        footer=f"Written from {RATIOS}, {MINDSPORE} and {TIMINGS}",
         good=bool(rows) and not late,
         verdict=f"{len(rows) - len(late)} of {len(rows)} figures within their budgets",
         late=late,
-        timings=_timings(timings),
-        ratios=_ratios(ratios),
+        timings=_timings([*timings, *(row for row in mindspore if "seconds" in row)]),
+        ratios=_ratios(ratios, ("plain", "peer", "ours", "ratio", "budget"), RATIOS),
+        mindspore=_ratios(
+            [row for row in mindspore if "seconds" not in row], ("plain", "ours", "ratio", "budget"), MINDSPORE
+        ),
     )
 
 
@@ -63,15 +78,14 @@ def _timings(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return table("Seconds of wall time", heads, cells, empty="not measured: hyper-parallel bench --harness")
 
 
-def _ratios(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    names = ("plain", "peer", "ours", "ratio", "budget")
+def _ratios(rows: Sequence[Mapping[str, Any]], names: Sequence[str], report: str) -> Markup:
     heads: list[Column | str] = ["operation", *(Column(name, number=True) for name in names), "used"]
     cells: list[list[Value]] = [
-        [row["name"], *(f"{row[name]:.1f}" for name in names[:3]), f"{row['ratio']:.2f}", f"{row['budget']:g}",
+        [row["name"], *(f"{row[name]:.1f}" for name in names[:-2]), f"{row['ratio']:.2f}", f"{row['budget']:g}",
          _used(row, row["ratio"])]
         for row in rows
     ]  # fmt: skip
-    return table("Microseconds per call", heads, cells, empty="not measured: hyper-parallel bench")
+    return table("Microseconds per call", heads, cells, empty=f"not measured: {_COMMANDS[report]}")
 
 
 def _used(row: Mapping[str, Any], value: float) -> Cell:

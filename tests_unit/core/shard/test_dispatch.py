@@ -12,7 +12,9 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard import dispatch
-from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.core.shard.dispatch import UNSEEN, implicit_replication
+from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.check import check_function
@@ -548,3 +550,39 @@ def test_joined_tensors_have_a_key_by_dtype():
         return True
 
     assert all(on_ranks(rank, 2))
+
+
+def _canonical(op):
+    """A spelling of the canonical operator ``op`` that has seen no call."""
+    rule, local = find_rule(op), get_torch_platform().local_op(op)
+    return OpEntry(op, local, binder(rule.signature), rule, local, canonical=True)
+
+
+def test_a_call_seen_before_is_repeated():
+    """Its result is that of the dispatch; calls that were not seen are not guessed, nor those of other types."""
+    import torch
+
+    def check(mesh):
+        dispatcher = get_torch_platform().dispatcher
+        x, y = spread(values(5, 4), mesh, S0), spread(values(5, 4, seed=1), mesh, S0)
+        calls = {"sum": (x, 1, True), "mul": (x, 3), "add": (x, y), "permute": (x, (1, 0)), "cat": ([x, y], 1)}
+        again = {}
+        for op, args in calls.items():
+            entry = _canonical(op)
+            again[op] = dispatcher.repeated(entry)
+            assert again[op](args) is UNSEEN
+            wanted = dispatcher.dispatch(entry, args, {})
+            result = again[op](args)
+            assert result.layout is wanted.layout
+            assert_whole(result, wanted.full_tensor())
+        assert_whole(again["mul"]((y, 7)), values(5, 4, seed=1) * 7)  # the number is no part of the key
+        assert_whole(again["sum"]((x, 1, True, None)), values(5, 4).sum(1, True))
+        assert again["sum"]((x, 1, True, torch.float64)) is UNSEEN
+        assert again["sum"]((x, True, True)) is UNSEEN
+        assert again["add"]((x, y, None)) is UNSEEN  # None is not the default of alpha
+        assert again["permute"]((x, (1, False))) is UNSEEN
+        assert again["permute"]((x, slice(0, 1))) is UNSEEN
+        assert again["cat"](([x, values(5, 4)], 1)) is UNSEEN
+        assert again["cat"](([x.double(), y.double()], 1)) is UNSEEN
+
+    on_ranks(check, 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -86,3 +87,13 @@ def test_a_call_by_canonical_names():
     call = KeywordCall(lambda *args, **kwargs: (args, kwargs), "x, dim=None, *, dtype=None")
     assert call(dtype="f", x=1, dim=2) == ((1, 2), {"dtype": "f"})
     assert (call.positional, call.named) == (("x", "dim"), ("dtype",))
+
+
+@pytest.mark.parametrize(
+    "text, most, optional",
+    [("x, dim=None, *, dtype=None", 2, True), ("x, y, *, alpha=1", 2, False), ("x, *shape", math.inf, True)],
+)
+def test_positional_arguments_have_a_limit(text, most, optional):
+    """A starred parameter takes any number of them; whether None stands for all that are named is known."""
+    signature = binder(text)
+    assert (signature.most_positional, signature.named_are_optional) == (most, optional)

@@ -454,3 +454,44 @@ def test_a_parameter_is_filled_alike_on_all_ranks(world):
         for array, value in zip(values, (0, 1, 2, 2.5, 3, 4), strict=True):
             np.testing.assert_array_equal(array, np.full_like(A[:2], value))
         assert refusals == [refusal] * 2
+
+
+# -- methods that do not ask MindSpore ---------------------------------------------------------------------------------
+
+METHOD_CALLS = {"reshape": (1, 15), "view": (15,), "unsqueeze": (0,), "transpose": (0, 1)}  # the others take nothing
+
+
+def test_light_methods_are_those_that_mindspore_calls(monkeypatch):
+    """A method repeats calls of the operator that MindSpore itself calls for it, with the arguments as written."""
+    from hyper_parallel.platform.mindspore import dtensor, intercept
+
+    x, called = _placed(np.abs(A), Replicate()), []
+    asked = dtensor.MindSporeDTensor.__fallback__
+    monkeypatch.setattr(
+        dtensor.MindSporeDTensor,
+        "__fallback__",
+        lambda self, func, args, kwargs=None: called.append((func.name, *args[1:])) or asked(self, func, args, kwargs),
+    )
+    for entry in {handler.entry for handler in map(intercept.interception().handlers.get, dtensor.METHODS.values())}:
+        entry.cache.clear()
+    for name, operator in dtensor.METHODS.items():
+        args = METHOD_CALLS.get(name, ())
+        first, second, third = (getattr(x, name)(*args) for _ in range(3))
+        assert called == [(operator, *args)], name
+        wanted = getattr(platform_named("mindspore").from_numpy(np.abs(A)), name)(*args).asnumpy()
+        for result in (first, second, third):
+            np.testing.assert_array_equal(result.asnumpy(), wanted)
+        called.clear()
+
+
+def test_light_methods_by_keyword_and_in_a_block():
+    """Calls by keyword are MindSpore's to read; inside of a block that skips dispatch the local tensor is meant."""
+    from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
+    from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor
+
+    x = _placed(A, Replicate())
+    for _ in range(2):
+        assert x.transpose(dim0=0, dim1=1).shape == (3, 5)
+        assert isinstance(x.exp(), MindSporeDTensor)
+        with SkipDTensorDispatch():
+            assert not isinstance(x.exp(), MindSporeDTensor)

@@ -13,13 +13,8 @@ pytestmark = pytest.mark.platforms("mindspore")
 
 
 def test_what_only_another_framework_has_is_refused():
-    """Benchmarks and conversions that need PyTorch's own DTensor are refused with the reason."""
+    """Conversions that need PyTorch's own DTensor are refused with the reason."""
     platform = platform_named("mindspore")
-    with pytest.raises(UnsupportedOnBackend) as caught:
-        platform.benchmark(3)
-    assert str(caught.value) == (
-        "benchmark: mindspore has no distributed tensor of its own to compare with; measure on torch"
-    )
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.from_torch(3)
     assert str(caught.value) == "from_torch: expected a torch.distributed.tensor.DTensor, got a int"

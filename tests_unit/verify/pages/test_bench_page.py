@@ -24,6 +24,18 @@ def test_a_figure_that_was_not_measured_has_its_command():
     text = bench_page([], [])
     assert "not measured: hyper-parallel bench --harness" in text
     assert "not measured: hyper-parallel bench<" in text
+    assert "not measured: hyper-parallel bench --platform mindspore" in text
+
+
+def test_mindspore_has_a_table_of_its_own():
+    """Its operations have no peer; what is timed in seconds stands with the harness."""
+    row = {"name": "exp", "plain": 40.0, "peer": None, "ours": 90.0, "ratio": 2.25, "budget": 1.5, "ok": False}
+    start = {"name": "warm start", "seconds": 0.25, "budget": 1.0, "problem": "", "ok": True}
+    text = bench_page([_ROW], [], [row, start])
+    assert "2 of 3 figures within their budgets" in text
+    assert "over: exp" in text
+    assert "150%, not within" in text
+    assert text.index("warm start") < text.index("per operation of PyTorch") < text.index("2.25")
 
 
 def test_reports_are_read_from_a_folder(tmp_path):

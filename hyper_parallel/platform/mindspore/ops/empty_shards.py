@@ -21,7 +21,7 @@ from hyper_parallel._tree import CONTAINERS, leaves, tree_map
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 
-__all__ = ["COMPUTED", "OnEmpty", "empty_safe", "no_elements"]
+__all__ = ["COMPUTED", "OnEmpty", "empty_safe", "kernel_on_elements", "no_elements", "set_on_elements"]
 
 COMPUTED = "computed"
 """The value of ``OnEmpty.shape`` for kernels whose results have the right shape on empty operands."""
@@ -185,7 +185,22 @@ def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = N
             return _run_empty(op, compute, special, args, kwargs)
         return compute(*args, **kwargs)
 
+    set_on_elements(run, compute)
     return run
+
+
+# Kernels that are right on empty shards, with what computes the same on others; filled while families are imported.
+_ON_ELEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def set_on_elements(kernel: Callable[..., Any], compute: Callable[..., Any]) -> None:
+    """Let ``compute`` stand for ``kernel`` where no operand is empty."""
+    _ON_ELEMENTS[kernel] = compute
+
+
+def kernel_on_elements(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what computes the same as ``kernel`` on operands of which none is empty: without a search for them."""
+    return _ON_ELEMENTS.get(kernel, kernel)
 
 
 def _run_empty(

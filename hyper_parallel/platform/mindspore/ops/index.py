@@ -16,7 +16,15 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.dims import MATRIX, indexed_shape
 from hyper_parallel.platform.mindspore.ops.empty_shards import no_elements
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, number, replicated, spellings
+from hyper_parallel.platform.mindspore.ops.registry import (
+    decomposition,
+    expect,
+    getitem_entry,
+    kernel,
+    number,
+    replicated,
+    spellings,
+)
 
 __all__ = ["Window", "normalized_index", "positions", "select_column", "table_window"]
 
@@ -136,10 +144,12 @@ def select_column(ops: Any, index: Any, column: int, size: int) -> Any:
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
 
-@decomposition("__getitem__", "GetItem")
-def _getitem(ops: Any, _: Any, x: Any, index: Any) -> Any:
+@decomposition("__getitem__", "GetItem", with_dispatcher=True)
+def _getitem(dispatcher: Any, _: Any, x: Any, index: Any) -> Any:
     normalized, advanced = normalized_index(x, index)
-    return ops.index(x, normalized) if advanced else ops.getitem(x, normalized)
+    if advanced:
+        return dispatcher.ops.index(x, normalized)
+    return dispatcher.dispatch(getitem_entry(), (x, normalized), {})
 
 
 @decomposition("Gather", "DeprecatedGather")

@@ -140,6 +140,8 @@ def _cast(values: Any, dtype: Any) -> Any:
 
 def normalized_dims(x: Tensor, dim: Any) -> tuple[int, ...]:
     """Return ``dim`` (None: all) as a tuple of dims that are not negative."""
+    if type(dim) is int and x.ndim:
+        return (dim % x.ndim,)
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(x.ndim))
     return tuple(index % max(x.ndim, 1) for index in ((dim,) if isinstance(dim, int) else dim))

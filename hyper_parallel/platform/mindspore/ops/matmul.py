@@ -33,7 +33,14 @@ _sum = empty_safe("sum", mint.sum, OnEmpty(value=0))
 _plus = empty_safe("add", mint.add)  # the gradient of a broadcast operand sums over no element where the other is empty
 
 
-@kernel("linear", reliable_on_empty=True)
+def _linear_on_elements(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The gradient of a bias of one element comes in the wrong shape.
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return mint.add(F.linear(x, weight), bias)
+    return F.linear(x, weight, bias)
+
+
+@kernel("linear", reliable_on_empty=True, on_elements=_linear_on_elements)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # Nothing to contract, but the bias has a gradient; and that of a bias of one element comes in the wrong shape.
     if bias is not None and (x.shape[-1] == 0 or bias.shape != weight.shape[:1]):
@@ -41,7 +48,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _plain_linear(x, weight, bias)
 
 
-@kernel("matmul", "mm", "bmm", "mv", reliable_on_empty=True)
+def _matmul_on_elements(x: Tensor, y: Tensor) -> Tensor:
+    return mint.matmul(x, y) if x.ndim == 2 and y.ndim == 2 else matmul(x, y)
+
+
+@kernel("matmul", "mm", "bmm", "mv", reliable_on_empty=True, on_elements=_matmul_on_elements)
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Return matrix products by kernels of two or three dims: the general one fails in backward on batches of one."""
     if x.ndim == 1:

@@ -30,7 +30,7 @@ from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import ops as families
 from hyper_parallel.platform.mindspore.intercept import METHOD
-from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe
+from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, set_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import copied, requires_grad, write_over
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
@@ -40,6 +40,7 @@ __all__ = [
     "computes_on_cpu",
     "decomposition",
     "expect",
+    "getitem_entry",
     "handlers",
     "kernel",
     "kernels",
@@ -121,6 +122,7 @@ def kernel(
     empty_shape: str | Callable[..., Any] | None = None,
     empty_unchanged: bool = False,
     empty_handled_with: str | None = None,
+    on_elements: Callable[..., Any] | None = None,
     no_gradient: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function of plain tensors, with canonical parameter names, as canonical operators ``ops``.
@@ -133,6 +135,7 @@ def kernel(
         empty_shape: see :attr:`OnEmpty.shape`.
         empty_unchanged: writing no element returns the first operand.
         empty_handled_with: a keyword; a call that passes it is right on empty tensors.
+        on_elements: what computes the same where no operand is empty, if that is another function.
         no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
 
     Raises:
@@ -144,6 +147,8 @@ def kernel(
     def register(compute: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             safe = compute if reliable_on_empty else empty_safe(op, compute, special)
+            if on_elements is not None:
+                set_on_elements(safe, on_elements)
             _KERNELS[op] = safe
             _WRITING[op] = safe if writes else write_back(safe)
         return compute
@@ -245,6 +250,12 @@ def setitem_entry() -> OpEntry:
     return Spelling("setitem", "setitem", in_place=True).entry
 
 
+@cache
+def getitem_entry() -> OpEntry:
+    """Return the entry of reading by an index without tensors."""
+    return Spelling("getitem", "getitem").entry
+
+
 def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``compute`` with its result written into its first argument, which in-place kernels on CPU leave out.
 
@@ -306,11 +317,21 @@ class Spelling:
             args, kwargs = self._canonical(args, kwargs)
         elif self._positional is not None and len(args) > self._positional:
             # MindSpore fills in by position what the rule takes by name only.
-            extra = zip(self.entry.binder.names[self._positional :], args[self._positional :], strict=False)
-            args, kwargs = args[: self._positional], {**dict(extra), **kwargs}
+            names, optional = self.entry.binder.names[self._positional :], self.entry.binder.named_are_optional
+            extra = zip(names, args[self._positional :], strict=False)
+            passed = {name: value for name, value in extra if value is not None or not optional}
+            args, kwargs = args[: self._positional], {**passed, **kwargs}
         if self._takes_dtype:
             args, kwargs = self._with_dtype(args, kwargs)
         return dispatcher.dispatch(self.entry, args, kwargs)
+
+    @property
+    def as_written(self) -> OpEntry | None:
+        """The entry, if it has plans and positional arguments are the rule's as they were written.
+
+        What is brought into the rule's form first, such as the number of a dtype, never has a plan as it was written.
+        """
+        return None if self.own is not None or self.entry.composed is not None else self.entry
 
     def _with_attributes(self, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords of the call with the attributes of ``primitive``.
