@@ -170,3 +170,44 @@ def test_half_precision_is_normalised_in_single_precision(of):
             assert dtype == "Float16"
             where = f"{name}, {position}"
             np.testing.assert_allclose(array, expected.astype(np.float16), rtol=4e-3, atol=4e-3, err_msg=where)
+
+
+# -- MindSpore's own kernel --------------------------------------------------------------------------------------------
+
+
+def _layer_norms(x, weight, bias, dtype):
+    """A layer norm of 2 of 3 dims with its statistics, and the gradients of a weighted sum of its results."""
+    import mindspore
+    from mindspore import Tensor
+
+    from hyper_parallel.platform.select import platform_named
+
+    platform = platform_named("mindspore")
+    arguments = [Tensor(array.astype(dtype)) for array in (x, weight, bias)]
+    cotangent = Tensor(np.cos(np.arange(x.size)).reshape(x.shape).astype(dtype))
+    native, plain = platform.local_op("native_layer_norm"), platform.local_op("layer_norm")
+    results = []
+    for compute in (platform.on_elements(native), native):
+
+        def outputs(*args, compute=compute):
+            return compute(args[0], x.shape[1:], *args[1:], 1e-3)
+
+        gradients = mindspore.grad(lambda *args, of=outputs: (of(*args)[0] * cotangent).sum(), (0, 1, 2))
+        results.append([*outputs(*arguments), *gradients(*arguments)])
+    for compute in (platform.on_elements(plain), plain):
+        results[0].append(compute(arguments[0], x.shape[1:], *arguments[1:], 1e-3))
+        results[1].append(compute(arguments[0], x.shape[1:], None, arguments[2], 1e-3))
+    return [[tensor.asnumpy() for tensor in tensors] for tensors in results]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_kernel_of_layer_norm_is_the_composed_one(dtype):
+    """Where no shard is empty MindSpore's kernel computes float32; values, statistics and gradients are the same."""
+    random = np.random.default_rng(3)
+    x, weight, bias = (random.standard_normal(shape) + 2 for shape in ((5, 2, 3), (2, 3), (2, 3)))
+    fused, composed = _layer_norms(x, weight, bias, dtype)
+    for own, expected in zip(fused[:6], composed[:6], strict=True):
+        assert own.dtype == expected.dtype
+        np.testing.assert_allclose(own, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(fused[6], fused[7], rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(composed[6], composed[7])  # without a weight both are composed
