@@ -41,9 +41,8 @@ def _fused(
 
     It knows no float64 and has no gradient of float16; elsewhere than on CPU it returns no variance.
     """
-    if weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype == mindspore.float32:
-        return None
-    if not str(x.device).startswith("CPU"):
+    affine = weight is not None and bias is not None and weight.dtype == bias.dtype == mindspore.float32
+    if not (affine and x.dtype == mindspore.float32 and str(x.device).startswith("CPU")):
         return None
     return _primitive(x.ndim - len(normalized_shape), eps)(x, weight, bias)  # type: ignore[no-any-return] # three of them
 

@@ -240,3 +240,50 @@ def test_writes_into_empty_shards_keep_every_rank_together(name, mesh):
     report = check_function(fn, [X, y], mesh, platform="mindspore", limit=12)
     assert report.ok, report.wrong[:3]
     assert all("writing in place would have to change the layout of x" in tensor for tensor in report.rejected)
+
+
+# -- shards that are not empty -----------------------------------------------------------------------------------------
+
+ON_ELEMENTS = {
+    "linear": ("linear", [(5, 3), (4, 3)], ()),
+    "linear with a bias": ("linear", [(5, 3), (4, 3), (4,)], ()),
+    "linear with a bias of one element": ("linear", [(5, 3), (4, 3), (1,)], ()),
+    "matmul": ("matmul", [(5, 3), (3, 4)], ()),
+    "matmul of batches": ("matmul", [(2, 5, 3), (2, 3, 4)], ()),
+    "matmul of a vector": ("matmul", [(3,), (3, 4)], ()),
+    "split": ("split", [(5, 3)], (2, 0)),
+    "split in sections": ("split", [(5, 3)], ([1, 4], 0)),
+    "chunk": ("chunk", [(5, 7)], (3, 1)),
+    "chunk of more parts than rows": ("chunk", [(5, 3)], (9, 0)),
+    "sum": ("sum", [(5, 3)], (-1, True)),
+}
+
+
+@pytest.mark.parametrize("name", ON_ELEMENTS)
+def test_what_runs_without_empty_shards_computes_the_same(name):
+    """The function that stands for a kernel where no shard is empty has its values, shapes and gradients."""
+    import mindspore
+    from mindspore import Tensor
+
+    op, shapes, rest = ON_ELEMENTS[name]
+    random = np.random.default_rng(2)
+    operands = [Tensor(random.standard_normal(shape).astype(np.float32)) for shape in shapes]
+    platform = platform_named("mindspore")
+    kernel = platform.local_op(op)
+    computed = platform.on_elements(kernel)
+    assert computed is not kernel
+    results = []
+    for compute in (computed, kernel):
+
+        def outputs(*tensors, compute=compute):
+            out = compute(*tensors, *rest)
+            return out if isinstance(out, tuple) else (out,)
+
+        def total(*tensors, of=outputs):
+            return sum((out**3 * (index + 1)).sum() for index, out in enumerate(of(*tensors)))
+
+        gradients = mindspore.grad(total, tuple(range(len(operands))))(*operands)
+        results.append([*outputs(*operands), *(gradients if isinstance(gradients, tuple) else (gradients,))])
+    assert [tensor.shape for tensor in results[0]] == [tensor.shape for tensor in results[1]]
+    for own, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(own.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-5)
