@@ -28,11 +28,8 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
 
-@kernel(
-    "split",
-    empty_shape=COMPUTED,
-    on_elements=lambda x, split_size_or_sections, dim=0: mint.split(x, split_size_or_sections, dim),
-)
+# By narrow: on the local tensors of a transformer's encoder layer, MindSpore's own split gives other gradients.
+@kernel("split", empty_shape=COMPUTED)
 def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     total = x.shape[dim]
     if isinstance(split_size_or_sections, int):
@@ -44,7 +41,7 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor
     return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
-@kernel("chunk", empty_shape=COMPUTED, on_elements=lambda x, chunks, dim=0: mint.chunk(x, chunks, dim))
+@kernel("chunk", empty_shape=COMPUTED)
 def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Equal parts but the last, by views; of an empty dim as many as asked for."""
     size = x.shape[dim]

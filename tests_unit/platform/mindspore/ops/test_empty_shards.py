@@ -251,8 +251,6 @@ ON_ELEMENTS = {
     "matmul": ("matmul", [(5, 3), (3, 4)], ()),
     "matmul of batches": ("matmul", [(2, 5, 3), (2, 3, 4)], ()),
     "matmul of a vector": ("matmul", [(3,), (3, 4)], ()),
-    "split": ("split", [(5, 3)], (2, 0)),
-    "split in sections": ("split", [(5, 3)], ([1, 4], 0)),
     "chunk": ("chunk", [(5, 7)], (3, 1)),
     "chunk of more parts than rows": ("chunk", [(5, 3)], (9, 0)),
     "sum": ("sum", [(5, 3)], (-1, True)),
