@@ -44,7 +44,7 @@ def _fused(
     affine = weight is not None and bias is not None and weight.dtype == bias.dtype == mindspore.float32
     if not (affine and x.dtype == mindspore.float32 and str(x.device).startswith("CPU")):
         return None
-    return _primitive(x.ndim - len(normalized_shape), eps)(x, weight, bias)  # type: ignore[no-any-return] # three of them
+    return _primitive(x.ndim - len(normalized_shape), eps)(x, weight, bias)
 
 
 def _layer_norm_on_elements(
