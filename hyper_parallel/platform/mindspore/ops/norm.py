@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, mint, ops
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -29,48 +27,7 @@ EPSILON = {
 }
 
 
-@lru_cache(maxsize=64)
-def _primitive(begin: int, eps: float) -> Any:
-    return ops.LayerNorm(begin, begin, eps)
-
-
-def _fused(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return ``x`` normalised, its mean and its variance by MindSpore's kernel of CPU; None where it cannot be used.
-
-    It knows no float64 and has no gradient of float16; elsewhere than on CPU it returns no variance.
-    """
-    affine = weight is not None and bias is not None and weight.dtype == bias.dtype == mindspore.float32
-    if not (affine and x.dtype == mindspore.float32 and str(x.device).startswith("CPU")):
-        return None
-    return _primitive(x.ndim - len(normalized_shape), eps)(x, weight, bias)
-
-
-def _layer_norm_on_elements(
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    fused = _fused(x, normalized_shape, weight, bias, eps)
-    return _layer_norm(x, normalized_shape, weight, bias, eps) if fused is None else fused[0]
-
-
-def _native_layer_norm_on_elements(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    fused = _fused(x, normalized_shape, weight, bias, eps)
-    if fused is None:
-        return _native_layer_norm(x, normalized_shape, weight, bias, eps)
-    out, mean, variance = fused
-    # Off the graph, as in the composed norm, and on the host: three more kernels would take as long as the norm.
-    scale = 1 / np.sqrt(variance.asnumpy() + np.float32(eps))
-    return out, Tensor.from_numpy(mean.asnumpy()), Tensor.from_numpy(scale)
-
-
-@kernel("layer_norm", on_elements=_layer_norm_on_elements)
+@kernel("layer_norm")
 def _layer_norm(
     x: Tensor,
     normalized_shape: Sequence[int],
@@ -78,11 +35,11 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    # The kernel behind mint's is missing on CPU.
+    # The kernel behind mint's is missing on CPU, the older one knows no float64.
     return _affine(_standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)[0], weight, bias, x.dtype)
 
 
-@kernel("native_layer_norm", on_elements=_native_layer_norm_on_elements)
+@kernel("native_layer_norm")
 def _native_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
