@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -31,6 +32,7 @@ from hyper_parallel.cli import (
 )
 from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import no_file_twice, only_the_answer_on_stdout
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.verify.run_header import command_line, library_version
@@ -62,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BAD_INPUT
     try:
         seed, device = getattr(arguments, "seed", None), getattr(arguments, "device", "cpu")
-        with command_line(("hyper-parallel", *words), seed, device):
+        no_file_twice(arguments)
+        stdout = only_the_answer_on_stdout() if arguments.json else contextlib.nullcontext()
+        with command_line(("hyper-parallel", *words), seed, device), stdout:
             status: int = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.arguments import add_device, whole
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, platform_named, use_platform
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         write_text(arguments.report, report_json(rows), "--report")
     if arguments.json:
-        print(report_json(rows))
+        answer(report_json(rows))
     else:
         print("\n".join(_timing_lines(rows) if arguments.harness else _lines(rows)))
     return 0 if all(row["ok"] for row in rows) else 1
@@ -86,7 +86,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     document = {"profile": asdict(profile)}
     if arguments.report is not None:
         write_text(arguments.report, report_json(document), "--report")
-    print(report_json(document) if arguments.json else "\n".join(_profile_lines(document["profile"])))
+    answer(report_json(document) if arguments.json else "\n".join(_profile_lines(document["profile"])))
     return 0
 
 

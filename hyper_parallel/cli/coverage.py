@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import answer
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
 
@@ -78,7 +79,7 @@ def _erase(arguments: argparse.Namespace) -> int:
     store, _ = _open(arguments)
     store.erase(arguments.env)
     if arguments.json:
-        print(report_json({"ok": True, "env": arguments.env}))
+        answer(report_json({"ok": True, "env": arguments.env}))
     return 0
 
 
@@ -118,14 +119,14 @@ def _html(arguments: argparse.Namespace) -> int:
     store, settings = _open(arguments)
     write_others(store)
     path = write_index(store, settings, tuple(arguments.env))
-    print(report_json({"ok": True, "path": str(path)}) if arguments.json else path)
+    answer(report_json({"ok": True, "path": str(path)}) if arguments.json else str(path))
     return 0
 
 
 def _report_error(arguments: argparse.Namespace, result: Any) -> int:
     arguments.progress.clear()
     if arguments.json:
-        print(report_json(result.json()))
+        answer(report_json(result.json()))
     else:
         stream = sys.stdout if result.ok else sys.stderr
         print(coloured(result.text(), stream), file=stream)

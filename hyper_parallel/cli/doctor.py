@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli import cards
+from hyper_parallel.cli.output import answer
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 from hyper_parallel.verify.run_header import report_json
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     all_findings = findings()
     ok = all(finding.state != "wrong" for finding in all_findings)
     if arguments.json:
-        print(report_json({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}))
+        answer(report_json({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}))
     else:
         width = max(len(finding.what) for finding in all_findings)
         for finding in all_findings:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.cli.arguments import add_device, whole
 from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_text(arguments.html, explain_page(explanations, failed), "--html")
     if arguments.json:
-        print(report_json([explanation.json() for explanation in explanations]))
+        answer(report_json([explanation.json() for explanation in explanations]))
     else:
         print(coloured("\n\n".join([*_ranked(explanations), *(each.text() for each in explanations)])))
     for line in failed:

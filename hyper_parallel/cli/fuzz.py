@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import real, seed, whole
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.verify.report_files import write_text
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments, report)
     if report.note:
         raise KeyboardInterrupt(report.text())
-    print(report_json(report.json()) if arguments.json else coloured(report.text()))
+    answer(report_json(report.json()) if arguments.json else coloured(report.text()))
     return 0 if report.ok else 1
 
 

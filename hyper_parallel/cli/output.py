@@ -1,11 +1,86 @@
-"""Checks of output paths before a command starts its work."""
+"""What a command writes: its answer on stdout, and checks of output paths before it starts its work."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["can_be_written"]
+__all__ = ["answer", "can_be_written", "no_file_twice", "only_the_answer_on_stdout"]
+
+_STDOUT, _STDERR = 1, 2  # the process's descriptors, which subprocesses inherit
+_ANSWERS: ContextVar[list[str] | None] = ContextVar("answers", default=None)
+_OUTPUTS = ("report", "html", "perfetto", "night")
+_INPUTS = ("spec", "plan", "file", "single", "before", "after", "history", "add")
+
+
+def answer(text: str) -> None:
+    """Print what a command answers; inside of :func:`only_the_answer_on_stdout` when its block ends."""
+    answers = _ANSWERS.get()
+    if answers is None:
+        print(text)
+    else:
+        answers.append(text)
+
+
+@contextlib.contextmanager
+def only_the_answer_on_stdout() -> Iterator[None]:
+    """Write to stderr what the user's code, its subprocesses and libraries write to stdout until the block ends."""
+    answers: list[str] = []
+    token = _ANSWERS.set(answers)
+    try:
+        with _descriptor_replaced(), contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ANSWERS.reset(token)
+        for text in answers:
+            print(text)
+
+
+@contextlib.contextmanager
+def _descriptor_replaced() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # one of the two is closed
+            stack.callback(os.close, kept := os.dup(_STDOUT))
+            os.dup2(_STDERR, _STDOUT)
+            stack.callback(os.dup2, kept, _STDOUT)
+        yield
+
+
+def no_file_twice(arguments: argparse.Namespace) -> None:
+    """Check that no output of a command is one of its inputs, or another output.
+
+    Args:
+        arguments: of the command, parsed.
+
+    Raises:
+        ValueError: a file would be overwritten.
+    """
+    read = {path for name in _INPUTS for path in _files(getattr(arguments, name, None))}
+    written: dict[Path, str] = {}
+    for name in _OUTPUTS:
+        text = getattr(arguments, name, None)
+        if text is None:
+            continue
+        path = Path(os.path.realpath(text))
+        if path in read:
+            msg = f"--{name} {text} would overwrite a file that this command reads; name another one"
+            raise ValueError(msg)
+        if path in written:
+            msg = f"--{written[path]} and --{name} both name {text}; give each a file of its own"
+            raise ValueError(msg)
+        written[path] = name
+
+
+def _files(value: str | list[str] | None) -> Iterator[Path]:
+    """Yield the files that an argument names; ``file.py:function`` names the file."""
+    for text in [value] if isinstance(value, str) else value or ():
+        yield Path(os.path.realpath(text))
+        yield Path(os.path.realpath(text.rpartition(":")[0] or text))
 
 
 def can_be_written(option: str, path_text: str | None, *, folder: bool = False) -> None:
@@ -30,5 +105,5 @@ def can_be_written(option: str, path_text: str | None, *, folder: bool = False) 
     except OSError as error:
         problem = error.strerror or type(error).__name__
     if problem:
-        msg = f"{option} {path_text} cannot be written: {problem}"
+        msg = f"{option} {path_text or repr('')} cannot be written: {problem}"
         raise ValueError(msg)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from hyper_parallel.cli.arguments import whole
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         from hyper_parallel.verify.pages.trend_page import trend_page
 
         write_text(arguments.html, trend_page(history), "--html")
-    print(report_json(history.json()) if arguments.json else coloured(history.text()))
+    answer(report_json(history.json()) if arguments.json else coloured(history.text()))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import add_device, seed, whole
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.platform.contract.inventory import MEMBERS
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         line = f"partial: {len(done)} of {len(jobs)} parts finished; the rest was not checked"
         raise KeyboardInterrupt(line) from None
     if arguments.json:
-        print(report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}))
+        answer(report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}))
     else:
         print(f"seed {arguments.seed}")
     return 0 if all(result.ok for result in done) else 1

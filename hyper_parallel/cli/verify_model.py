@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
 from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import (
     FRAMEWORKS,
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(line) from None
     _write(arguments, done, "")
     if arguments.json:
-        print(report_json(_document(done)))
+        answer(report_json(_document(done)))
     else:
         print(coloured(_summary(done)))
     return 0 if done and all(report.ok for report in done) else 1

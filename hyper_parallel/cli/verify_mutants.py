@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from hyper_parallel.cli.arguments import real, seed, whole
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.cli.verify_ops import operators
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(score.text()) from None
     score.seconds = time.monotonic() - started
     _write(arguments, score.json())
-    print(report_json(score.json()) if arguments.json else score.text())
+    answer(report_json(score.json()) if arguments.json else score.text())
     return 0 if score.ok(arguments.floor / 100) else 1
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, real, seed, whole
 from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import can_be_written
+from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.report_files import write_text
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_first_rank():
         return report.status
     _write(report, arguments.report, arguments.html)
-    print(report_json(report.to_json()) if arguments.json else coloured(report.text()))
+    answer(report_json(report.to_json()) if arguments.json else coloured(report.text()))
     return report.status
 
 

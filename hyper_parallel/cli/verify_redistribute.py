@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.arguments import add_device, seed
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import answer
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import mesh_sizes
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"seed {arguments.seed}")
     ok = bool(done) and all(report.ok for report in done)
     if arguments.json:
-        print(report_json({"ok": ok, "runs": [report.json() for report in done]}))
+        answer(report_json({"ok": ok, "runs": [report.json() for report in done]}))
     return 0 if ok else 1
 
 

@@ -1,0 +1,76 @@
+"""What a command writes: with --json only its answer on stdout, and no file over another one."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.cli.output import answer, only_the_answer_on_stdout
+
+CASE = """
+import os
+import torch
+
+def case():
+    print("printed")
+    os.write(1, b"written")
+    raise ValueError("as it must")
+"""
+
+
+def test_what_others_write_goes_to_stderr(capfd):
+    """Inside the block, prints, writes to the descriptor and subprocesses reach stderr; the answer comes at its end."""
+    with only_the_answer_on_stdout():
+        answer("the answer")
+        print("printed")
+        os.write(1, b"written\n")
+        subprocess.run(["echo", "of a subprocess"], check=True)
+    print("after it")
+    captured = capfd.readouterr()
+    assert captured.out == "the answer\nafter it\n"
+    assert sorted(captured.err.splitlines()) == ["of a subprocess", "printed", "written"]
+
+
+def test_a_closed_stderr_changes_nothing(capsys, monkeypatch):
+    """Where the process has no stderr, the answer is still printed."""
+    monkeypatch.setattr("hyper_parallel.cli.output._STDERR", 9_999)
+    with only_the_answer_on_stdout():
+        answer("the answer")
+    assert capsys.readouterr().out == "the answer\n"
+
+
+@pytest.mark.platforms("torch")
+def test_a_case_that_prints_leaves_json_alone(tmp_path, capfd, monkeypatch):
+    """A user's function that prints does not spoil the JSON of a command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "case.py").write_text(CASE)
+    command = ["verify", "model", "case.py:case", "--plan", "case.py:case", "--mesh", "2", "--platform", "torch"]
+    assert main([*command, "--json"]) == 2
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["error"].startswith("SPEC raised ValueError: as it must")
+    assert "written" in captured.err
+    assert "printed" in captured.err
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("verify model c.py:case --plan p.py:plan --mesh 2 --html c.py", "--html c.py would overwrite a file that"),
+        ("explain c.py:case --plan a.b:plan --plan p.py:plan --mesh 2 --html ./p.py", "--html ./p.py would overwrite"),
+        ("verify program c.py --world-size 2 --report c.py", "--report c.py would overwrite a file that"),
+        ("compare a.json b.json --html b.json", "--html b.json would overwrite a file that this command reads"),
+        ("trend h.json --add a.json --night a.json", "--night a.json would overwrite a file that this command reads"),
+        ("trend h.json --add a.json --html h.json", "--html h.json would overwrite a file that this command reads"),
+        ("verify ops --report x --html ./x", "--report and --html both name ./x; give each a file of its own"),
+        ("trace folder --perfetto x --html x", "--html and --perfetto both name x; give each a file of its own"),
+    ],
+)
+def test_no_output_overwrites_a_file_of_the_command(command, message, tmp_path, monkeypatch, capsys):
+    """An output that is an input, or another output, is refused before anything runs, and the file is left alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.py").write_text("x = 1")
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.startswith(f"hyper-parallel: error: {message}")
+    assert (tmp_path / "c.py").read_text() == "x = 1"
