@@ -15,7 +15,7 @@ from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, platform_named, use_platform
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
-from hyper_parallel.verify.timings import Figure, Timing, figures, recorded, warm_start
+from hyper_parallel.verify.timings import Timing, figures, recorded, warm_start
 
 __all__ = ["add_parser", "run"]
 
@@ -143,7 +143,10 @@ def _measured_rows(arguments: argparse.Namespace, profiled: str | None = None) -
 def _harness_timings(platform: str | None) -> list[Timing]:
     """Time every part of the harness on the installed frameworks, or one of them."""
     jobs = figures(platforms(platform))
-    timed = _with_progress(len(jobs), map(Figure.timed, jobs))
+    progress, timed = Progress(len(jobs)), list[Timing]()
+    for figure in jobs:
+        with progress.running(figure.name):
+            timed.append(figure.timed())
     return [*timed, *recorded(Path("reports"))]
 
 

@@ -43,15 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     progress, rows = Progress(len(jobs)), list[dict[str, Any]]()
     for platform, launch, injection in jobs:
-        progress.start(f"{injection.name} on {platform} ({launch})")
         try:
-            result = injection.run()
+            with progress.running(f"{injection.name} on {platform} ({launch})"):
+                result = injection.run()
         except KeyboardInterrupt:
             progress.clear()
             caught = sum(row["caught"] for row in rows)
             msg = f"partial report: {len(rows)} of {len(jobs)} injections ran, {caught} of them as expected"
             raise KeyboardInterrupt(msg) from None
-        progress.finish()
         rows.append({"platform": platform, "launch": launch, **asdict(result)})
         if not arguments.json:
             _print(rows[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -132,6 +133,9 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     from hyper_parallel.verify.run_arguments import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
+    if math.prod(shape) == 1:
+        msg = "the mesh has one rank, which is the single device that the plan is compared with; take at least two"
+        raise ValueError(msg)
     for platform in user_platforms(arguments):
         for launch in launches:
             yield (

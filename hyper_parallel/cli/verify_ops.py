@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.selection import Effort
 
-__all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "operators", "run"]
+__all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "meshes_of", "operators", "run"]
 
 _SECONDS = 540.0
 """Wall time that operators share; with the last ones, which may take longer, a full sweep takes ten minutes."""
@@ -67,7 +67,7 @@ def add_parser(subcommands: Any) -> None:
     )
     add_device(parser, "on which references and ranks compute, all on one card")
     parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: a minute or two")
     parser.add_argument(
         "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor instead, on simulated ranks"
     )
@@ -212,7 +212,16 @@ def _effort(arguments: argparse.Namespace) -> Effort:
     effort = replace(QUICK if arguments.quick else Effort(), seed=arguments.seed, device=arguments.device)
     if arguments.mesh is None:
         return effort
-    return replace(effort, meshes=_meshes(arguments), public_meshes=None)
+    return replace(effort, meshes=meshes_of(arguments.mesh), public_meshes=None)
+
+
+def meshes_of(text: str) -> tuple[tuple[int, ...], ...]:
+    """Return the meshes of ``--mesh``, as in ``3,2x3``, each once.
+
+    Raises:
+        ValueError: one is no mesh, or has too many ranks.
+    """
+    return tuple(dict.fromkeys(mesh_sizes(each) for each in text.split(",")))
 
 
 def mesh_sizes(text: str) -> tuple[int, ...]:
@@ -234,14 +243,10 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     tree = _parsed(arguments.file)
     effort = replace(USER, seed=arguments.seed, device=arguments.device)
     if arguments.mesh is not None:
-        effort = replace(effort, meshes=_meshes(arguments))
+        effort = replace(effort, meshes=meshes_of(arguments.mesh))
     frameworks = platforms(arguments.platform or ",".join(_imported(tree)), arguments.device)
     file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
     return [tasks.task_of(framework, ops, effort, file=file) for framework in frameworks], 0
-
-
-def _meshes(arguments: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
-    return tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
 
 
 def _parsed(file: str) -> ast.Module:

@@ -144,11 +144,14 @@ def _words(text: str | None) -> list[str] | None:
 
 
 def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
-    declared = {}
+    declared: dict[str, str] = {}
     for line in lines:
         name, sign, placement = line.partition("=")
         if not (name and sign and placement):
             msg = f"--declare {line!r} must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=shard(0) over tp'"
+            raise ValueError(msg)
+        if name in declared:
+            msg = f"--declare {line!r}: {name} has been declared before, as {declared[name]!r}"
             raise ValueError(msg)
         declared[name] = placement
     return declared

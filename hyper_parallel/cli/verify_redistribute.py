@@ -11,7 +11,7 @@ from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import answer
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
-from hyper_parallel.cli.verify_ops import mesh_sizes
+from hyper_parallel.cli.verify_ops import meshes_of
 from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(msg)
     meshes: tuple[tuple[int, ...], ...] = QUICK_MESHES if arguments.quick else MESHES
     if arguments.mesh is not None:
-        meshes = tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
+        meshes = meshes_of(arguments.mesh)
     shape = SHAPE if arguments.shape is None else _shape(arguments.shape)
     jobs = [(platform, mesh) for platform in platforms(arguments.platform, arguments.device) for mesh in meshes]
     done: list[RedistributionReport] = []
@@ -87,5 +87,8 @@ def _shape(text: str) -> tuple[int, ...]:
         raise ValueError(msg)
     if len(sizes) > _MOST_DIMS or max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > _MOST_ELEMENTS:
         msg = f"--shape {text!r}: at most {_MOST_DIMS} dims and {_MOST_ELEMENTS} elements"
+        raise ValueError(msg)
+    if math.prod(map(int, sizes)) == 0:
+        msg = f"--shape {text!r} has no element, so nothing would be compared"
         raise ValueError(msg)
     return tuple(map(int, sizes))

@@ -68,7 +68,8 @@ def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] 
             lie within eight that follow each other, else 25 GB/s and 15 us.
 
     Raises:
-        InputError: (a ValueError) an option names no axis of the mesh, or is not two numbers above zero.
+        InputError: (a ValueError) an option names no axis of the mesh or one that another option names, or is not two
+            numbers above zero.
     """
     links = {}
     for number, name in enumerate(names):
@@ -77,6 +78,9 @@ def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] 
         name, _, numbers = option.partition("=")
         if name not in links:
             msg = f"--link {option}: the mesh has no axis {name!r}; its axes are {', '.join(names)}"
+            raise InputError(msg)
+        if [other.partition("=")[0] for other in options].count(name) > 1:
+            msg = f"--link {option}: axis {name} is given twice"
             raise InputError(msg)
         try:
             bandwidth, latency = map(float, numbers.split(","))

@@ -6,13 +6,15 @@ Equal axis sizes, rows that divide evenly, one step and constant parameters hide
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
 from hyper_parallel.verify.program.case import symmetry
 from hyper_parallel.verify.program.harden import Repairs, repairs, spread_constant, unequal_sizes
@@ -127,6 +129,8 @@ class CaseLook:
             case: SPEC's.
             plan: says over which axes batches are split.
         """
+        for index, item in enumerate(case.batches[0]):
+            _require_readable(self._array, item, index)
         inputs = case.model_inputs(tuple(case.batches[0]))
         spots = [symmetry(f"input {index + 1}", self._array(item)) for index, item in enumerate(inputs)]
         self.blind += [str(spot) for spot in spots if spot is not None]
@@ -195,6 +199,15 @@ class CaseLook:
             (item if tensor(item) else np.asarray(item))[:count] if shape and shape[0] == rows else item
             for item, shape in zip(batch, shapes, strict=True)
         )
+
+
+def _require_readable(array: Callable[[Any], Any], item: Any, index: int) -> None:
+    """Raise an InputError if an entry of a batch has no values, or is sparse."""
+    try:
+        array(item)
+    except (NotImplementedError, TypeError) as error:
+        msg = f"SPEC: array {index} of a batch cannot be read: {first_line(error)}"
+        raise InputError(msg) from None
 
 
 def _listed(counts: Sequence[int]) -> str:

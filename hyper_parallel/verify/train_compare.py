@@ -12,10 +12,13 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.core.tensor_parallel.plan import flat_plan
+from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import style_of
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.compare import Comparison, TensorCheck
-from hyper_parallel.verify.model_case import InputError, ModelCase, as_case, as_plan
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.model_harden import Attempt, CaseLook
 from hyper_parallel.verify.observers import gather_output, global_array
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
@@ -103,6 +106,7 @@ def run_rank(
     case = as_case(make_case())
     mesh = init_device_mesh(device, attempt.shape, mesh_dim_names=mesh_names)
     plan = as_plan(make_plan(mesh), mesh.names)
+    _require_parallel(plan)
     look = CaseLook(platform, attempt, dict(zip(mesh_names, attempt.shape, strict=True)), seed)
     case = look.case(case, plan)
     reference = SingleDeviceRun(platform, case, seed, look.weights)
@@ -111,7 +115,26 @@ def run_rank(
     platform.load_arrays(model, reference.state)
     random.manual_seed(seed)
     result = _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
-    return replace(result, hardened=look.changes, blind=look.blind)
+    return replace(result, hardened=look.changes, blind=[*look.blind, *_without_work(result)])
+
+
+def _require_parallel(plan: ParallelPlan) -> None:
+    """Raise an InputError if the plan leaves the model and the batch as they are."""
+    if callable(plan.styles) or any(placement != Replicate() for placement in (plan.batch or {}).values()):
+        return
+    if not any(flat_plan(resolve_plan(None, plan.styles))):
+        msg = (
+            "PLAN gives no module a style and splits no batch, so every rank would train like the single device and "
+            "nothing would be verified"
+        )
+        raise InputError(msg)
+
+
+def _without_work(result: RankResult) -> list[str]:
+    """Return that the plan neither shards nor communicates, if it does not."""
+    if result.events or any(any(layout.dim_axes) for layout in result.parameter_layouts):
+        return []
+    return ["mistakes in a plan: this one shards no parameter and needs no collective; shard a module"]
 
 
 def run_plan_notes(

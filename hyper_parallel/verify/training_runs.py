@@ -135,6 +135,7 @@ class _ReferenceRun(TrainingRun):
         self, platform: Platform, case: ModelCase, seed: int, perturbation: Perturbation | None = None
     ) -> None:
         model = build_model(platform, case, seed)
+        _require_values(platform.parameters_dict(model), platform.is_meta)
         self.perturbation = perturbation
         self._number = 0
         self._random_state = (seed, 0)
@@ -171,8 +172,8 @@ class _ReferenceRun(TrainingRun):
             raise InputError(msg)
         training = self.training
         gradients = self._arrays(training.gradients)
-        if number == 0 and not any(gradient is not None and magnitude(gradient) for gradient in gradients.values()):
-            raise InputError(_NO_GRADIENT)
+        if number == 0:
+            _require_gradients(float(self._array(loss)), [each for each in gradients.values() if each is not None])
         optimizer = training.optimizer()
         return ReferenceStep(
             [(output.module, name, self._array(output.value)) for name, output in self.outputs.outputs.items()],
@@ -253,6 +254,30 @@ class _ReferenceRun(TrainingRun):
             raise InputError(msg)
         if not self.platform.needs_grad(loss):
             raise InputError(_NO_GRADIENT)
+
+
+def _require_values(parameters: dict[str, Any], is_meta: Callable[[Any], bool]) -> None:
+    """Raise an InputError if a parameter has a shape and no values."""
+    empty = [path for path, value in parameters.items() if is_meta(value)]
+    if empty:
+        msg = (
+            f"SPEC: parameter {empty[0]} is on the device meta, so it has no values to compare; build the model on a "
+            "device that has values"
+        )
+        raise InputError(msg)
+
+
+def _require_gradients(loss: float, gradients: list[Any]) -> None:
+    """Raise an InputError if no gradient of the first step can show anything."""
+    if any(magnitude(gradient) for gradient in gradients):
+        return
+    if math.isfinite(loss) and all(np.isfinite(gradient).all() for gradient in gradients):
+        raise InputError(_NO_GRADIENT)
+    msg = (
+        f"SPEC: in the first step the loss is {loss:g} and every gradient zero, infinite or NaN, so nothing would be "
+        "verified; look for an overflow or NaN in the batch, the weights and the loss"
+    )
+    raise InputError(msg)
 
 
 def why_untrainable(platform: Platform, case: ModelCase, seed: int) -> str:
@@ -368,7 +393,7 @@ def _require_deterministic(values: dict[Key, Any], changes: dict[Key, float], st
             msg = (
                 f"SPEC: the single-device model is not deterministic: in a second run from the same weights, {kind} "
                 f"{name} differs by {change:.1e}; draw random numbers from generators that the model's build function "
-                "seeds, and keep no state between models"
+                "seeds, keep no state between models, and do not write to the batch"
             )
             raise InputError(msg)
 

@@ -1,5 +1,6 @@
 """``hyper-parallel bench``: its measurements, not their values."""
 
+import contextlib
 import json
 import math
 
@@ -208,3 +209,25 @@ def test_a_card_is_refused_for_mindspore(capsys):
     """Ranks of MindSpore run on cpu only: another device is refused before anything is measured."""
     assert main(["bench", "--platform", "mindspore", "--device", "npu"]) == 2
     assert capsys.readouterr().err.startswith("hyper-parallel: error: --device npu: ranks of MindSpore are started on ")
+
+
+@pytest.mark.platforms("torch")
+def test_a_figure_of_the_harness_shows_progress_while_it_runs(monkeypatch, capsys):
+    """Figures take minutes: the running one and those done are shown while it runs, not only when it is over."""
+    from hyper_parallel.verify.timings import Figure
+
+    shown = []
+    monkeypatch.setattr("hyper_parallel.cli.bench.recorded", lambda _: iter(()))
+    monkeypatch.setattr("hyper_parallel.cli.bench.Progress.ticking", lambda _: ticking(shown))
+    jobs = [Figure(name, 10.0, lambda: (float(len(shown)), "")) for name in ("a", "b")]
+    monkeypatch.setattr("hyper_parallel.cli.bench.figures", lambda _: jobs)
+    assert main(["bench", "--harness", "--json"]) == 0
+    assert [row["seconds"] for row in json.loads(capsys.readouterr().out)["rows"]] == [1, 1]
+
+
+@contextlib.contextmanager
+def ticking(shown):
+    """Stand for the thread that shows progress; ``shown`` has an entry while it runs."""
+    shown.append(True)
+    yield
+    shown.clear()

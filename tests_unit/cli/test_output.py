@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -24,10 +25,10 @@ def test_what_others_write_goes_to_stderr(capfd):
     """Inside the block, prints, writes to the descriptor and subprocesses reach stderr; the answer comes at its end."""
     with only_the_answer_on_stdout():
         answer("the answer")
-        print("printed")
+        sys.stdout.write("printed\n")
         os.write(1, b"written\n")
-        subprocess.run(["echo", "of a subprocess"], check=True)
-    print("after it")
+        subprocess.run([sys.executable, "-c", "print('of a subprocess')"], check=True)
+    answer("after it")
     captured = capfd.readouterr()
     assert captured.out == "the answer\nafter it\n"
     assert sorted(captured.err.splitlines()) == ["of a subprocess", "printed", "written"]

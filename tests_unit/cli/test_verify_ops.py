@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.cli import main, verify_ops
-from hyper_parallel.cli.verify_ops import platforms
+from hyper_parallel.cli.verify_ops import meshes_of, platforms
 
 USER = Path(__file__).parent.parent / "verify" / "ops" / "user"
 
@@ -249,3 +249,8 @@ def test_ctrl_c_leaves_a_partial_report(tmp_path, interruptible):
     assert "partial report:" in text
     message = "partial report: 1 operators finished; interrupted; the rest was not verified"  # a file has no total
     assert message in path.read_text()
+
+
+def test_a_mesh_is_checked_once():
+    """A mesh that --mesh names twice is checked, and counted, once."""
+    assert meshes_of("2, 2x3,2") == ((2,), (2, 3))

@@ -152,4 +152,32 @@ def case_nan():
     return ModelCase(Net, batches(), lambda output, _: (output * float("nan")).sum())
 
 
+def case_overflow():
+    return ModelCase(Net, batches(), lambda output, batch: loss(output, batch) * float("inf"))
+
+
+def case_meta():
+    with torch.device("meta"):
+        net = Net()
+    return net, batches(), loss
+
+
+def case_sparse():
+    return Net, [(torch.eye(6)[:3].double().to_sparse(), torch.ones(3, 5))], loss
+
+
+def plan_empty(mesh):
+    return {"fc1": {}, "fc2": "local"}
+
+
+def plan_of_pytorch(mesh):
+    from torch.distributed.tensor import parallel
+
+    return {"fc1": parallel.ColwiseParallel()}
+
+
+def plan_of_pytorch_class(mesh):
+    return {"fc1": type(plan_of_pytorch(mesh)["fc1"])}
+
+
 number = 3

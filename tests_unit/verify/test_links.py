@@ -64,3 +64,9 @@ def test_wrong_options_are_refused(option, message):
     """An option that names no axis, or is not two numbers above zero, is refused with what to write."""
     with pytest.raises(InputError, match=re.escape(message)):
         links_of((2, 2), ("dp", "tp"), (option,))
+
+
+def test_an_axis_is_given_once():
+    """Two options of one axis contradict each other."""
+    with pytest.raises(InputError, match="--link tp=3,4: axis tp is given twice"):
+        links_of((2, 2), ("dp", "tp"), ("tp=3,4", "dp=1,1", "tp=5,6"))

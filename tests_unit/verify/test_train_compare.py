@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, NoParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
 
@@ -187,6 +187,11 @@ def mean_square(output, batch):
     return ((output - batch[-1]) ** 2).mean()
 
 
+def as_it_is(_):
+    """A plan whose function leaves the model as it is."""
+    return lambda model, _: model
+
+
 def batches():
     """Return two random batches."""
     rng = np.random.default_rng(0)
@@ -207,9 +212,21 @@ def test_options_that_make_no_sense_are_refused(options, text):
     """Functions that return something else, and steps without an update, are one line each."""
     with pytest.raises(InputError) as caught:
         verify_model(
-            lambda: ModelCase(model, batches(), mean_square, **options), lambda _: {}, (2,), ("tp",), platform="torch"
+            lambda: ModelCase(model, batches(), mean_square, **options), as_it_is, (2,), ("tp",), platform="torch"
         )
     assert text in str(caught.value)
+
+
+@pytest.mark.platforms("torch")
+def test_a_plan_that_leaves_everything_whole_shows_nothing():
+    """A plan that only replicates is equal, and the report says that it cannot show mistakes in a plan."""
+    report = verify_model(
+        lambda: ModelCase(model, batches(), mean_square), lambda _: {"": NoParallel()}, (2,), ("tp",),
+        platform="torch", steps=2,
+    )  # fmt: skip
+    assert report.ok, report.text()
+    line = "mistakes in a plan: this one shards no parameter and needs no collective; shard a module"
+    assert f"this case cannot show: {line}\n" in report.text()
 
 
 @pytest.mark.platforms("torch")
@@ -229,11 +246,12 @@ def test_a_reference_that_is_not_deterministic_is_refused():
             return self.fc(x) + torch.tensor(float(self.start))
 
     with pytest.raises(InputError) as caught:
-        verify_model(lambda: ModelCase(Counting, batches(), mean_square), lambda _: {}, (2,), ("tp",), platform="torch")
+        verify_model(lambda: ModelCase(Counting, batches(), mean_square), as_it_is, (2,), ("tp",), platform="torch")
     assert str(caught.value).startswith(
         "SPEC: the single-device model is not deterministic: in a second run from the same weights, output (model) "
         "differs by "
     )
+    assert str(caught.value).endswith("seeds, keep no state between models, and do not write to the batch")
 
 
 @pytest.mark.platforms("torch")

@@ -145,9 +145,14 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
             yield from flat_plan(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
-        got = f"the class {plan.__name__}" if isinstance(plan, type) else type(plan).__name__
+        kind = plan if isinstance(plan, type) else type(plan)
+        theirs = kind.__module__.startswith("torch.")
+        name = f"PyTorch's {kind.__name__}" if theirs else kind.__name__
+        got = f"the class {name}" if kind is plan else name
         msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
-        if isinstance(plan, type) and issubclass(plan, ParallelStyle):
+        if theirs:
+            msg = f"{msg}; import the styles from hyper_parallel"
+        elif isinstance(plan, type) and issubclass(plan, ParallelStyle):
             msg = f"{msg}; pass an instance: {plan.__name__}()"
         raise ArgumentTypeError(msg)
 

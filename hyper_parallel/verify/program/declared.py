@@ -42,12 +42,12 @@ class Declaration:
     words: str = "replica"
 
 
-def parse_declaration(words: str, axes: Collection[str]) -> Declaration:
+def parse_declaration(words: str, axes: Collection[str] | None) -> Declaration:
     """Return the declaration that ``words`` say.
 
     Args:
         words: see the module.
-        axes: names of the program's axes.
+        axes: names of the program's axes; None while they are unknown, and any name will do.
 
     Raises:
         ValueError: the words are not of the language, or name an axis that the program does not have.
@@ -76,9 +76,9 @@ def declaration_of(kind: str, name: str, declared: Mapping[str, Declaration]) ->
     return None
 
 
-def _axes(text: str, words: str, axes: Collection[str]) -> tuple[str, ...]:
+def _axes(text: str, words: str, axes: Collection[str] | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        if name not in axes:
+        if axes is not None and name not in axes:
             raise ValueError(f"the declaration {words!r} names axis {name!r}; the program has {', '.join(axes)}")
     return names

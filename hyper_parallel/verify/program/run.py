@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
+from hyper_parallel.verify.program.declared import parse_declaration
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.harden import STEPS
 from hyper_parallel.verify.program.hardening import Hardening
@@ -37,6 +39,8 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["verify_program"]
 
 Progress = Callable[[str], None]
+_CHOSEN = ("output", "mask", "value")
+"""Kinds of records of which --only chooses some."""
 
 
 def verify_program(
@@ -107,6 +111,8 @@ def verify_program(
     launch = "torchrun" if started_by_torchrun() else launch
     _check(size, steps, launch, seed, timeout)
     _check_case(harden, allow, launch)
+    for words in (declared or {}).values():
+        parse_declaration(words, None)  # its axes are known when the program has run
     _check_device(device, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
@@ -141,6 +147,7 @@ class _Verification:
         """Run the reference, then the ranks, and compare them."""
         started, report = time.perf_counter(), self.report
         reference, repeats = run_reference(self.alone, self.world, report.seed, self.progress)
+        _check_only(self.world.limits.only, reference)
         report.rounding = reference.settings.get(ROUNDING, "")
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
@@ -203,6 +210,19 @@ def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
         raise InputError(msg)
     if harden and launch == "torchrun":
         msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"
+        raise InputError(msg)
+
+
+def _check_only(only: Sequence[str], reference: Run) -> None:
+    """Raise an InputError if a pattern is one of no output, mask or value of the program."""
+    records = [record for rank in reference.ranks for record in rank.records]
+    names = {record.name for record in records if record.kind in _CHOSEN}
+    unmatched = [pattern for pattern in only if not fnmatch.filter(names, pattern)]
+    if unmatched:
+        msg = (
+            f"--only {unmatched[0]!r} matches no output, mask or value of the program; they have the path of their "
+            "module, such as layers.0.up, and (model) is the whole"
+        )
         raise InputError(msg)
 
 

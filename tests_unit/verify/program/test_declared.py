@@ -52,6 +52,13 @@ def test_an_axis_must_exist():
     assert str(error.value) == "the declaration 'shard(0) over ep' names axis 'ep'; the program has dp, tp"
 
 
+def test_words_are_read_before_the_axes_are_known():
+    """Without axes, any name will do; what is not of the language is refused all the same."""
+    assert parse_declaration("shard(0) over ep", None).shards == ((0, ("ep",)),)
+    with pytest.raises(ValueError, match="cannot read the declaration 'replicate'"):
+        parse_declaration("replicate", None)
+
+
 def test_the_first_pattern_counts():
     """A pattern matches the name, or the kind and the name."""
     declared = {"output a*": Declaration(words="1"), "a.*": Declaration(words="2"), "*": Declaration(words="3")}

@@ -98,6 +98,14 @@ def test_a_script_runs_as_torchrun_starts_it(script, capsys):
     ]
 
 
+def test_a_pattern_of_no_output_is_refused():
+    """A pattern of --only that matches nothing is refused, instead of comparing less than was asked for."""
+    assert refusal(train, only=["(model)", "layers.*"]) == (
+        "--only 'layers.*' matches no output, mask or value of the program; they have the path of their module, such "
+        "as layers.0.up, and (model) is the whole"
+    )
+
+
 def test_a_bug_is_found_with_its_cause(script):
     """One gradient that is not reduced is the first difference, and its cause is told."""
     report = verify_program(script, 3, platform="torch", args=["2", "--bug"])
