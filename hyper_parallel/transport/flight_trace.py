@@ -138,6 +138,9 @@ def read_flight(folder: Path) -> Flight:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a pipe would be waited for
+        msg = f"{path} is no flight record: it is no file"
+        raise ValueError(msg)
     try:
         text = path.read_text(encoding="utf-8")
         record = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_small)

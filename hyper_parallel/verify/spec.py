@@ -171,7 +171,10 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
     except ValueError:
         pass  # a function written in C without a signature: calling it raises what is wrong
     with blame_user(source):
-        return function(*args)
+        returned = function(*args)
+    if inspect.iscoroutine(returned):
+        returned.close()  # nobody awaits it, of which Python would warn; it is no value that a caller takes
+    return returned
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import style_of
@@ -120,7 +119,7 @@ def run_rank(
 
 def _require_parallel(plan: ParallelPlan) -> None:
     """Raise an InputError if the plan leaves the model and the batch as they are."""
-    if callable(plan.styles) or any(placement != Replicate() for placement in (plan.batch or {}).values()):
+    if callable(plan.styles) or plan.batch is not None:
         return
     if not any(flat_plan(resolve_plan(None, plan.styles))):
         msg = (

@@ -26,6 +26,7 @@ FILES = {
     "empty/.keep": b"",
     "damaged/rank-0.json": b"{",
     "listed/rank-0.json": b"[]",
+    "folders/rank-0.json/.keep": b"",
     "deep/rank-0.json": b"[" * 100_000,
     "bare/pyproject.toml": b"",
     "broken/pyproject.toml": b"[tool",

@@ -166,6 +166,10 @@ def case_sparse():
     return Net, [(torch.eye(6)[:3].double().to_sparse(), torch.ones(3, 5))], loss
 
 
+async def case_async():
+    return model()
+
+
 def plan_empty(mesh):
     return {"fc1": {}, "fc2": "local"}
 

@@ -87,9 +87,9 @@ def test_a_plan_file_gives_a_verdict_or_one_line(tmp_path, source, cut, damaged)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_of_parameters_reach_no_terminal_and_no_page_as_they_are(tmp_path, name):
     """A parameter may be called anything: the verdict is the same, and control characters and markup are escaped."""
-    status, err, out, page = verify(tmp_path, SOURCE.format("{}"), (name, "weight"))
+    status, err, out, page = verify(tmp_path, SOURCE.format("ParallelPlan({}, {})"), (name, "weight"))
     assert status == 0, err + out
-    *_, plain = verify(tmp_path, SOURCE.format("{}"), ("plain", "weight"))
+    *_, plain = verify(tmp_path, SOURCE.format("ParallelPlan({}, {})"), ("plain", "weight"))
     text = err + out
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", text)
     assert page.count("<script>") == plain.count("<script>")

@@ -32,6 +32,8 @@ __all__ = [
     "uneven_outputs",
 ]  # fmt: skip
 
+_NAMES_SHOWN = 4
+
 
 @dataclass(frozen=True)
 class Match:
@@ -288,7 +290,7 @@ def _returns_local_shards(style: ParallelStyle) -> bool:
 
 
 def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any] | str) -> list[str]:
-    """Return, in words, linear layers whose local outputs have unequal sizes: hints for a model that fails.
+    """Return, in words, linear layers whose local outputs have unequal sizes: a line for each number of features.
 
     Args:
         module: before it is parallelized.
@@ -297,17 +299,23 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
     """
     platform, size = platform_of(module), device_mesh.shape[parallel_axis(device_mesh)]
     layouts = layouts_by_parameter(matched_modules(module, resolve_plan(module, plan)))
-    notes = []
+    paths: dict[int, list[str]] = {}
     for match in dict.fromkeys(_local_outputs(platform, layouts)):
         weight, _ = platform.layer_parameters(match.module)
         features = platform.direct_parameters(match.module)[weight].shape[0]
         if features % size:
-            notes.append(
-                f"{match.path} returns {features} features as local tensors of unequal sizes on {size} ranks; with "
-                "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of "
-                "ranks, with output_layouts=Replicate() every rank gets all features"
-            )
-    return notes
+            paths.setdefault(features, []).append(match.path)
+    return [
+        f"local tensors of unequal sizes on {size} ranks: the {features} features of {_shortened(names)}; with "
+        "use_local_output=False an output stays a DTensor, which can be reshaped into heads on any number of ranks, "
+        "with output_layouts=Replicate() every rank gets all features"
+        for features, names in paths.items()
+    ]
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------

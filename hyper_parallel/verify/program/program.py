@@ -144,9 +144,7 @@ def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
         function = getattr(module, program.function, None)
         if not callable(function):
             names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-            msg = (
-                f"{program.name!r}: the file has no function {program.function!r}; it has {', '.join(names) or 'none'}"
-            )
+            msg = f"the file has no function {program.function!r}; it has {', '.join(names) or 'none'}"
             raise InputError(msg)
         _call(function, mesh)
 

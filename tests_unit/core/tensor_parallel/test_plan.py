@@ -12,7 +12,7 @@ from hyper_parallel import (
     Shard,
     parallelize_module,
 )
-from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules, uneven_outputs
+from hyper_parallel.core.tensor_parallel.plan import _shortened, check_plan, matched_modules, uneven_outputs
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
 
 pytestmark = pytest.mark.platforms("torch")
@@ -80,15 +80,18 @@ def test_heads_need_not_divide_where_no_rank_sees_a_part(twin, style):
 def test_local_outputs_of_unequal_sizes_are_told(twin):
     """Of a model that fails, the layers are listed whose local outputs have another size on another rank."""
 
-    def hints(plan):
-        return twin.on_mesh((3,), lambda mesh: uneven_outputs(attention(), mesh, plan))[0]
+    def hints(plan, size=3):
+        return twin.on_mesh((size,), lambda mesh: uneven_outputs(attention(), mesh, plan))[0]
 
+    fix = (
+        "; with use_local_output=False an output stays a DTensor, which can be reshaped into heads on any number of "
+        "ranks, with output_layouts=Replicate() every rank gets all features"
+    )
+    start, layer = "local tensors of unequal sizes on 3 ranks: the", "layers.0.attn"
     assert hints(PLAN) == [
-        f"layers.0.attn.{name} returns {features} features as local tensors of unequal sizes on 3 ranks; with "
-        "use_local_output=False its output stays a DTensor, which can be reshaped into heads on any number of ranks, "
-        "with output_layouts=Replicate() every rank gets all features"
-        for name, features in (("wq", 8), ("wk", 4), ("wv", 4))
-    ]
+        f"{start} 8 features of {layer}.wq{fix}", f"{start} 4 features of {layer}.wk, {layer}.wv{fix}"
+    ]  # fmt: skip
+    assert hints(PLAN, 2) == []
     assert hints({**PLAN, "layers.*.attn.w[qkv]": ColwiseParallel(use_local_output=False)}) == []
 
 
@@ -250,3 +253,9 @@ def test_layers_of_other_stages_and_earlier_calls_are_no_mistake(twin):
         [*unsharded, down],
         unsharded[:1],
     ]
+
+
+def test_many_names_are_shortened():
+    """Layers that repeat are four names and a number."""
+    assert _shortened(["a"] * 4) == "a, a, a, a"
+    assert _shortened(["a"] * 6) == "a, a, a, a and 2 more"

@@ -140,7 +140,7 @@ def test_functions_and_meshes(tmp_path):
     (tmp_path / "own.py").write_text(SCRIPT.replace("int(sys.argv[1])", "2"))
     (tmp_path / "helper.py").write_text(HELPER)
     assert verify_program(f"{tmp_path}/own.py:main", 2, platform="torch").ok
-    assert f"'{tmp_path}/own.py:stop': the file has no function 'stop'; it has batches, main" in refusal(
+    assert f"{tmp_path}/own.py:stop: the file has no function 'stop'; it has batches, main" in refusal(
         f"{tmp_path}/own.py:stop"
     )
 
