@@ -28,8 +28,8 @@ nitpick_ignore_regex = [
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:obj", r".*\._\w+"),  # variables of types
-    ("py:class", "AbstractContextManager|Cause|Dispatcher|ModuleT|Names|OpCall|ParameterLayout|Part|Path|RecordLog"),
-    ("py:class", r"Ranks|StepCall|TensorCheck|Training|Transport|_\w+"),
+    ("py:class", "AbstractContextManager|Cause|Dispatcher|Handover|ModuleT|Names|OpCall|ParameterLayout|Part|Path"),
+    ("py:class", r"Ranks|RecordLog|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"
 html_title = "hyper-parallel"

@@ -157,7 +157,8 @@ class ParallelPlan:
     def complete(self, model: Any) -> ParallelPlan:
         """Return this plan with styles for the modules of ``model`` that it does not cover.
 
-        See :func:`~hyper_parallel.complete_plan`. The output of ``model`` is plain exactly if batches are.
+        See :func:`~hyper_parallel.core.tensor_parallel.complete_plan`. The output of ``model`` is plain exactly if
+        batches are.
 
         Raises:
             InputError: (a ValueError) the styles are a function.
