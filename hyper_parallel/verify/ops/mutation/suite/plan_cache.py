@@ -276,7 +276,7 @@ class _Dispatcher:
     """Records dispatched calls."""
 
     def __init__(self, real: Any, seen: list[Any]) -> None:
-        self.platform, self.tensors, self.seen = real.platform, real.tensors, seen
+        self.platform, self.dtensor_type, self.tensors, self.seen = real.platform, real.dtensor_type, real.tensors, seen
 
     def dispatch(self, _: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Nothing else."""
