@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HEAD_COUNT_ATTRIBUTES", "KV_HEAD_ATTRIBUTES", "HeadCounts", "groups_of", "named_counts"]
+__all__ = [
+    "HEAD_COUNT_ATTRIBUTES", "KV_HEAD_ATTRIBUTES", "HeadCounts", "attention_among", "groups_of", "named_counts",
+]  # fmt: skip
 
 QUERY_HEAD_ATTRIBUTES = ("n_heads", "num_heads", "n_head", "num_attention_heads")
 KV_HEAD_ATTRIBUTES = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -73,6 +75,11 @@ def named_counts(owner: Any) -> Iterator[tuple[str, int]]:
         count = getattr(owner, name, getattr(config, name, None))
         if isinstance(count, int):
             yield name, count
+
+
+def attention_among(ancestors: Sequence[Any], default: Any) -> Any:
+    """Return the nearest of a module's ancestors that keeps numbers of heads, the attention module; or ``default``."""
+    return next((module for module in ancestors if HeadCounts.of(module)), default)
 
 
 def groups_of(owner: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts
+from hyper_parallel.core.tensor_parallel.heads import HeadCounts, attention_among
 from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
 
@@ -45,7 +45,7 @@ class HeadNorm(ReplicatedStyle):
 
     def owner_among(self, ancestors: Sequence[Any]) -> Any:
         """The attention module: the nearest ancestor that keeps numbers of heads."""
-        return next((module for module in ancestors if HeadCounts.of(module)), super().owner_among(ancestors))
+        return attention_among(ancestors, super().owner_among(ancestors))
 
     def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
         """Parallelize a norm of the attention module ``owner``, whose numbers of heads tell their dim."""

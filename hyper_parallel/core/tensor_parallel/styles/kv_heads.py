@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts, groups_of
+from hyper_parallel.core.tensor_parallel.heads import HeadCounts, attention_among, groups_of
 from hyper_parallel.core.tensor_parallel.styles.base import options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
@@ -68,7 +68,7 @@ class ReplicateKV(ColwiseParallel):
 
     def owner_among(self, ancestors: Sequence[Any]) -> Any:
         """The attention module: the nearest ancestor that keeps numbers of heads (a wrapper of adapters does not)."""
-        return next((module for module in ancestors if HeadCounts.of(module)), super().owner_among(ancestors))
+        return attention_among(ancestors, super().owner_among(ancestors))
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
         """The reason why the heads of ``owner`` do not fit, or None."""
