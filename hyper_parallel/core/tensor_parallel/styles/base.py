@@ -112,7 +112,23 @@ class LayerStyle(ParallelStyle):
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
             by = module.__dict__.get(_STYLED)
             return self._without_parameter(platform, module) if by is None else f"it is already parallelized by {by}"
-        return f"{type(self).__name__} supports linear and embedding layers, not {type(module).__name__}"
+        return self._other_kind(platform, module)
+
+    def _other_kind(self, platform: Platform, module: Any) -> str:
+        """The reason why a module of another kind is refused, with the layer that it wraps, as adapters do."""
+        supported = f"{type(self).__name__} supports linear and embedding layers"
+        layers = [
+            path
+            for path, child in platform.get_cells_and_names(module)
+            if path and "." not in path and (platform.is_linear_module(child) or platform.is_embedding_module(child))
+        ]
+        kind = type(module)
+        if len(layers) != 1:
+            return f"{supported}, not {kind.__name__}"
+        return (
+            f"{supported}, not {kind.__module__}.{kind.__qualname__}, which wraps one: "
+            f"let the plan name its {layers[0]!r}, and lay out what else it contains"
+        )
 
     def _without_parameter(self, platform: Platform, module: Any) -> str | None:
         """The reason why a parametrized layer is refused: its weight is computed, not a parameter."""

@@ -133,6 +133,27 @@ def test_a_module_of_another_kind_is_refused(twin):
     assert twin.on_mesh((2,), rank)[0] == "ColwiseParallel supports linear and embedding layers, not LayerNorm"
 
 
+def test_a_wrapped_layer_is_named(twin):
+    """A module that wraps one layer, as adapters do, is refused with its whole type and the name of the layer."""
+    from torch import nn
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_layer, self.lora = nn.Linear(4, 6), nn.ModuleDict({"default": nn.Linear(4, 2)})
+
+    def rank(mesh):
+        with pytest.raises(NotImplementedError) as caught:
+            ColwiseParallel().apply(Linear(), mesh)
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "ColwiseParallel supports linear and embedding layers, not "
+        f"{__name__}.test_a_wrapped_layer_is_named.<locals>.Linear, which wraps one: "
+        "let the plan name its 'base_layer', and lay out what else it contains"
+    )
+
+
 def test_plain_tensors_are_refused_on_several_axes(twin):
     """A plain tensor with one placement on several axes is refused with the fix."""
 
