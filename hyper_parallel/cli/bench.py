@@ -1,4 +1,4 @@
-"""``hyper-parallel bench``: host overhead beside plain calls and PyTorch's DTensor, and the run time of the harness."""
+"""``hyper-parallel bench``: host overhead beside plain calls and PyTorch's DTensor, training steps, and the harness."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from hyper_parallel.cli.arguments import add_device, whole
 from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.platform.contract.benchmark import BenchmarkRow
 from hyper_parallel.platform.select import FRAMEWORKS, platform_named, use_platform
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 from hyper_parallel.verify.timings import Timing, figures, recorded, warm_start
+from hyper_parallel.verify.training_speed import WORLDS, training_rows
 
 __all__ = ["add_parser", "run"]
 
@@ -37,6 +39,11 @@ def add_parser(commands: Any) -> None:
         "--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores"
     )
     subparser.add_argument(
+        "--training",
+        action="store_true",
+        help="time training steps and the save of 1 GiB instead, over real processes of PyTorch, about 3 minutes",
+    )
+    subparser.add_argument(
         "--profile",
         metavar="NAME",
         help="the functions that take the time of one row's call instead, such as 'linear' or "
@@ -52,20 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the measurements; return 0 if each is within its budget.
 
     Raises:
-        ValueError: the report cannot be written, no row has the name of ``--profile``, or the harness is to be timed
-            on a card.
+        ValueError: the report cannot be written, no row has the name of ``--profile``, or options contradict each
+            other.
+        RuntimeError: ranks of ``--training`` failed.
         UnsupportedOnBackend: PyTorch sees no such card.
     """
     can_be_written("--report", arguments.report)
+    _check(arguments)
     if arguments.profile is not None:
         return _profile(arguments)
-    if arguments.harness:
-        if arguments.device != "cpu":
-            msg = "--harness times the commands on cpu; leave out --device, or --harness"
-            raise ValueError(msg)
+    if arguments.training:
+        rows = [_rated(row) for row in _training_rows()]
+    elif arguments.harness:
         rows = [_timing(timing) for timing in _harness_timings(arguments.platform)]
     else:
-        rows = [{**asdict(row), "ratio": row.ratio, "ok": row.ratio <= row.budget} for row in _measured_rows(arguments)]
+        rows = [_rated(row) for row in _measured_rows(arguments)]
         if arguments.platform == "mindspore":
             rows.append(_timing(warm_start().timed()))
     if arguments.report is not None:
@@ -73,15 +81,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(report_json(rows))
     else:
-        print("\n".join(_timing_lines(rows) if arguments.harness else _lines(rows)))
+        lines = _timing_lines if arguments.harness else _training_lines if arguments.training else _lines
+        print("\n".join(lines(rows)))
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
+    msg = ""
+    if arguments.harness and arguments.training:
+        msg = "--harness times commands, and --training training steps; leave out one of them"
+    elif arguments.profile is not None and (arguments.harness or arguments.training):
+        what = "--harness times commands" if arguments.harness else "--training times steps"
+        msg = f"--profile is of one row's call, and {what}; leave out one of them"
+    elif arguments.device != "cpu" and (arguments.harness or arguments.training):
+        what = "--harness times the commands" if arguments.harness else "--training times the steps"
+        msg = f"{what} on cpu; leave out --device, or {what.split()[0]}"
+    elif arguments.training and arguments.platform == "mindspore":
+        msg = "--training stands beside PyTorch's own parallelism, and MindSpore has none; leave out --platform"
+    if msg:
+        raise ValueError(msg)
 
 
 def _profile(arguments: argparse.Namespace) -> int:
     """Print who takes the time of one row's call."""
-    if arguments.harness:
-        msg = "--profile is of one row's call, and --harness times commands; leave out one of them"
-        raise ValueError(msg)
     (profile,) = _measured_rows(arguments, arguments.profile)
     document = {"profile": asdict(profile)}
     if arguments.report is not None:
@@ -128,6 +151,18 @@ def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "{name:48}{seconds:10.2f}{budget:10.1f}  {problem}".format(**row).rstrip()
 
 
+def _training_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{'':40}{'PyTorch ms':>11}{'ours ms':>9}{'ratio':>7}{'budget':>8}"
+    for row in rows:
+        theirs, ours = row["plain"] / 1000, row["ours"] / 1000
+        yield f"{row['name']:40}{theirs:11.1f}{ours:9.1f}{row['ratio']:7.2f}{row['budget']:8.2f}"
+    yield "ratio: ours / PyTorch's own parallelism; for the save, to one file that one process writes with safetensors"
+
+
+def _rated(row: BenchmarkRow) -> dict[str, Any]:
+    return {**asdict(row), "ratio": row.ratio, "ok": row.ratio <= row.budget}
+
+
 def _timing(timing: Timing) -> dict[str, Any]:
     return {**asdict(timing), "ok": timing.ok}
 
@@ -138,6 +173,16 @@ def _measured_rows(arguments: argparse.Namespace, profiled: str | None = None) -
     with use_platform(name):  # also where the other framework was used before in this process
         count, rows = platform_named(name).benchmark(arguments.repeats, arguments.device, profiled)
         return _with_progress(count, rows)
+
+
+def _training_rows() -> list[BenchmarkRow]:
+    """Measure training steps, world by world."""
+    platforms("torch")
+    progress, rows = Progress(len(WORLDS)), list[BenchmarkRow]()
+    for ranks in WORLDS:
+        with progress.running(f"steps on {ranks} ranks"):
+            rows += training_rows(ranks)
+    return rows
 
 
 def _harness_timings(platform: str | None) -> list[Timing]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from hyper_parallel.verify.contract.results import load
 from hyper_parallel.verify.night_reports import read_suite
 from hyper_parallel.verify.pages import Column, render, table
-from hyper_parallel.verify.pages.bench_page import MINDSPORE, RATIOS, TIMINGS, bench_page, read_rows
+from hyper_parallel.verify.pages.bench_page import MINDSPORE, RATIOS, TIMINGS, TRAINING, bench_page, read_rows
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
@@ -133,7 +133,7 @@ def write_others(store: Store) -> list[Path]:
         with reading(power):
             written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
             written.append(write_pit(mutation, store.reports / "mutation.xml"))
-    names = (RATIOS, TIMINGS, MINDSPORE)
+    names = (RATIOS, TIMINGS, MINDSPORE, TRAINING)
     costs = [read_rows(reports, name) for name in names]
     if any(costs):
         with reading(*(reports / name for name in names)):

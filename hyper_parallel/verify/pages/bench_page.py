@@ -13,15 +13,17 @@ from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 from hyper_parallel.verify.report_files import read_json_rows
 
-__all__ = ["MINDSPORE", "RATIOS", "TIMINGS", "bench_page", "read_rows"]
+__all__ = ["MINDSPORE", "RATIOS", "TIMINGS", "TRAINING", "bench_page", "read_rows"]
 
 RATIOS, MINDSPORE, TIMINGS = "bench.json", "bench-mindspore.json", "bench-harness.json"  # names of the reports
+TRAINING = "bench-training.json"
 
 _NEEDED = {RATIOS: ("name", "plain", "peer", "ours", "ratio", "budget", "ok"),
            MINDSPORE: ("name", "budget", "ok"),
+           TRAINING: ("name", "plain", "ours", "ratio", "budget", "ok"),
            TIMINGS: ("name", "seconds", "budget", "problem", "ok")}  # fmt: skip
 _COMMANDS = {RATIOS: "hyper-parallel bench", MINDSPORE: "hyper-parallel bench --platform mindspore",
-             TIMINGS: "hyper-parallel bench --harness"}  # fmt: skip
+             TRAINING: "hyper-parallel bench --training", TIMINGS: "hyper-parallel bench --harness"}  # fmt: skip
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -38,6 +40,7 @@ def bench_page(
     ratios: Sequence[Mapping[str, Any]],
     timings: Sequence[Mapping[str, Any]],
     mindspore: Sequence[Mapping[str, Any]] = (),
+    training: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return a document over the reports, each of which may be empty.
 
@@ -45,17 +48,19 @@ def bench_page(
         ratios: rows of PyTorch's operations.
         timings: of the harness.
         mindspore: rows of MindSpore's operations, and what is timed in seconds beside them.
+        training: rows of training steps over real processes.
     """
-    rows = [*ratios, *mindspore, *timings]
+    rows = [*ratios, *mindspore, *training, *timings]
     late = [row["name"] for row in rows if not row["ok"]]
     return render(
         "bench.html",
         title="What it costs",
-        footer=f"Written from {RATIOS}, {MINDSPORE} and {TIMINGS}",
+        footer=f"Written from {RATIOS}, {MINDSPORE}, {TRAINING} and {TIMINGS}",
         good=bool(rows) and not late,
         verdict=f"{len(rows) - len(late)} of {len(rows)} figures within their budgets",
         late=late,
         timings=_timings([*timings, *(row for row in mindspore if "seconds" in row)]),
+        training=_ratios(training, ("plain", "ours", "ratio", "budget"), TRAINING),
         ratios=_ratios(ratios, ("plain", "peer", "ours", "ratio", "budget"), RATIOS),
         mindspore=_ratios(
             [row for row in mindspore if "seconds" not in row], ("plain", "ours", "ratio", "budget"), MINDSPORE

@@ -25,6 +25,7 @@ def test_a_figure_that_was_not_measured_has_its_command():
     assert "not measured: hyper-parallel bench --harness" in text
     assert "not measured: hyper-parallel bench<" in text
     assert "not measured: hyper-parallel bench --platform mindspore" in text
+    assert "not measured: hyper-parallel bench --training" in text
 
 
 def test_mindspore_has_a_table_of_its_own():
@@ -36,6 +37,14 @@ def test_mindspore_has_a_table_of_its_own():
     assert "over: exp" in text
     assert "150%, not within" in text
     assert text.index("warm start") < text.index("per operation of PyTorch") < text.index("2.25")
+
+
+def test_training_steps_have_a_table_of_their_own():
+    """A step that is slower than its budget allows is named."""
+    row = {"name": "small model", "plain": 4e5, "ours": 3e5, "ratio": 0.75, "budget": 0.5, "ok": False}
+    text = bench_page([_ROW], [], [], [row])
+    assert "over: small model" in text
+    assert text.index("400000.0") < text.index("per operation of PyTorch")
 
 
 def test_reports_are_read_from_a_folder(tmp_path):
