@@ -33,11 +33,11 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output, like ``x`` (batch, tokens, width)."""
         normed = self.norm_1(x)
-        heads = (
+        query, key, value = (
             project(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        x = x + self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(-2))
+        x = x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(-2))
         normed = self.norm_2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
@@ -93,7 +93,7 @@ def _plan(layers: int, by: Any, to: Any, sequence: bool) -> dict[str, Any]:
     """The plan; with ``sequence``, activations are sharded along the sequence between the regions."""
     enter = {"input_layouts": to.Shard(1)} if sequence else {}
     leave = {"output_layouts": to.Shard(1)} if sequence else {}
-    plan = {}
+    plan: dict[str, Any] = {}
     for number in range(layers):
         plan |= {f"layers.{number}.{name}": by.ColwiseParallel(**enter) for name in _COLUMNS}
         plan |= {f"layers.{number}.{name}": by.RowwiseParallel(**leave) for name in _ROWS}

@@ -89,11 +89,9 @@ def step_rows(model: str, size: Size, budget: float) -> Iterator[BenchmarkRow]:
     """
     for style in _STYLES:
         steps = [_step(style, size, peer=peer) for peer in (True, False)]
-        losses = [[step() for _ in range(3)] for step in steps]
-        if not torch.allclose(*map(torch.tensor, losses), rtol=_CLOSE):
-            msg = (
-                f"{model}, {style}: the losses of PyTorch's own parallelism are {losses[0]}, this library's {losses[1]}"
-            )
+        theirs, ours = ([step() for _ in range(3)] for step in steps)
+        if not torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=_CLOSE):
+            msg = f"{model}, {style}: the losses of PyTorch's own parallelism are {theirs}, this library's {ours}"
             raise ValueError(msg)
         yield _row(f"{model}, {style}", steps, size.turns, size.steps, budget)
 
