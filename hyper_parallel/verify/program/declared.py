@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Declaration", "declaration_of", "parse_declaration"]
+__all__ = ["Declaration", "declaration_of", "names_value", "parse_declaration"]
 
 _SHARD = re.compile(r"shard\((-?\d+)\) over (.+)")
 _PENDING = re.compile(r"pending sum over (.+)")
@@ -70,10 +70,12 @@ def parse_declaration(words: str, axes: Collection[str] | None) -> Declaration:
 
 def declaration_of(kind: str, name: str, declared: Mapping[str, Declaration]) -> Declaration | None:
     """Return the first declaration whose pattern matches the name, or the kind and the name; None without any."""
-    for pattern, declaration in declared.items():
-        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(f"{kind} {name}", pattern):
-            return declaration
-    return None
+    return next((line for pattern, line in declared.items() if names_value(pattern, kind, name)), None)
+
+
+def names_value(pattern: str, kind: str, name: str) -> bool:
+    """Whether a pattern matches the name of a value, or its kind and name."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(f"{kind} {name}", pattern)
 
 
 def _axes(text: str, words: str, axes: Collection[str] | None) -> tuple[str, ...]:

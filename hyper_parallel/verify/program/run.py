@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import require_framework
@@ -18,7 +19,7 @@ from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired
-from hyper_parallel.verify.program.declared import parse_declaration
+from hyper_parallel.verify.program.declared import names_value, parse_declaration
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.harden import STEPS
 from hyper_parallel.verify.program.hardening import Hardening
@@ -148,6 +149,8 @@ class _Verification:
         started, report = time.perf_counter(), self.report
         reference, repeats = run_reference(self.alone, self.world, report.seed, self.progress)
         _check_only(self.world.limits.only, reference)
+        if not self.world.limits.only:  # which leaves out values that a declaration may name
+            _check_declared(self.declared or {}, reference)
         report.rounding = reference.settings.get(ROUNDING, "")
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
@@ -224,6 +227,16 @@ def _check_only(only: Sequence[str], reference: Run) -> None:
             "module, such as layers.0.up, and (model) is the whole"
         )
         raise InputError(msg)
+
+
+def _check_declared(declared: Mapping[str, str], reference: Run) -> None:
+    """Raise an InputError if a pattern is one of no value of the program."""
+    values = {(record.kind, record.name) for rank in reference.ranks for record in rank.records}
+    for pattern in declared:
+        if not any(names_value(pattern, kind, name) for kind, name in values):
+            hint = near_hint(pattern, sorted({name for _, name in values}))
+            msg = f"--declare {pattern!r} matches no value of the program{hint}"
+            raise InputError(msg)
 
 
 def _check_device(device: str, launch: str) -> None:

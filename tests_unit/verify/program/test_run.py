@@ -106,6 +106,13 @@ def test_a_pattern_of_no_output_is_refused():
     )
 
 
+def test_a_declaration_of_no_value_is_refused():
+    """A misspelt name of --declare is refused with names that are near, unless --only leaves out what it may name."""
+    declared = {"weight": "replica", "weights": "replica"}
+    assert refusal(train, declared=declared) == ("--declare 'weights' matches no value of the program; near: weight")
+    assert verify_program(train, 2, platform="torch", declared=declared, only=["(model)"]).ok
+
+
 def test_a_bug_is_found_with_its_cause(script):
     """One gradient that is not reduced is the first difference, and its cause is told."""
     report = verify_program(script, 3, platform="torch", args=["2", "--bug"])
