@@ -423,6 +423,12 @@ def _safe_product(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.mul(ops.where(zero, ops.zeros_like(x), x), y)
 
 
+@decomposition(METHOD + "Select")
+def _where(ops: Any, _: Any, x: Any, condition: Any, y: Any) -> Any:
+    """``x.where(condition, y)``: a method has its own tensor first, and the function ``where`` has the condition."""
+    return ops.where(condition, x, y)
+
+
 @decomposition("SquaredDifference")
 def _squared_difference(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.square(ops.sub(x, y))
