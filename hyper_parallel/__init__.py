@@ -69,7 +69,9 @@ if TYPE_CHECKING:
     )
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel as ColwiseParallel,
+        ExpertParallel as ExpertParallel,
         HeadNorm as HeadNorm,
+        LatentKV as LatentKV,
         NoParallel as NoParallel,
         ParallelStyle as ParallelStyle,
         PrepareModuleInput as PrepareModuleInput,

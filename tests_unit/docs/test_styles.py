@@ -20,4 +20,4 @@ def test_every_style_and_every_name_is_in_the_table():
     classes = [name for name in styles.__all__ if name != "ParallelStyle"]
     assert len(classes) >= 7
     assert [name for name in classes if f"`{name}" not in text] == []
-    assert [name for name in (*STYLE_NAMES, "local", "gather") if f"`{name}`" not in text] == []
+    assert [name for name in (*STYLE_NAMES, "local", "gather", "ep_router") if f"`{name}`" not in text] == []

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module as parallelize_module
     from hyper_parallel.core.tensor_parallel.styles import (
         ColwiseParallel as ColwiseParallel,
+        ExpertParallel as ExpertParallel,
         HeadNorm as HeadNorm,
+        LatentKV as LatentKV,
         NoParallel as NoParallel,
         ParallelStyle as ParallelStyle,
         PrepareModuleInput as PrepareModuleInput,

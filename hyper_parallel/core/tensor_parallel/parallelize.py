@@ -46,8 +46,9 @@ def parallelize_module(
         parallelize_plan: one style for ``module`` itself, or styles by path; a segment of a path may be a glob
             (``layers.*.fc1``), and ``""`` is the module itself. A style may be a name in the convention of
             Transformers: ``"colwise"``, ``"rowwise"``, ``"colwise_rep"``, ``"rowwise_rep"``, ``"sequence_parallel"``,
-            ``"replicate"``, ``"replicate_kv"``, ``"local_colwise"``, ``"local_rowwise"``, ``"local"``, ``"gather"``.
-            ``"auto"`` is the plan that a model of Transformers has itself (``tp_plan``, ``base_model_tp_plan``).
+            ``"replicate"``, ``"replicate_kv"``, ``"mla_kv_a_proj"``, ``"local_colwise"``, ``"local_rowwise"``,
+            ``"moe_tp_experts"``, ``"ep_dispatch_experts"``, ``"local"``, ``"gather"``. ``"auto"`` is the plan
+            that a model of Transformers has itself (``tp_plan``, ``base_model_tp_plan``).
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
 

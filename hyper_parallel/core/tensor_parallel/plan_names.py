@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hyper_parallel._text import near_names
+from hyper_parallel.core.dtensor.parameter_paths import path_matches
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.experts import ExpertParallel
 from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV
+from hyper_parallel.core.tensor_parallel.styles.latent_kv import LatentKV
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of
 
 __all__ = ["STYLE_NAMES", "entries_of", "left_alone", "own_plan", "resolve_plan"]
 
@@ -34,21 +38,41 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "replicate": NoParallel,
     "replicate_kv": ReplicateKV,
     "replicated_with_grad_allreduce": HeadNorm,
+    "mla_kv_a_proj": LatentKV,
     # Elsewhere, parameters of these are no DTensors, and "gather" sums what "local_rowwise" leaves partial. Here the
     # layer itself sums, so that its output is right wherever it goes, and nothing is left to gather.
     "local_colwise": ColwiseParallel,
     "local_rowwise": RowwiseParallel,
+    # Elsewhere, the first shards features of every expert, as the names of its parameters say. Here both shard experts.
+    "moe_tp_experts": ExpertParallel,
+    "ep_dispatch_experts": ExpertParallel,
 }
-_NOTHING = ("local", "gather")
+_EXPERTS = ("moe_tp_experts", "ep_dispatch_experts")
+_OF_EXPERTS = ("grouped_gemm", "packed_colwise", "packed_rowwise", "colwise", "rowwise")
+"""Names that plans give the parameters of a module of experts; its own style lays them out."""
+_NOTHING = ("local", "gather", "ep_router")
 _PACKED = (
-    "packed_colwise", "packed_rowwise", "local_packed_rowwise", "local_packed_colwise",
-)  # fmt: skip
+    "shards of a packed weight would mix its blocks; use one layer per block (a checkpoint with the packed weight "
+    "loads into them with Block)"
+)
+_REFUSED = {
+    **dict.fromkeys(("packed_colwise", "packed_rowwise", "local_packed_rowwise", "local_packed_colwise"), _PACKED),
+    "grouped_gemm": "no style is for a parameter; give the module 'ep_dispatch_experts', in the same mapping",
+    "moe_identity_expert": "such experts are not stacked; leave the module with these experts out of the plan",
+    "local_params": "styles lay out layers; leave this parameter, and the layers that compute with it, out of the plan",
+    "all_reduce": (
+        "row-wise layers sum themselves; for another partial sum use "
+        "PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Replicate())"
+    ),
+}
+"""Names of Transformers that have no style, with what to do instead."""
 
 
 def resolve_plan(module: Any, plan: Any) -> Any:
     """Return ``plan`` with styles in the place of names; ``"auto"`` is the plan of ``module`` itself.
 
-    The styles ``"local"`` and ``"gather"`` have nothing to do, and their entries are left out.
+    The styles ``"local"``, ``"gather"`` and ``"ep_router"`` have nothing to do, and their entries are left out, as are
+    those of parameters of a module that has the style ``"moe_tp_experts"`` or ``"ep_dispatch_experts"`` beside them.
 
     Raises:
         PlanError: (a ValueError) names that do not exist, all in one message, or a model without a plan of its own.
@@ -75,7 +99,7 @@ def entries_of(module: Any, plan: Any) -> dict[Any, Any]:
 
 
 def left_alone(plan: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of a plan with a style, ``"local"`` or ``"gather"``, that has nothing to do."""
+    """Yield the paths of a plan with a style that has nothing to do: ``"local"``, ``"gather"``, ``"ep_router"``."""
     if isinstance(plan, Mapping):
         for key, inner in plan.items():
             yield from left_alone(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
@@ -87,7 +111,8 @@ def own_plan(module: Any) -> dict[str, str]:
     """Return the plan that a model of Transformers has, with paths from ``module`` on.
 
     That is its ``tp_plan`` (or ``_tp_plan``), and the ``base_model_tp_plan`` of its configuration, whose paths begin at
-    the base model.
+    the base model. Such a plan is for all models of a kind: entries that match nothing in this one are left out, unless
+    that would leave none.
 
     Raises:
         PlanError: (a ValueError) it has none.
@@ -108,7 +133,10 @@ def own_plan(module: Any) -> dict[str, str]:
             "config); pass styles by path"
         )
         raise PlanError(msg)
-    return plan
+    platform = platform_of(module)
+    paths = [*(path for path, _ in platform.get_cells_and_names(module)), *platform.parameters_dict(module)]
+    own = {pattern: name for pattern, name in plan.items() if any(path_matches(pattern, path) for path in paths)}
+    return own or plan
 
 
 def _resolved(plan: Any, path: str, problems: list[str]) -> Any:
@@ -116,6 +144,7 @@ def _resolved(plan: Any, path: str, problems: list[str]) -> Any:
         inner = {
             key: _resolved(value, f"{path}.{key}" if path and key else f"{path}{key}", problems)
             for key, value in plan.items()
+            if not _is_of_experts(plan, key)
         }
         return {key: value for key, value in inner.items() if value is not None}
     if not isinstance(plan, str):
@@ -124,13 +153,17 @@ def _resolved(plan: Any, path: str, problems: list[str]) -> Any:
         return None
     if plan in STYLE_NAMES:
         return STYLE_NAMES[plan]()
-    if plan in _PACKED:
-        problems.append(
-            f"{path!r}: {plan!r} is not supported: shards of a packed weight would mix its blocks; use one layer per "
-            "block (a checkpoint with the packed weight loads into them with Block)"
-        )
+    if plan in _REFUSED:
+        problems.append(f"{path!r}: {plan!r} is not supported: {_REFUSED[plan]}")
         return None
     close = near_names(plan, [*STYLE_NAMES, *_NOTHING], 2)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     problems.append(f"{path!r}: there is no style {plan!r}{hint}")
     return None
+
+
+def _is_of_experts(plan: Mapping[Any, Any], key: Any) -> bool:
+    """Whether the path ``key`` is that of a parameter of experts whose module has its style in the same mapping."""
+    if not isinstance(key, str) or plan[key] not in _OF_EXPERTS:
+        return False
+    return bool(key) and plan.get(key.rpartition(".")[0]) in _EXPERTS

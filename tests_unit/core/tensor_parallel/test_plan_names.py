@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hyper_parallel import DTensor, init_device_mesh, parallelize_module
+from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import STYLE_NAMES, own_plan, resolve_plan
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.simulate import simulate
@@ -134,7 +135,7 @@ def test_unknown_names_are_refused_with_suggestions():
         "parallelize_plan: 'a': there is no style 'colwize'; did you mean 'colwise' or 'colwise_rep'?; 'b.c': there is "
         "no style 'xyz'; 'd': 'local_packed_rowwise' is not supported: shards of a packed weight would mix its blocks; "
         "use one layer per block (a checkpoint with the packed weight loads into them with Block); styles by name: "
-        f"{', '.join(STYLE_NAMES)}, local, gather"
+        f"{', '.join(STYLE_NAMES)}, local, gather, ep_router"
     )
     with pytest.raises(PlanError) as info:
         resolve_plan(module, "auto")
@@ -142,6 +143,55 @@ def test_unknown_names_are_refused_with_suggestions():
         "parallelize_plan: ModuleDict has no plan of its own (tp_plan, or base_model_tp_plan of its config); pass "
         "styles by path"
     )
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "packed_colwise",
+            "shards of a packed weight would mix its blocks; use one layer per block (a checkpoint",
+        ),
+        ("grouped_gemm", "no style is for a parameter; give the module 'ep_dispatch_experts', in the same mapping"),
+        ("moe_identity_expert", "such experts are not stacked; leave the module with these experts out of the plan"),
+        ("local_params", "styles lay out layers; leave this parameter, and the layers that compute with it, out"),
+        ("all_reduce", "row-wise layers sum themselves; for another partial sum use PrepareModuleOutput("),
+    ],
+)
+def test_names_without_a_style_say_what_to_do(name, message):
+    """Also beside experts, whose own parameters alone are laid out with them."""
+    import torch
+
+    with pytest.raises(PlanError) as info:
+        resolve_plan(torch.nn.Identity(), {"a": "moe_tp_experts", "b.c": name, "a.d": "rowwise"})
+    assert str(info.value).startswith(f"parallelize_plan: 'b.c': {name!r} is not supported: {message}")
+
+
+def test_entries_of_parameters_of_experts_are_left_out():
+    """In the same mapping, nested or not; elsewhere, and for other modules, an entry is its own."""
+    import torch
+
+    for plan in (
+        {"x.experts": "moe_tp_experts", "x.experts.up": "packed_colwise", "x.experts.down": "rowwise"},
+        {"x": {"experts": "ep_dispatch_experts", "experts.*": "grouped_gemm", "gate": "ep_router"}},
+        {"x": {"experts": {"": "moe_tp_experts", "up": "colwise", "down": "packed_rowwise"}}},
+    ):
+        flat = dict(flat_plan(resolve_plan(torch.nn.Identity(), plan)))
+        assert {path: type(style).__name__ for path, style in flat.items()} == {"x.experts": "ExpertParallel"}
+    plan = resolve_plan(torch.nn.Identity(), {"x": "moe_tp_experts", "y": "rowwise", "x.z.up": "colwise"})
+    assert list(plan) == ["x", "y", "x.z.up"]
+
+
+def test_a_models_own_plan_leaves_out_what_the_model_does_not_have():
+    """It is written for all models of a kind; if nothing matches, all of it is an error."""
+    import torch
+
+    class Model(torch.nn.Sequential):
+        tp_plan = {"0": "colwise", "1.weight": "packed_colwise", "*.mlp.up": "colwise"}  # noqa: RUF012 - as there
+
+    model = Model(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    assert own_plan(model) == {"0": "colwise", "1.weight": "packed_colwise"}
+    assert own_plan(Model()) == Model.tp_plan
 
 
 def test_paths_of_a_models_own_plan_begin_at_the_model():

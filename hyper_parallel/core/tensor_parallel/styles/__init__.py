@@ -9,8 +9,10 @@ from hyper_parallel._lazy import lazy_exports
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle as ParallelStyle
     from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel as ColwiseParallel
+    from hyper_parallel.core.tensor_parallel.styles.experts import ExpertParallel as ExpertParallel
     from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm as HeadNorm
     from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV as ReplicateKV
+    from hyper_parallel.core.tensor_parallel.styles.latent_kv import LatentKV as LatentKV
     from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel as NoParallel
     from hyper_parallel.core.tensor_parallel.styles.prepare import (
         PrepareModuleInput as PrepareModuleInput,
@@ -25,8 +27,10 @@ __getattr__, __dir__ = lazy_exports(
     {
         "hyper_parallel.core.tensor_parallel.styles.base": ("ParallelStyle",),
         "hyper_parallel.core.tensor_parallel.styles.colwise": ("ColwiseParallel",),
+        "hyper_parallel.core.tensor_parallel.styles.experts": ("ExpertParallel",),
         "hyper_parallel.core.tensor_parallel.styles.head_norm": ("HeadNorm",),
         "hyper_parallel.core.tensor_parallel.styles.kv_heads": ("ReplicateKV",),
+        "hyper_parallel.core.tensor_parallel.styles.latent_kv": ("LatentKV",),
         "hyper_parallel.core.tensor_parallel.styles.no_parallel": ("NoParallel",),
         "hyper_parallel.core.tensor_parallel.styles.prepare": (
             "PrepareModuleInput",

@@ -1,0 +1,283 @@
+"""``ExpertParallel``: a module of stacked experts, of which each rank has some and computes their tokens."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import chunk_bounds
+from hyper_parallel.core.dtensor.module import place_parameter
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, options
+from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
+from hyper_parallel.errors import LayoutError, PlanError, StyleError, UnsupportedModuleError
+from hyper_parallel.platform.select import framework_of, platform_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.tensor_parallel.styles.base import Args, Handover, Kwargs
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["ExpertParallel"]
+
+_CALLS = "_hyper_parallel_expert_calls"
+"""Attribute of a module with the style: its calls that are running, the innermost last."""
+_COUNT = "num_experts"
+"""Attribute by which a module keeps the number of its experts."""
+_INPUTS, _MATRIX = 3, 2
+
+
+class ExpertParallel(ParallelStyle):
+    """Shard stacked experts over tp: each rank computes what its own experts are chosen for, of all tokens.
+
+    ::
+
+        x_TD            [T, D]         @tp Replicate     hidden states
+        experts_TK      [T, K]         @tp Replicate     chosen experts, integers in range(E)
+        weights_TK      [T, K]         @tp Replicate     their weights
+        parameters      [E@tp, ...]    @tp Shard(0)      all that the module has
+        y_TD            [T, D]         @tp Replicate     sum over a token's choices of weight times expert
+
+    For modules as the experts of Transformers are: every parameter is stacked over experts, forward takes these three
+    inputs, and y is that sum. One all-reduce of y in forward; in backward one of the gradient of x, and one of that of
+    the weights. An expert is whole on its rank, so it does not matter how a parameter packs gate and up; a rank whose
+    experts are chosen more often computes longer. E need not be divisible: the last ranks have fewer experts, or none.
+
+    Inside forward the parameters are local tensors, ``num_experts`` is the number of the rank's experts, and every
+    choice of them is a row of its own, with K = 1. The choices are read on the host.
+
+    Plain inputs are whole, and so is the plain output; if x is a DTensor, y is one. On other axes of the mesh tokens
+    may be sharded.
+
+    Example:
+        >>> parallelize_module(model, mesh, {"layers.*.mlp.experts": ExpertParallel()})
+    """
+
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:
+        """Experts are dim 0 of every parameter."""
+        return dict.fromkeys(platform_of(module).direct_parameters(module), Shard(0))
+
+    def unsupported_reason(self, module: Any) -> str | None:
+        """The reason why the style does not apply, or None; it applies to modules of stacked experts."""
+        platform, kind = platform_of(module), type(module).__name__
+        if _CALLS in module.__dict__:
+            return "it is already parallelized by ExpertParallel"
+        if framework_of(module) != "torch":
+            return f"ExpertParallel supports modules of PyTorch only; let {kind} call routed_experts instead"
+        own = platform.direct_parameters(module)
+        shapes = {name: tuple(value.shape) for name, value in platform.parameters_dict(module).items()}
+        if len({shape[:1] for shape in shapes.values()}) != 1 or () in shapes.values() or shapes.keys() != own.keys():
+            facts = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
+            return (
+                "ExpertParallel needs parameters of the module itself that are all stacked over experts, dim 0; "
+                f"{kind} has {facts}"
+            )
+        inputs = _input_names(platform, module)
+        if len(inputs) != _INPUTS:
+            return (
+                "ExpertParallel needs a forward of three inputs, hidden states, chosen experts and their weights; that "
+                f"of {kind} takes ({', '.join(inputs)})"
+            )
+        return None
+
+    def outputs(self) -> Sequence[Handover]:
+        """The output, a local tensor if the hidden states are."""
+        return ((Replicate(), None),)
+
+    def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Shard the parameters and register hooks that select a rank's choices and sum the results.
+
+        Raises:
+            UnsupportedModuleError: (a NotImplementedError and ValueError) no module of stacked experts.
+        """
+        reason = self.unsupported_reason(module)
+        if reason is not None:
+            raise UnsupportedModuleError(reason)
+        platform, axis = platform_of(module), parallel_axis(device_mesh)
+        for name, placement in self.placements_for(module).items():
+            place_parameter(
+                platform, module, name, device_mesh, on_axis(device_mesh, placement), src_data_rank=self.src_data_rank
+            )
+        module.__dict__[_CALLS] = []
+        before = partial(self._before, device_mesh, axis, _input_names(platform, module))
+        platform.register_forward_pre_hook(module, before, with_kwargs=True)
+        platform.register_forward_hook(module, partial(self._after, device_mesh, axis), always_call=True)
+        return module
+
+    def _before(
+        self, mesh: DeviceMesh, axis: int, names: Sequence[str], module: Any, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        platform, edge = platform_of(module), Boundary(type(self).__name__, module, mesh, axis)
+        values = _by_name(edge, names, args, kwargs)
+        x, experts, weights = _entered(edge, values)
+        parameters = platform.direct_parameters(module)
+        count = int(next(iter(parameters.values())).shape[0])
+        choices = _choices(edge, platform, experts, names[1], count)
+        start, stop = chunk_bounds(count, mesh.shape[axis], mesh.get_local_rank(axis))
+        own = np.flatnonzero((choices >= start) & (choices < stop))
+        call = _Call(edge, x, own // int(experts.shape[1]), local=not isinstance(values[names[0]], DTensor))
+        rows = _take(platform, x.to_local(call.summed), call.tokens)
+        factors = platform.reshape(weights.to_local(call.summed), (-1, 1))
+        inputs = _inputs(platform, rows, choices[own] - start, _take(platform, factors, own))
+        call.show(module, {name: _experts(platform, value, x) for name, value in parameters.items()}, count)
+        module.__dict__[_CALLS].append(call)
+        return inputs, {}
+
+    def _after(self, mesh: DeviceMesh, axis: int, module: Any, args: Args, output: Any) -> Any:
+        del args
+        calls: list[_Call] = module.__dict__[_CALLS]
+        if not calls:  # the inputs were refused
+            return output
+        call = calls.pop()
+        call.hide(module)
+        if output is None:  # forward raised
+            return output
+        edge = Boundary(type(self).__name__, module, mesh, axis)
+        moved = edge.move(call.combined(edge, output), Replicate(), "output")
+        return moved.to_local() if call.local else moved
+
+    def __repr__(self) -> str:
+        """Return the style."""
+        return options(self)
+
+
+class _Call:
+    """One call of a module of experts.
+
+    Args:
+        edge: of the module.
+        x: the hidden states [T, D], replicated over the style's axis.
+        tokens: the token of each row that this rank computes, integers [R].
+        local: whether the output is to be a local tensor.
+    """
+
+    def __init__(self, edge: Boundary, x: DTensor, tokens: Any, *, local: bool) -> None:
+        self.summed = tuple(Partial() if axis == edge.axis else each for axis, each in enumerate(x.placements))
+        self.tokens, self.local = tokens, local
+        self._x = x
+        self._shown: dict[str, Any] = {}
+        self._covered: dict[str, Any] = {}
+
+    def show(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
+        """Let forward see the rank's ``parameters`` and their number of experts, in the place of all ``count``.
+
+        They are attributes of the instance, which cover registered parameters; these stay where they are.
+        """
+        attributes, self._shown = vars(module), dict(parameters)
+        if attributes.get(_COUNT) == count:
+            self._shown[_COUNT] = int(next(iter(parameters.values())).shape[0])
+        self._covered = {name: attributes[name] for name in self._shown if name in attributes}
+        attributes.update(self._shown)
+
+    def hide(self, module: Any) -> None:
+        """Undo :meth:`show`."""
+        attributes = vars(module)
+        for name in self._shown:
+            del attributes[name]
+        attributes.update(self._covered)
+
+    def combined(self, edge: Boundary, output: Any) -> DTensor:
+        """The sum over each token's choices on this rank, a partial sum over the style's axis."""
+        edge.require_tensor(output, "output")
+        platform, device, width = platform_of(output), platform_of(output).device_of(output), int(output.shape[1])
+        total = platform.zeros((int(self._x.layout.local_shape[0]), width), dtype=output.dtype, device=device)
+        local = platform.local_op("index_add")(
+            x=total,
+            dim=0,
+            index=platform.from_numpy(self.tokens, device=device),
+            source=platform.narrow(output, 0, 0, len(self.tokens)),
+        )
+        return DTensor.from_local(local, edge.mesh, self.summed, shape=(int(self._x.shape[0]), width))
+
+
+def _input_names(platform: Platform, module: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(platform.get_cell_construct(module)).parameters)
+
+
+def _by_name(edge: Boundary, names: Sequence[str], args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """The inputs of a call by name, in the order of forward.
+
+    Raises:
+        StyleError: (a ValueError) one is missing.
+    """
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    missing = [name for name in names if name not in values]
+    if missing:
+        msg = f"{edge.module}: called without {' and '.join(missing)}, which {edge.style} converts"
+        raise StyleError(msg)
+    return {name: values[name] for name in names}
+
+
+def _entered(edge: Boundary, values: Mapping[str, Any]) -> tuple[DTensor, DTensor, DTensor]:
+    """The inputs as DTensors, replicated over the style's axis.
+
+    Raises:
+        StyleError: (a ValueError) shapes that do not belong together.
+        LayoutError: (a ValueError) ranks do not hold the same tokens of all three, or parts of them.
+    """
+    x, experts, weights = (
+        edge.move(edge.enter(value, Replicate(), name), Replicate(), name) for name, value in values.items()
+    )
+    each = tuple(zip(values, (x, experts, weights), strict=True))
+    is_matrix = len(x.shape) == len(experts.shape) == _MATRIX
+    if not is_matrix or x.shape[0] != experts.shape[0] or tuple(weights.shape) != tuple(experts.shape):
+        facts = ", ".join(f"{name} {list(value.shape)}" for name, value in each)
+        msg = f"{edge.module}: {edge.style} needs inputs of [T, D], [T, K] and [T, K], got {facts}"
+        raise StyleError(msg)
+    alike = x.placements == experts.placements == weights.placements
+    if not alike or any(placement not in (Replicate(), Shard(0)) for placement in x.placements):
+        facts = ", ".join(f"{name} {value.layout.notation(value.dtype)}" for name, value in each)
+        target = [placement if placement == Shard(0) else Replicate() for placement in x.placements]
+        msg = (
+            f"{edge.module}: {edge.style} needs all inputs on the same ranks, tokens (dim 0) sharded or replicated on "
+            f"each axis, got {facts}; redistribute them to {target}"
+        )
+        raise LayoutError(msg)
+    return x, experts, weights
+
+
+def _choices(edge: Boundary, platform: Platform, experts: DTensor, name: str, count: int) -> Any:
+    """The experts that this rank's tokens choose, one after the other.
+
+    Raises:
+        PlanError: (a ValueError) there is no such expert.
+    """
+    choices = platform.tensor_to_numpy(platform.detach(experts.to_local())).reshape(-1)
+    if ((choices < 0) | (choices >= count)).any():
+        msg = f"{edge.module}: {name} has values outside of range({count}), the experts of the module"
+        raise PlanError(msg)
+    return choices
+
+
+def _take(platform: Platform, rows: Any, positions: Any) -> Any:
+    index = platform.from_numpy(positions, device=platform.device_of(rows))
+    return platform.local_op("index_select")(x=rows, dim=0, index=index)
+
+
+def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any) -> Args:
+    """The inputs of forward; a rank without rows computes one of zeros, so that all its tensors are on the graph."""
+    device = platform.device_of(rows)
+    if not len(experts):
+        experts = np.zeros(1, np.int64)
+        rows = platform.cat([rows, platform.zeros((1, int(rows.shape[1])), dtype=rows.dtype, device=device)], 0)
+        factors = platform.cat([factors, platform.ones((1, 1), dtype=factors.dtype, device=device)], 0)
+    return rows, platform.from_numpy(experts.reshape(-1, 1), device=device), factors
+
+
+def _experts(platform: Platform, parameter: DTensor, x: DTensor) -> Any:
+    """The rank's experts of a parameter, at least one; its gradient is a partial sum over axes that shard tokens."""
+    placements = [
+        Partial() if isinstance(own, Shard) and placement == Replicate() else placement
+        for own, placement in zip(x.placements, parameter.placements, strict=True)
+    ]
+    local = parameter.to_local(placements)
+    if local.shape[0]:
+        return local
+    zeros = platform.zeros((1, *local.shape[1:]), dtype=local.dtype, device=platform.device_of(local))
+    return platform.cat([local, zeros], 0)
