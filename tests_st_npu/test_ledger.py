@@ -51,9 +51,7 @@ def test_too_few_cards_are_no_gap_where_a_card_takes_one_rank(ledger):
     book = ledger.Ledger(())
     for name in ("test_faults.py::test_it[mindspore]", "test_x.py::test_it[torch]"):
         book.pytest_runtest_logreport(SimpleNamespace(nodeid=name, skipped=True, when="setup", longrepr=skipped))
-    assert book.problems() == [
-        "test_faults.py::test_it[torch] was skipped on the card, and ledger.py has no line for it"
-    ]
+    assert book.problems() == ["test_x.py::test_it[torch] was skipped on the card, and ledger.py has no line for it"]
 
 
 def test_the_night_requires_as_many_tests_as_there_are(platform_name, ledger):

@@ -521,7 +521,16 @@ def _fold(parts: Sequence[Tensor], op: str) -> Tensor:
     if op in ("all", "any"):
         parts = [part.astype(mindspore.bool_) for part in parts]
     total = parts[0]
+    keeps_nan = op in ("max", "min") and dtype in _FLOATING
     for part in parts[1:]:
-        total = _FOLDS[op](total, part)
+        folded = _FOLDS[op](total, part)
+        total = _with_nan(folded, total, part) if keeps_nan else folded
     total = mint.div(total, len(parts)) if op == "avg" else total
     return total.astype(dtype)
+
+
+def _with_nan(folded: Tensor, *operands: Tensor) -> Tensor:
+    """``folded``, but NaN where an operand is: MindSpore's CPU kernels of maximum and minimum lose some."""
+    for operand in operands:
+        folded = mint.where(mint.ne(operand, operand), operand, folded)
+    return folded

@@ -123,6 +123,25 @@ def test_hccl_refuses_averages_of_integers():
     assert simulate(averages_of_integers, 2, "mindspore") == ["hccl", "hccl"]
 
 
+def extrema_of_nan():
+    """Return maximum and minimum of doubles, which HCCL does not reduce, where each rank has a NaN of its own."""
+    import mindspore
+
+    from hyper_parallel.transport.mindspore import HcclTransport
+
+    transport = HcclTransport(rehearsed())
+    values = np.array([1.0, 2.0, 3.0])
+    values[transport.rank] = np.nan
+    return [transport.all_reduce(mindspore.Tensor(values), op, (0, 1)).asnumpy() for op in ("max", "min")]
+
+
+def test_extrema_over_hccl_keep_nan():
+    """A NaN of any rank is the extremum, as NumPy's, although MindSpore's CPU kernels lose it in one operand."""
+    for found in simulate(extrema_of_nan, 2, "mindspore"):
+        for extremum in found:
+            np.testing.assert_array_equal(extremum, [np.nan, np.nan, 3.0])
+
+
 @pytest.mark.parametrize("backend", ["mccl", "nccl"])
 def test_other_engines_are_refused(backend):
     """MCCL is refused with the reason, and so is a backend that MindSpore lacks."""

@@ -92,6 +92,25 @@ def test_a_rank_takes_its_card_before_it_joins(cards, monkeypatch):
     assert os.environ == cards.rank_environment(1, 2, "8118")
 
 
+def test_a_rank_without_ascend_does_not_join(cards, monkeypatch):
+    """It says what is missing, where MindSpore's own error would be a page of C++."""
+    monkeypatch.setattr(cards, "missing_ascend", lambda: "MindSpore is the CPU build")
+    with pytest.raises(UnsupportedOnBackend, match=r"^device npu: MindSpore is the CPU build, or use --device cpu$"):
+        cards.start_world("npu", 0, 2, "8118", "")
+
+
+@pytest.mark.parametrize("port, backends", [("8118", ["mccl"]), ("", [])])
+def test_the_rehearsal_takes_the_path_of_a_card(cards, monkeypatch, port, backends):
+    """On CPU ranks meet in MindSpore's cluster if there is one, and the calls to HCCL are carried over gloo."""
+    init = create_autospec(cards.communication.init)
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(cards.communication, "init", init)
+    monkeypatch.setattr(cards, "_over_gloo", lambda rank, size, _: SimpleNamespace(rank=rank, world_size=size))
+    joined = cards.start_world("cpu", 1, 2, port, "")
+    assert (joined.rank, joined.world_size, joined.backend) == (1, 2, "hccl")
+    assert [call.args[0] for call in init.call_args_list] == backends
+
+
 def test_tensors_are_described_for_fingerprints(cards):
     """Shape and dtype as NumPy's ranks name them, and whether there is an average; devices are not compared."""
     import mindspore
