@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -21,6 +22,8 @@ _SIZES = (1, 2, 4, 8)
 _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
 # The first one's tests choose; the others were not run whole under the rules yet.
 _WITHOUT_RULES = ("test_rehearsal.py", "test_contract.py", "test_scenarios.py")
+# MindSpore's operators pad and add there, which takes minutes on CPU; the transport's unit tests hold what it computes.
+_SLOW_ON_MINDSPORE = ("test_every_collective_equals_numpy", "test_every_source_reaches_every_target")
 _ON_REHEARSAL = "HP_REHEARSAL_CARDS" in os.environ  # the device of rehearsal/README.md
 if _ON_REHEARSAL:
     import torch  # noqa: F401 - registers the device, whose cards have no device nodes
@@ -45,21 +48,32 @@ def effort(request):
 
 @pytest.fixture(autouse=True)
 def engine_rules(request, monkeypatch):
-    """Rehearsals of PyTorch refuse what HCCL refuses; a card has its own engine."""
-    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    """Rehearsals refuse what HCCL refuses; a card has its own engine."""
+    framework = _framework(request.node)
     free = os.environ.get(ENGINE_VARIABLE) or request.path.name in _WITHOUT_RULES
-    if rehearsed(request.config) and params.get("platform_name") == "torch" and not free:
+    slow = framework == "mindspore" and request.node.originalname in _SLOW_ON_MINDSPORE
+    if rehearsed(request.config) and framework is not None and not free and not slow:
         monkeypatch.setenv(ENGINE_VARIABLE, "hccl")
+
+
+def _framework(item):
+    """Return the framework that a test is for; None if it is for none."""
+    return item.callspec.params.get("platform_name") if hasattr(item, "callspec") else None
 
 
 def pytest_configure(config):
     """On cards, and on the rehearsal device, hold what is skipped against the ledger."""
     if config.getoption("hp_device") != "cpu":
-        path = Path(__file__).with_name("ledger.py")
-        specification = importlib.util.spec_from_file_location("hp_device_ledger", path)
-        module = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
-        config.pluginmanager.register(module.Ledger(), "hp_device_ledger")
+        config.pluginmanager.register(_ledger().Ledger(), "hp_device_ledger")
+
+
+@functools.cache
+def _ledger():
+    """Return the module beside this file."""
+    specification = importlib.util.spec_from_file_location("hp_device_ledger", Path(__file__).with_name("ledger.py"))
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,11 +120,13 @@ def on_ranks(suite_device, platform_name):
 
 @pytest.fixture
 def suite_device(request, platform_name):
-    """The device of this run; skips a test that cannot have ranks there. Ranks share cards where there are fewer."""
+    """The device of this run; skips a test that cannot have its ranks there. Ranks of PyTorch share cards."""
     device = request.config.getoption("hp_device")
-    if device != "cpu" and platform_name == "mindspore":
-        skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts ranks of MindSpore on CPU only, not on {device}")
-    if not count_cards(device):
+    cards = count_cards(device)
+    if not cards:
         skip_without(SkipReason.NO_CARD, f"there is no {device} card")
+    needed = _ledger().cards_needed(request.node.nodeid)
+    if cards < needed:
+        skip_without(SkipReason.TOO_FEW_CARDS, f"{needed} ranks of MindSpore take a card each, here are {cards}")
     request.node.user_properties.append(("device", device))
     return device

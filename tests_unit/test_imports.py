@@ -22,7 +22,13 @@ TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
-MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore", "transport.mindspore_comm"}
+MINDSPORE_ZONES = {
+    "platform.mindspore",
+    "transport.mindspore",
+    "transport.mindspore_cards",
+    "transport.mindspore_comm",
+    "transport.mindspore_rehearsal",
+}
 # The bug corpus holds users' programs: plain PyTorch or MindSpore, which import nothing of the library, and of which it
 # imports nothing: they are run like a user's file.
 FRAMEWORK_HOMES = {
@@ -63,6 +69,14 @@ ARROWS = {
         "transport.mindspore_comm",
     },  # its CPU rehearsal runs over gloo
     "transport.mindspore_comm": {"errors", "transport"},
+    "transport.mindspore_rehearsal": {"errors", "transport", "transport.mindspore_comm"},
+    "transport.mindspore_cards": {
+        "errors",
+        "transport",
+        "transport.c10d",
+        "transport.mindspore",
+        "transport.mindspore_rehearsal",
+    },  # the rehearsal of a card's path runs over gloo
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {
         "_caches",
@@ -81,6 +95,7 @@ ARROWS = {
         "platform.contract",
         "transport",
         "transport.mindspore",
+        "transport.mindspore_cards",
         "transport.mindspore_comm",
         *CORE,
     },
@@ -92,7 +107,7 @@ ARROWS = {
     "core.context_parallel": BASE | {"core.dtensor"},
     "core.expert_parallel": BASE | {"core.dtensor"},
     "core.checkpoint": BASE | {"core.dtensor"},
-    "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
+    "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", "transport.mindspore_cards", ""},
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},

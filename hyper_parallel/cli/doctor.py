@@ -17,6 +17,7 @@ from typing import Any
 from hyper_parallel.cli import cards
 from hyper_parallel.cli.output import answer
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
+from hyper_parallel.transport.card_types import dry_run, has_plugin
 from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["Finding", "add_parser", "card_findings", "findings", "run"]
@@ -84,7 +85,7 @@ def card_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -
     found = []
     for device in ("npu", "cuda"):
         if text := cards.described(device, environment, folder):
-            found += [Finding(f"{device} cards", "ok", text), *_builds(device)]
+            found += [Finding(f"{device} cards", "ok", text), *_builds(device, environment)]
         found += [
             Finding(f"{device} settings", "wrong", text, fix)
             for text, fix in cards.contradictions(device, environment, folder)
@@ -92,7 +93,7 @@ def card_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -
     return found
 
 
-def _builds(device: str) -> list[Finding]:
+def _builds(device: str, environment: Mapping[str, str]) -> list[Finding]:
     """Return the installed frameworks that cannot use the cards of this machine, with what to install."""
     torch, found = _version("torch"), []
     if torch is not None and device == "cuda" and torch.endswith("+cpu"):
@@ -101,10 +102,26 @@ def _builds(device: str) -> list[Finding]:
     if torch is not None and device == "npu" and _version("torch_npu") is None:
         text = "torch_npu is not installed, so --device npu is refused"
         found.append(Finding("torch on npu", "absent", text, f"install the torch_npu for PyTorch {torch}"))
-    if _version("mindspore") is not None:
-        text = f"ranks of MindSpore are started on cpu only, so --device {device} is refused"
-        found.append(Finding(f"mindspore on {device}", "absent", text))
-    return found
+    return [*found, *_mindspore_on(device, environment)]
+
+
+def _mindspore_on(device: str, environment: Mapping[str, str]) -> list[Finding]:
+    """Return whether the installed MindSpore can use the cards of this machine; nothing is imported."""
+    package, version = importlib.util.find_spec("mindspore"), _version("mindspore")
+    if package is None or package.origin is None or version is None:
+        return []
+    what = f"mindspore on {device}"
+    if device == "cuda":
+        text = "this library uses MindSpore on cpu and npu, so --device cuda is refused"
+        return [Finding(what, "absent", text, "take --platform torch")]
+    if not has_plugin(Path(package.origin).parent):
+        text = f"MindSpore {version} is the CPU build, so --device npu is refused"
+        return [Finding(what, "absent", text, "install the one for Ascend")]
+    dry = dry_run(environment)
+    if dry is not None:
+        return [Finding(what, "wrong", *dry)]
+    text = f"MindSpore {version} has its plugin for Ascend, which loads with CANN's libraries; a rank takes a card"
+    return [Finding(what, "ok", text)]
 
 
 def _version(name: str) -> str | None:

@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet is not None else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
     can_be_written("--report", arguments.report, folder=True)
-    frameworks = platforms(arguments.platform, arguments.device)
+    ranks = None if "simulated" in launches else arguments.world_size
+    frameworks = platforms(arguments.platform, arguments.device, ranks)
 
     def given(platform: str, launch: str) -> tuple[Any, ...]:
         return platform, arguments.world_size, launch, facets, arguments.seed, arguments.device

@@ -164,7 +164,8 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
         if not chosen:
             msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
             raise ValueError(msg)
-    for platform in platforms(arguments.platform, arguments.device):
+    fewest = None if "simulated" in launches else min(math.prod(scenario.mesh_shape) for scenario in chosen)
+    for platform in platforms(arguments.platform, arguments.device, fewest):
         for launch in launches:
             for scenario in chosen:
                 yield (
@@ -177,15 +178,16 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                 )  # fmt: skip
 
 
-def platforms(asked: str | None, device: str = "cpu") -> list[str]:
+def platforms(asked: str | None, device: str = "cpu", ranks: int | None = None) -> list[str]:
     """Return the frameworks that ``--platform`` names, or else all installed ones; each can be imported.
 
     Args:
         asked: the value of ``--platform``.
         device: that of ``--device``, on which each framework must be able to compute.
+        ranks: number of ranks that are processes, or the fewest if there are several; None if ranks are simulated.
 
     Raises:
-        UnsupportedOnBackend: a framework sees no such card, or its ranks run on CPU only.
+        UnsupportedOnBackend: a framework sees no such card, or cannot have such ranks there.
         ValueError: a name is none, or variables of the card contradict each other.
     """
     if asked is None:
@@ -202,7 +204,7 @@ def platforms(asked: str | None, device: str = "cpu") -> list[str]:
 
         require_settings(device)
         for name in names:
-            require_device(device, name)
+            require_device(device, name, ranks=ranks)
     return names
 
 

@@ -149,10 +149,17 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
 
 def _require_cards(test: RankedTest) -> None:
-    if not count_cards(test.device):
+    cards = count_cards(test.device)
+    if not cards:
         skip_without(SkipReason.NO_CARD, f"{test.world_size} ranks need a {test.device} card, there is none")
-    if test.launch == "simulated" and test.framework == "mindspore":
+    if test.framework != "mindspore":
+        return
+    if test.launch == "simulated":
         skip_without(SkipReason.NO_TRANSPORT, f"simulated ranks of MindSpore are on CPU only, not on {test.device}")
+    if cards < test.world_size:
+        skip_without(
+            SkipReason.TOO_FEW_CARDS, f"{test.world_size} ranks of MindSpore take a card each, here are {cards}"
+        )
 
 
 def require_transport(framework: str) -> None:

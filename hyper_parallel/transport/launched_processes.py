@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.transport.cluster import RankStart
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
@@ -38,7 +39,7 @@ _GRACE_SECONDS = 2.0
 _HISTORY = 64
 _OUTPUT_CHARACTERS = 20_000
 _MAX_PROCESSES = 12
-_START_SECONDS = 120.0
+_START_SECONDS = {"cpu": 120.0, "cuda": 300.0, "npu": 300.0}
 
 _Key = tuple[str, int, str, str]  # framework, number of ranks, device, rehearsed engine
 
@@ -71,12 +72,15 @@ class _Team:
         self._folder = Path(tempfile.mkdtemp(prefix="hyper_parallel_world_"))
         self._outputs = [self._folder / f"{rank}.output" for rank in range(world_size)]
         self.workers: list[Worker] = []
+        self._start = RankStart(framework, device, world_size)
         try:
             for rank, output in enumerate(self._outputs):
                 output.touch()
-                store = str(self._folder / "store")
-                setup = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid(), self.key[3])
-                self.workers.append(Worker(launched_main, (setup,), SERVERS[framework]))
+                setup = RankSetup(
+                    framework, device, rank, world_size, str(self._folder / "store"), str(output), os.getpid(),
+                    self.key[3], self._start.port,
+                )  # fmt: skip
+                self.workers.append(Worker(launched_main, (setup,), self._start.server))
         except BaseException:
             self.close(range(len(self.workers)))
             raise
@@ -88,7 +92,7 @@ class _Team:
         Raises:
             RankFailedError: a rank could not; the error has its traceback.
         """
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _START_SECONDS[self.key[2]]
         for rank, worker in enumerate(self.workers):
             problem = None if worker.line.poll(max(0.0, deadline - time.monotonic())) else "did not start in time"
             try:
@@ -97,7 +101,8 @@ class _Team:
             except (EOFError, OSError):
                 problem = "died"
             if problem:
-                report = "\n".join(filter(None, [problem, _shorten(worker.last_words()), self.output(rank)]))
+                words = [problem, _shorten(worker.last_words()), self.output(rank), self._start.how_it_ended()]
+                report = "\n".join(filter(None, words))
                 self.close()
                 msg = f"rank {rank} of {len(self.workers)} could not join its world: {report}"
                 raise RankFailedError("\n".join(filter(None, [msg, advice(report)])))
@@ -118,6 +123,7 @@ class _Team:
         end_processes([self.workers[rank].process for rank in busy])
         for worker in self.workers:
             worker.close(idle=True)
+        self._start.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -288,8 +294,8 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i. More ranks than cards share
-            them, over gloo.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i. More ranks of PyTorch than
+            cards share them, over gloo.
     """
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())

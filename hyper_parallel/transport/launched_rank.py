@@ -34,11 +34,12 @@ from hyper_parallel.transport.rank_process import (
 from hyper_parallel.transport.serialization import pack_error
 from hyper_parallel.transport.shown_traceback import trace
 
-__all__ = ["RankSetup", "guarded", "launched_main"]
+__all__ = ["RankSetup", "guarded", "launched_main", "real_world"]
 
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
 _TORCH_MESSAGES = "hyper_parallel.transport.c10d.checked_messages"
 _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
+_CARDS_OF_MINDSPORE = "hyper_parallel.transport.mindspore_cards"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class RankSetup:
         output: file that receives what the rank prints.
         launcher: process id of the parent; the rank ends when that process has ended.
         engine: whose rules are rehearsed over gloo; empty for none.
+        port: of the scheduler of MindSpore's cluster; empty where ranks meet without one.
     """
 
     framework: str
@@ -63,6 +65,7 @@ class RankSetup:
     output: str
     launcher: int
     engine: str = ""
+    port: str = ""
 
 
 def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
@@ -105,7 +108,7 @@ class _Rank:
         self._environment: set[str] = set()
         try:
             self._home: Any = importlib.import_module(_HOME[setup.framework])
-            self._transport = _join(setup, endpoint)
+            self._transport = guarded(real_world(setup), setup.framework, endpoint)
         except Exception as error:  # noqa: BLE001 - goes into the report
             self.report = RankReport("raised", pack_error(error), trace(error))
 
@@ -124,17 +127,26 @@ class _Rank:
         return run_rank(task, self._transport)
 
 
-def _join(setup: RankSetup, endpoint: PostingEndpoint) -> Transport:
-    """Join the real world; a coordinator in the parent compares every collective first."""
-    if setup.framework != "torch" and setup.device != "cpu":
-        msg = f"warm ranks of MindSpore run on cpu; on {setup.device} its ranks are started by msrun"
-        raise UnsupportedOnBackend(msg)
+def real_world(setup: RankSetup) -> Transport:
+    """Join the world of a rank, which it alone checks; the transport carries PyTorch's tensors, over HCCL MindSpore's.
+
+    Raises:
+        UnsupportedOnBackend: there is no such card, or ranks of MindSpore on CPU find no PyTorch.
+    """
     try:
+        if setup.framework == "mindspore" and (setup.port or setup.engine == "hccl"):
+            cards: Any = importlib.import_module(_CARDS_OF_MINDSPORE)
+            over_hccl: Transport = cards.start_world(
+                setup.device, setup.rank, setup.world_size, setup.port, setup.store
+            )
+            return over_hccl
         c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    real = c10d.start_world(setup.device, setup.rank, setup.world_size, f"file://{setup.store}", setup.engine)
-    return guarded(real, setup.framework, endpoint)
+    over_torch: Transport = c10d.start_world(
+        setup.device, setup.rank, setup.world_size, f"file://{setup.store}", setup.engine
+    )
+    return over_torch
 
 
 def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Transport:
@@ -143,10 +155,12 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
     Those that the program calls on ``torch.distributed`` itself are compared as well, from now on in this process.
 
     Args:
-        real: carries PyTorch's tensors.
+        real: from :func:`real_world`.
         framework: of the rank's tensors.
         endpoint: talks to the coordinator.
     """
+    if real.framework == "mindspore":
+        return GuardedTransport(real, importlib.import_module(_CARDS_OF_MINDSPORE).TensorFacts(), endpoint)
     c10d: Any = importlib.import_module(_HOME["torch"])
     checked = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if framework == "torch":

@@ -29,12 +29,14 @@ from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.mindspore_comm import begin, begin_again
 from hyper_parallel.transport.mindspore_comm.host import from_host, to_host
+from hyper_parallel.transport.mindspore_comm.world import active_world
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.work import Work
 
 __all__ = [
     "HcclTransport",
     "NumpyBridge",
+    "compute_on_cpu",
     "connect",
     "from_host",
     "rehearse_over",
@@ -141,8 +143,15 @@ class NumpyBridge(ForwardingTransport):
         return None if result is None else self._from_host(result)
 
 
+def compute_on_cpu() -> None:
+    """Let this process compute on CPU, before its first operator: with its plugin loaded, MindSpore takes Ascend."""
+    if mindspore.get_context("device_target") != "CPU":
+        mindspore.set_device("CPU")
+
+
 def start_rank(inner: SimulatedTransport) -> NumpyBridge:
     """Begin a simulated rank in a worker process, which may have served another run: a fixed seed and a new world."""
+    compute_on_cpu()
     mindspore.manual_seed(0)
     mindspore.set_seed(0)  # operators on CPU draw by this one
     begin(inner.rank, inner.world_size, inner.endpoint)
@@ -171,6 +180,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
     """MindSpore tensors over a transport of PyTorch's tensors in the same process."""
     from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
 
+    compute_on_cpu()
     endpoint: Endpoint = GatheringEndpoint(inner, c10d.from_host, c10d.to_host)
     if isinstance(
         inner, GuardedTransport
@@ -181,10 +191,14 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 
 
 def seed_rank() -> None:
-    """A fixed seed and a new world for MindSpore's own collectives, since the process may have served another run."""
+    """A fixed seed, since the process may have served another run.
+
+    MindSpore's own collectives get a new world, where a coordinator carries them; over HCCL they have the engine's.
+    """
     mindspore.manual_seed(0)
     mindspore.set_seed(0)  # operators on CPU draw by this one
-    begin_again()
+    if active_world() is not None:
+        begin_again()
 
 
 # What HCCL reduces itself; every other dtype and reduction is gathered and reduced in rank order.
@@ -205,6 +219,7 @@ class HcclTransport(EngineTransport):
     """
 
     backend = "hccl"
+    framework = "mindspore"
 
     def __init__(self, engine: Any = distributed) -> None:
         self._engine = engine
@@ -213,17 +228,17 @@ class HcclTransport(EngineTransport):
         self._groups: dict[Ranks, Any] = {}
 
     def send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message."""
-        del channel
+        """See :meth:`Transport.send`; an empty tensor needs no message, and HCCL matches messages by their order."""
+        del tag, channel
         if 0 not in x.shape:
-            self._engine.send(_flat(x), dst, tag=tag)
+            self._engine.send(_flat(x), dst)
 
     def recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Tensor:
         """See :meth:`Transport.recv`."""
-        del channel
+        del tag, channel
         carried = _empty_like(_flat(like))
         if 0 not in like.shape:
-            self._engine.recv(carried, src, tag=tag)
+            self._engine.recv(carried, src)
         return _unflat(carried, like, like.shape)
 
     def all_gather_rows(self, x: Tensor, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
@@ -336,14 +351,14 @@ class HcclTransport(EngineTransport):
         return Work("broadcast", finish)
 
     def _send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        del channel
-        work = self._engine.isend(_fresh(_flat(x)), dst, tag=tag) if 0 not in x.shape else None
+        del tag, channel
+        work = self._engine.isend(_fresh(_flat(x)), dst) if 0 not in x.shape else None
         return Work("send", lambda: _finish(work))
 
     def _recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        del channel
+        del tag, channel
         carried = _empty_like(_flat(like))
-        work = self._engine.irecv(carried, src, tag=tag) if 0 not in like.shape else None
+        work = self._engine.irecv(carried, src) if 0 not in like.shape else None
 
         def finish() -> Tensor:
             _finish(work)
@@ -499,12 +514,23 @@ def _by_rank(ranks: Ranks) -> list[int]:
 def _fold(parts: Sequence[Tensor], op: str) -> Tensor:
     """Fold ``parts`` from the left; ``avg`` divides the sum once, at the end."""
     dtype = parts[0].dtype
-    total = parts[0]
+    if 0 in parts[0].shape:
+        return mint.zeros(parts[0].shape, dtype=dtype)
     if dtype == mindspore.bool_:  # arithmetic on booleans, as PyTorch and numpy define it
         op = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(op, op)
     if op in ("all", "any"):
-        total = total.astype(mindspore.bool_)
+        parts = [part.astype(mindspore.bool_) for part in parts]
+    total = parts[0]
+    keeps_nan = op in ("max", "min") and dtype in _FLOATING
     for part in parts[1:]:
-        total = _FOLDS[op](total, part)
+        folded = _FOLDS[op](total, part)
+        total = _with_nan(folded, total, part) if keeps_nan else folded
     total = mint.div(total, len(parts)) if op == "avg" else total
     return total.astype(dtype)
+
+
+def _with_nan(folded: Tensor, *operands: Tensor) -> Tensor:
+    """``folded``, but NaN where an operand is: MindSpore's CPU kernels of maximum and minimum lose some."""
+    for operand in operands:
+        folded = mint.where(mint.ne(operand, operand), operand, folded)
+    return folded

@@ -28,6 +28,7 @@ __all__ = [
     "SharedFile",
     "available",
     "end_ranks",
+    "free_port",
     "local_environment",
     "process_state",
     "python_command",
@@ -63,6 +64,12 @@ def torchrun_environment(rank: int, world_size: int, port: str) -> dict[str, str
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size))
     group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     return {**own, **sizes, **group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def free_port() -> str:
+    """A port of this machine at which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def rehearsed_engine() -> str:

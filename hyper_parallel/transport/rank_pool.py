@@ -12,10 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.failures import exit_text
 from hyper_parallel.transport.measurement import wrote_data_at
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENVIRONMENT",
+    "FRESH",
     "LEDGER_VARIABLE",
     "SERVERS",
     "Worker",
@@ -59,6 +60,9 @@ _PRELOAD = {
 }
 SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""
+
+FRESH = "fresh"
+"""In place of a fork server's name: an interpreter of its own, as msrun starts the processes of MindSpore on cards."""
 
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
@@ -173,18 +177,20 @@ def check_in(team: list[Worker]) -> None:
 def start_process(
     target: object, args: tuple[object, ...], name: str, framework: str = "mindspore", *, daemon: bool = True
 ) -> ForkServerProcess:
-    """Start a process from the framework's fork server; it does not import our ``__main__`` again.
+    """Start a process, from the framework's fork server say; it does not import our ``__main__`` again.
 
     Args:
         target: what it calls.
         args: with what.
         name: of the process.
-        framework: of the fork server; see :data:`SERVERS`.
+        framework: of the fork server; see :data:`SERVERS`. Or :data:`FRESH`.
         daemon: False for a process that may start processes of its own by ``multiprocessing``.
     """
-    context = multiprocessing.get_context("forkserver")
-    with _LOCK, starting(f"process {name}"), _environment(), _no_main(), _server(framework):
-        process = context.Process(target=target, args=args, name=name, daemon=daemon)  # type: ignore[arg-type]
+    fresh = framework == FRESH
+    context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
+    server = nullcontext() if fresh else _server(framework)
+    with _LOCK, starting(f"process {name}"), _environment(), _no_main(), server:
+        process: ForkServerProcess = context.Process(target=target, args=args, name=name, daemon=daemon)
         process.start()
     return process
 

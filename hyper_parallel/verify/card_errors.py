@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["card_errors"]
 
-_FULL = "out of memory"
+_FULL = re.compile(r"out of memory|memory isn't enough|memory not enough", re.IGNORECASE)  # PyTorch's, MindSpore's
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def card_errors(platform: Any, device: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _FULL not in str(error):
+        if _FULL.search(str(error)) is None:
             raise
         fix = f"take a smaller model or fewer ranks, all of which share a card where they are simulated; `{tool}` shows"
         msg = f"--device {device}: the card's memory ran out: {first_line(error)}; {fix} what else uses it"

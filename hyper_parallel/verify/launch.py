@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
-from hyper_parallel.transport.processes import SharedFile, local_environment, search_path
+from hyper_parallel.transport.processes import SharedFile, free_port, local_environment, search_path
 from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.timeouts import positive_seconds
@@ -57,15 +56,15 @@ def launch(
             arguments, or the one that the module of ``fn`` uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the processes are ended and the error shows every rank's stack.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on card i. More ranks than
-            cards share them, and communicate over gloo through host memory.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on card i. More ranks of
+            PyTorch than cards share them, and communicate over gloo through host memory; MindSpore's take a card each.
 
     Returns:
         the results in rank order.
 
     Raises:
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
+        UnsupportedOnBackend: the framework sees no such card, or MindSpore fewer than there are ranks.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
             timeout is no time.
     """
@@ -75,7 +74,7 @@ def launch(
     if platform not in FRAMEWORKS:
         msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
         raise ValueError(msg)
-    require_device(device, platform)
+    require_device(device, platform, ranks=world_size)
     bind_imported(platform)
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
         folder = Path(name)
@@ -84,7 +83,7 @@ def launch(
         server = CoordinatorServer(folder / launch_worker.SOCKET, world_size, lambda rank: _how_ended(folder, rank))
         try:
             with contextlib.closing(server):
-                world = _Processes(folder, world_size, platform)
+                world = _Processes(folder, world_size, platform, device)
                 try:
                     _await(world, server, folder, timeout)
                 finally:
@@ -102,16 +101,19 @@ class _Processes:
         ended: ranks that ran until :meth:`end` ended them.
     """
 
-    def __init__(self, folder: Path, world_size: int, platform: str) -> None:
-        from hyper_parallel.transport.rank_pool import SERVERS, start_process  # starts a fork server when used
+    def __init__(self, folder: Path, world_size: int, platform: str, device: str) -> None:
+        from hyper_parallel.transport.cluster import RankStart
+        from hyper_parallel.transport.rank_pool import start_process  # starts a fork server when used
 
         self.ended: set[int] = set()
         self._lost_at: float | None = None
         self._processes: list[Any] = []
+        self._start = RankStart(platform, device, world_size)
         try:
+            (folder / launch_worker.CLUSTER).write_text(self._start.port)
             for rank in range(world_size):
                 task = (str(folder), rank, platform, SharedFile(1))
-                started = start_process(launch_worker.serve, task, f"rank-{rank}", SERVERS[platform], daemon=False)
+                started = start_process(launch_worker.serve, task, f"rank-{rank}", self._start.server, daemon=False)
                 self._processes.append(started)
         except BaseException:
             self.end()  # they would wait for the others until their limit
@@ -135,6 +137,7 @@ class _Processes:
 
         self.ended = {rank for rank, process in enumerate(self._processes) if process.is_alive()}
         end_processes(self._processes)
+        self._start.close()
 
 
 def _write_task(
@@ -145,7 +148,7 @@ def _write_task(
     measurement = current_measurement(until_sigterm=False)  # a rank that is ended writes down where it was
     task = RankTask(-1, world_size, body, None, search_path(), str(Path.cwd()), measurement=measurement)
     (folder / "launcher").write_text(str(os.getpid()))
-    (folder / "task").write_bytes(pickle.dumps((task, _environment(), _free_port())))
+    (folder / "task").write_bytes(pickle.dumps((task, _environment(), free_port())))
 
 
 def _environment() -> dict[str, str]:
@@ -153,11 +156,6 @@ def _environment() -> dict[str, str]:
     from hyper_parallel.transport.rank_pool import ENVIRONMENT
 
     return {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **local_environment()}
-
-
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 def _await(world: _Processes, server: CoordinatorServer, folder: Path, timeout: float) -> None:

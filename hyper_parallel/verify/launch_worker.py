@@ -15,11 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.coordinator_server import connect
-from hyper_parallel.transport.failures import NEEDS_GLOO
-from hyper_parallel.transport.launched_rank import guarded
+from hyper_parallel.transport.launched_rank import RankSetup, guarded, real_world
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.orphaned_rank import RankFlight, RecordedLine
 from hyper_parallel.transport.processes import SharedFile, rehearsed_engine, torchrun_environment
@@ -28,13 +26,16 @@ from hyper_parallel.transport.rank_process import PipeEndpoint, RankReport, Rank
 from hyper_parallel.transport.serialization import pack_error
 from hyper_parallel.transport.shown_traceback import trace
 
-__all__ = ["DEVICE", "SOCKET", "serve"]
+__all__ = ["CLUSTER", "DEVICE", "SOCKET", "serve"]
 
 SOCKET = "line"
 """Name of the coordinator's socket in the folder of a world."""
 
 DEVICE = "device"
 """Name of the file that names the device of a world."""
+
+CLUSTER = "cluster"
+"""Name of the file with the port of the scheduler, where ranks meet in MindSpore's cluster."""
 
 
 def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> None:
@@ -83,12 +84,10 @@ def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> Ran
 
 
 def _join(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> Transport:
-    try:
-        from hyper_parallel.transport.c10d import start_world  # gloo comes with PyTorch, for both frameworks
-    except ImportError as error:
-        raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    device = (folder / DEVICE).read_text()
-    real = start_world(device, task.rank, task.world_size, f"file://{folder / 'store'}", rehearsed_engine())
+    device, port = (folder / DEVICE).read_text(), (folder / CLUSTER).read_text()
+    store = str(folder / "store")
+    setup = RankSetup(platform, device, task.rank, task.world_size, store, "", os.getppid(), rehearsed_engine(), port)
+    real = real_world(setup)
     line = RecordedLine(connect(folder / SOCKET, task.rank), flight)
     transport = guarded(real, platform, PipeEndpoint(line))
     if platform == "mindspore":

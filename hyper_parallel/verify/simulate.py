@@ -54,7 +54,7 @@ def simulate(
     Raises:
         RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
             maps ranks to their exceptions and ``__cause__`` is the first of them.
-        UnsupportedOnBackend: the framework sees no such card, or its simulated ranks run on CPU only.
+        UnsupportedOnBackend: the framework sees no such card, or simulates ranks on CPU only, as MindSpore.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
             timeout is no time.
     """
@@ -96,11 +96,17 @@ def require_ranks(world_size: int) -> None:
         raise ValueError(msg)
 
 
-def require_device(device: str, platform: str) -> None:
+def require_device(device: str, platform: str, *, ranks: int | None = None) -> None:
     """Check that ranks of ``platform`` can run on ``device`` here.
 
+    Args:
+        device: ``cpu``, ``cuda`` or ``npu``.
+        platform: ``torch`` or ``mindspore``.
+        ranks: number of ranks that are processes; None for ranks that are simulated, or for this process alone.
+
     Raises:
-        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
+        UnsupportedOnBackend: the framework sees no such card, MindSpore sees fewer than ``ranks``, or it would simulate
+            ranks there.
         ValueError: ``device`` is none that is known.
     """
     if device not in DEVICE_TYPES:
@@ -108,10 +114,21 @@ def require_device(device: str, platform: str) -> None:
         raise ValueError(msg)
     if device == "cpu":
         return
-    if platform == "mindspore":
-        msg = f"--device {device}: ranks of MindSpore are started on cpu only; use --device cpu, or --platform torch"
-        raise UnsupportedOnBackend(msg)
     platform_named(platform).on_device(device)
+    if platform == "mindspore":
+        _require_cards_of_mindspore(device, ranks)
+
+
+def _require_cards_of_mindspore(device: str, ranks: int | None) -> None:
+    if ranks is None:
+        msg = (
+            f"--device {device}: MindSpore computes there in `verify model` and `verify contract` with --launch "
+            "processes, and in `launch`; use one of those, --device cpu, or --platform torch"
+        )
+        raise UnsupportedOnBackend(msg)
+    from hyper_parallel.transport.mindspore_cards import require_cards  # PyTorch's users have no MindSpore
+
+    require_cards(ranks)
 
 
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:

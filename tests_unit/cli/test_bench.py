@@ -206,9 +206,9 @@ def test_a_call_of_mindspore_is_profiled(capsys):
 
 @pytest.mark.platforms("mindspore")
 def test_a_card_is_refused_for_mindspore(capsys):
-    """Ranks of MindSpore run on cpu only: another device is refused before anything is measured."""
+    """MindSpore is measured on cpu only: another device is refused before anything is measured."""
     assert main(["bench", "--platform", "mindspore", "--device", "npu"]) == 2
-    assert capsys.readouterr().err.startswith("hyper-parallel: error: --device npu: ranks of MindSpore are started on ")
+    assert capsys.readouterr().err.startswith("hyper-parallel: error: --device npu: mindspore sees no such card")
 
 
 @pytest.mark.platforms("torch")

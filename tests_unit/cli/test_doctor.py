@@ -1,6 +1,7 @@
 """``hyper-parallel doctor``: conflicts and their fixes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,8 +43,13 @@ def test_nothing_wrong(versions, capsys):
             "install the torch_npu for PyTorch 2.13.0",
         )]),
         ("npu", {"torch": "2.13.0", "torch_npu": "2.13.0"}, []),
+        ("cuda", {"mindspore": "2.10.0"}, [(
+            "mindspore on cuda", "this library uses MindSpore on cpu and npu, so --device cuda is refused",
+            "take --platform torch",
+        )]),
         ("npu", {"mindspore": "2.10.0"}, [(
-            "mindspore on npu", "ranks of MindSpore are started on cpu only, so --device npu is refused", "",
+            "mindspore on npu", "MindSpore 2.10.0 is the CPU build, so --device npu is refused",
+            "install the one for Ascend",
         )]),
     ],
 )  # fmt: skip
@@ -51,9 +57,38 @@ def test_frameworks_that_cannot_use_the_cards_are_told(device, installed, expect
     """Where there are cards, a build without them is shown as absent, with what to install; that is no error."""
     (tmp_path / {"cuda": "nvidia0", "npu": "davinci0"}[device]).touch()
     monkeypatch.setattr(doctor, "_version", installed.get)
+    _install_mindspore(monkeypatch, tmp_path)
     found = doctor.card_findings({"ASCEND_HOME_PATH": "/here"}, tmp_path)
     assert [(each.what, each.text, each.fix) for each in found[1:]] == expected
     assert {each.state for each in found[1:]} <= {"absent"}
+
+
+def _install_mindspore(monkeypatch, folder):
+    """Let doctor find MindSpore's package in ``folder``."""
+    found = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: found)
+
+
+@pytest.mark.parametrize(
+    "level, state, text, fix",
+    [
+        ("", "ok",
+         "MindSpore 2.10.0 has its plugin for Ascend, which loads with CANN's libraries; a rank takes a card", ""),
+        ("1", "wrong", "MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL",
+         "unset MS_SIMULATION_LEVEL"),
+    ],
+)  # fmt: skip
+def test_mindspores_build_for_ascend_is_told(level, state, text, fix, tmp_path, monkeypatch):
+    """The plugin is looked for, not loaded; a dry run would compute nothing."""
+    (tmp_path / "davinci0").touch()
+    (tmp_path / "lib" / "plugin").mkdir(parents=True)
+    (tmp_path / "lib" / "plugin" / "libmindspore_ascend.so.2").touch()
+    monkeypatch.setattr(doctor, "_version", {"mindspore": "2.10.0"}.get)
+    _install_mindspore(monkeypatch, tmp_path)
+    found = doctor.card_findings({"ASCEND_HOME_PATH": "/here", "MS_SIMULATION_LEVEL": level}, tmp_path)
+    assert [(each.what, each.state, each.text, each.fix) for each in found[1:]] == [
+        ("mindspore on npu", state, text, fix)
+    ]
 
 
 def test_numpy_2_clashes_with_mindspore(versions):

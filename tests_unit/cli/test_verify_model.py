@@ -398,11 +398,29 @@ def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypat
 
 
 @pytest.mark.platforms("mindspore")
-@pytest.mark.parametrize("command", ["model", "ops", "redistribute", "contract"])
-def test_a_card_for_simulated_ranks_of_mindspore_has_exit_status_2(command, capsys):
-    """Ranks of MindSpore run on CPU only: said before anything runs."""
-    assert main(["verify", command, "--platform", "mindspore", "--device", "npu"]) == 2
+@pytest.mark.parametrize("command", [("model",), ("ops",), ("redistribute",), ("contract", "--launch", "processes")])
+def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, monkeypatch):
+    """What was found of MindSpore and what to install: said before anything runs, in one line."""
+    from hyper_parallel.platform.mindspore import training
+
+    monkeypatch.setattr(training, "missing_ascend", lambda: "MindSpore 2.10.0 is the CPU build: install another")
+    assert main(["verify", *command, "--platform", "mindspore", "--device", "npu"]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: --device npu: ranks of MindSpore are started on cpu only; "
-        "use --device cpu, or --platform torch\n"
+        "hyper-parallel: error: --device npu: mindspore sees no such card here, only cpu; MindSpore 2.10.0 is the CPU "
+        "build: install another, or use --device cpu\n"
     )
+
+
+@pytest.mark.platforms("mindspore")
+@pytest.mark.parametrize("command, ranks", [(("model",), 3), (("contract", "--world-size", "2"), 2)])
+def test_more_ranks_of_mindspore_than_cards_have_exit_status_2(command, ranks, capsys, monkeypatch):
+    """A card takes one rank; simulated ranks are refused with what is there instead."""
+    from hyper_parallel.platform.select import platform_named
+    from hyper_parallel.transport import mindspore_cards
+
+    monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
+    monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
+    words = ["verify", *command, "--platform", "mindspore", "--device", "npu"]
+    for launch, says in (("processes", f"{ranks} ranks of MindSpore need"), ("simulated", "MindSpore computes there")):
+        assert main([*words, "--launch", launch]) == 2
+        assert capsys.readouterr().err.startswith(f"hyper-parallel: error: --device npu: {says}")

@@ -399,13 +399,18 @@ def test_reports_say_which_cards_ranks_share(monkeypatch, test, title):
 
 
 def test_simulated_ranks_of_mindspore_are_skipped_on_a_card(monkeypatch):
-    """They are on CPU only, and the skip says so; PyTorch's share the card."""
+    """They are on CPU only, and its real ranks take a card each: the skip says so; PyTorch's share the card."""
     monkeypatch.setattr(ranks, "count_cards", lambda _device: 1)
     ranks._require_cards(ranked(3, "simulated"))
     with pytest.raises(
         pytest.skip.Exception, match=r"^\[no-transport\] simulated ranks of MindSpore are on CPU only, "
     ):
         ranks._require_cards(ranked(3, "simulated", framework="mindspore"))
+    ranks._require_cards(ranked(1, "processes", framework="mindspore"))
+    with pytest.raises(
+        pytest.skip.Exception, match=r"^\[too-few-cards\] 3 ranks of MindSpore take a card each, here are 1$"
+    ):
+        ranks._require_cards(ranked(3, "processes", framework="mindspore"))
 
 
 README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"

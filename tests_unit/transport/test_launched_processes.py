@@ -9,7 +9,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.pytest_plugin.ranks import require_transport
-from hyper_parallel.transport import launched_processes
+from hyper_parallel.transport import cluster, launched_processes
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.serialization import pack
@@ -183,6 +183,7 @@ def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
 
 def test_a_world_that_cannot_be_joined_says_why(platform_name, monkeypatch):
     """A device that this machine does not have is an error that names the rank, at once."""
+    monkeypatch.setattr(cluster, "FRESH", "rehearsal")  # fresh interpreters take seconds to import MindSpore
     with pytest.raises(RankFailedError, match=r"rank 0 of 1 could not join its world: "):
         run_launched(pack((os.getpid, ())), 1, platform_name, 10.0, "npu")
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +103,17 @@ def test_a_process_that_does_not_answer_is_told(monkeypatch):
     """A process that runs and writes nothing until the limit does not answer."""
     monkeypatch.setattr(rank_pool, "_STACK_SECONDS", 0.05)
     assert rank_pool.stacks_of({0: _Silent(multiprocessing.current_process())}) == {0: "(the process does not answer)"}
+
+
+def _frameworks(line):
+    """Send the names of the frameworks that this process has imported."""
+    line.send([name for name in ("torch", "mindspore") if name in sys.modules])
+
+
+def test_a_fresh_process_has_imported_nothing():
+    """It is an interpreter of its own, as msrun starts those of MindSpore on cards, and not one of a fork server."""
+    ours, theirs = multiprocessing.Pipe()
+    process = rank_pool.start_process(_frameworks, (theirs,), "fresh", rank_pool.FRESH)
+    assert ours.recv() == []
+    process.join()
+    assert process.exitcode == 0

@@ -52,6 +52,13 @@ def test_memory_that_runs_out_is_told_with_what_to_do():
     )
 
 
+@pytest.mark.parametrize("words", ["Device(id:0) memory isn't enough, alloc failed", "Memory not enough: alloc size"])
+def test_memory_that_runs_out_is_known_by_mindspores_words(words):
+    """MindSpore says it in other words than PyTorch."""
+    with pytest.raises(InputError, match=r"^--device npu: the card's memory ran out: "), card_errors(_Card(), "npu"):
+        raise RuntimeError(words)
+
+
 def test_other_errors_are_left_alone():
     """What is no error of memory keeps its type and text, and a run without one ends as it would."""
     card = _Card()

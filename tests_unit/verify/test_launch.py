@@ -207,6 +207,7 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / launch_worker.DEVICE).write_text("abacus")
+    (tmp_path / launch_worker.CLUSTER).write_text("")
     report = launch_worker._run(
         tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch", RankFlight(0, 2, os.getpid())
     )

@@ -188,7 +188,7 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
     monkeypatch.setattr(type(platform_named(platform_name)), "missing_card", lambda *_: "why")
     texts = {
         "torch": "--device cuda: torch sees no such card here, only cpu; why, or use --device cpu",
-        "mindspore": "--device cuda: ranks of MindSpore are started on cpu only; use --device cpu, or --platform torch",
+        "mindspore": "--device cuda: mindspore sees no such card here, only cpu; why, or use --device cpu",
     }
     for start in (simulate, launch):
         with pytest.raises(UnsupportedOnBackend) as caught:
@@ -196,6 +196,26 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
         assert str(caught.value) == texts[platform_name]
         with pytest.raises(ValueError, match=r"^device is 'gpu'; it must be cpu, cuda or npu$"):
             start(print, 2, platform_name, device="gpu")
+
+
+@pytest.mark.platforms("mindspore")
+def test_mindspore_has_real_ranks_on_cards_alone(monkeypatch):
+    """Simulated ranks are refused with what MindSpore has there; real ones are refused where cards are too few."""
+    from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.platform.select import platform_named
+    from hyper_parallel.transport import mindspore_cards
+    from hyper_parallel.verify import launch
+
+    monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
+    monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        simulate(print, 2, "mindspore", device="npu")
+    assert str(caught.value) == (
+        "--device npu: MindSpore computes there in `verify model` and `verify contract` with --launch processes, and "
+        "in `launch`; use one of those, --device cpu, or --platform torch"
+    )
+    with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: 2 ranks of MindSpore need 2 cards, one each, and "):
+        launch(print, 2, "mindspore", device="npu")
 
 
 @pytest.mark.platforms("torch")

@@ -19,6 +19,8 @@ from hyper_parallel.platform.contract.training import (
 from hyper_parallel.platform.mindspore.indexed_draws import active_dropouts, indexed_draws
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
+from hyper_parallel.transport.mindspore import compute_on_cpu
+from hyper_parallel.transport.mindspore_cards import missing_ascend
 
 __all__ = ["MindSporeTraining"]
 
@@ -115,6 +117,18 @@ class MindSporeTraining(TrainingFacet):
         """The gradients are values."""
         del model
         return self.clip_grad_norm_(list(gradients.values()), max_norm)
+
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """See :meth:`TrainingFacet.on_device`; on CPU, a process that has computed nothing leaves its card alone."""
+        if device_type == "cpu":
+            compute_on_cpu()
+        return super().on_device(device_type)
+
+    def missing_card(self, device_type: str) -> str:
+        """From what is installed, and from what became of MindSpore's plugin for Ascend."""
+        if device_type == "cuda":
+            return "this library uses MindSpore on cpu and npu: take --platform torch"
+        return missing_ascend() or f"this process computes on {device_type}"
 
     def seed(self, seed: int) -> None:
         """``mindspore.set_seed`` and ``mindspore.manual_seed``."""
