@@ -1,6 +1,7 @@
 """Measures calls in turns: the plain or hand-written one, that of a framework's own DTensor if it has one, and ours.
 
-The implementations take turns, and medians of thread CPU time are compared, so that ratios hold on a busy machine.
+The implementations take turns of milliseconds at most. Each turn's thread CPU time is divided by that of the plain turn
+beside it, and the median of these ratios counts: a busy machine that changes its speed changes both.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from time import thread_time_ns
 from typing import Any
 
 from hyper_parallel._text import near_names
-from hyper_parallel.platform.contract.call_profile import CallProfile, microseconds, profile_of
+from hyper_parallel.platform.contract.call_profile import CallProfile, profile_of
 
 __all__ = ["BenchmarkCase", "BenchmarkRow", "measured", "profile"]
 
 _WARM_UP = 20
+_TURNS = 25
+"""Turns of each implementation in a round."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class BenchmarkCase:
         name: of the row.
         budget: likewise.
         calls: plain or by hand, the peer's if there is one, ours.
-        count: calls per measurement.
+        count: calls of each implementation in a round.
         by_hand: as for the row.
     """
 
@@ -68,41 +71,41 @@ class BenchmarkCase:
 
 
 def measured(case: BenchmarkCase, rounds: int, *, one_by_one: bool = False) -> BenchmarkRow:
-    """Measure the calls in ``rounds`` rounds and take the medians.
+    """Measure the calls in turns.
 
     Args:
         case: what is measured.
-        rounds: in each, every implementation is called ``case.count`` times.
-        one_by_one: the implementations take turns call by call, rather than round by round: a call that follows
-            itself finds its code in the processor's caches, which no program does.
+        rounds: in each, every implementation is called ``case.count`` times, in 25 turns if it can be divided so.
+        one_by_one: a turn is one call: a call that follows itself finds its code in the processor's caches, which no
+            program does.
     """
     for call in case.calls:
         _warm_up(call, case.count)
+    length = 1 if one_by_one else max(case.count // _TURNS, 1)
     gc.collect()
     gc.disable()
     try:
-        times = [_one_by_one(case) if one_by_one else _in_loops(case) for _ in range(rounds)]
+        turns = [_turn(case.calls, length) for _ in range(rounds * case.count // length)]
     finally:
         gc.enable()
-    plain, *peers, ours = map(statistics.median, zip(*times, strict=True))
+    plain = statistics.median(times[0] for times in turns)
+    *peers, ours = (
+        plain * statistics.median(times[index] / times[0] for times in turns) for index in range(1, len(case.calls))
+    )
     return BenchmarkRow(case.name, plain, peers[0] if peers else None, ours, case.budget, case.by_hand)
 
 
-def _in_loops(case: BenchmarkCase) -> list[float]:
-    return [microseconds(call, case.count) for call in case.calls]
-
-
-def _one_by_one(case: BenchmarkCase) -> list[float]:
-    """Microseconds of each implementation's call, without those of reading the clock."""
-    totals, empty = [0] * len(case.calls), 0
-    for _ in range(case.count):
+def _turn(calls: list[Callable[[], Any]], length: int) -> list[float]:
+    """Microseconds of each implementation's call, the mean of ``length``, without those of reading the clock."""
+    before = thread_time_ns()
+    reading = thread_time_ns() - before
+    times = []
+    for call in calls:
         before = thread_time_ns()
-        empty += thread_time_ns() - before
-        for index, call in enumerate(case.calls):
-            before = thread_time_ns()
+        for _ in range(length):
             call()
-            totals[index] += thread_time_ns() - before
-    return [max(total - empty, 1) / case.count / 1000 for total in totals]
+        times.append(max(thread_time_ns() - before - reading, 1) / length / 1000)
+    return times
 
 
 def profile(name: str, cases: Iterable[BenchmarkCase]) -> CallProfile:

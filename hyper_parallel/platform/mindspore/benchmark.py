@@ -47,8 +47,8 @@ def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
     """Measure everything, row by row; the median of the operators comes last.
 
     Args:
-        repeats: four times the calls of an operator per measurement, a hundred times those of a step.
-        rounds: measurements per implementation, interleaved; the median counts.
+        repeats: four times the calls of an operator per round, a hundred times those of a step.
+        rounds: see :func:`hyper_parallel.platform.contract.benchmark.measured`.
     """
     operators = []
     for case in _cases(repeats):

@@ -1,8 +1,7 @@
 """Host cost of operations on DTensors, beside plain PyTorch and PyTorch's own DTensor in the same run.
 
 Everything runs in one process over PyTorch's fake process group, which moves nothing, as rank 0 of a world of two, for
-redistributions also of worlds of 8, 64 and 512: the times are the host's. The implementations take turns, and medians
-of thread CPU time are compared, so that ratios hold on a busy machine.
+redistributions also of worlds of 8, 64 and 512: the times are the host's.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
     """Measure everything, row by row; takes about twenty seconds per thousand repeats.
 
     Args:
-        repeats: calls per measurement.
-        rounds: measurements per implementation, interleaved; the median counts.
+        repeats: calls of a light operation per round.
+        rounds: see :func:`hyper_parallel.platform.contract.benchmark.measured`.
         device: of the tensors; on a card, too, what is measured is the host's time.
     """
     return (benchmark.measured(case, rounds) for case in _cases(repeats, device))
