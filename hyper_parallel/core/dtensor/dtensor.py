@@ -116,8 +116,8 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         del stride
         special = run_check or shape is not None or grad_placements is not None
         key = None if special else _even_key(local, device_mesh, placements)
-        even = _even_before(local, key)
-        if even is not None:
+        even = _EVEN.get(key)
+        if even is not None and even[0].is_dense(local):
             return _wrap_callers(local, *even)
         mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
@@ -212,12 +212,11 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         """Return the same tensor in the layout ``target``; ``cause`` is for the event log."""
         if target is self._layout:
             return self
-        platform = self._platform
+        platform, local = self._platform, self._local
         transition = plan_transition(self._layout, target)
-        result: DTensor = platform.wrap(redistribute(self._local, transition, platform, cause), target)
-        if platform.grad_enabled() and platform.needs_grad(self._local):
-            versions = (platform.version(self._local), platform.version(result._local))
-            result._origin = (self._local, versions, transition)
+        result: DTensor = platform.wrap(redistribute(local, transition, platform, cause), target)
+        if platform.needs_grad(local) and platform.grad_enabled():
+            result._origin = (local, (platform.version(local), platform.version(result._local)), transition)
         return result
 
     def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
@@ -347,14 +346,8 @@ def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
         return None
     if not _HASHABLE.issuperset(map(type, placements)):
         return None
-    on_card = () if mesh.device_type == "cpu" else (str(getattr(local, "device", "")),)
-    return (type(local), mesh, *on_card, *placements, *getattr(local, "shape", ()))
-
-
-def _even_before(local: Any, key: tuple[Any, ...] | None) -> tuple[Platform, Layout] | None:
-    """The platform and layout of an earlier call with this key."""
-    even = _EVEN.get(key)
-    return even if even is not None and even[0].is_dense(local) else None
+    on_card = "" if mesh.device_type == "cpu" else str(getattr(local, "device", ""))
+    return (type(local), mesh, on_card, tuple(placements), tuple(getattr(local, "shape", ())))
 
 
 def _remember_even(key: tuple[Any, ...], even: tuple[Platform, Layout]) -> None:

@@ -84,7 +84,7 @@ def redistribute(
         if not transition.steps:
             return local
         _check(local, transition, platform)
-        if transition.communicates and watchers():
+        if watchers() and transition.communicates:
             _notify(local, transition, _Context(platform, cause, "", ()), "forward")
         return _applied(local, transition, platform)
     if transition.is_trivial:
@@ -196,10 +196,12 @@ def _run(local: Any, transition: Transition, context: _Context, phase: str = "")
 
 def _applied(local: Any, transition: Transition, platform: Platform) -> Any:
     """Apply all steps to ``local``."""
-    for step in transition.steps:
+    steps = transition.steps
+    if not steps:
+        return local
+    for step in steps:
         local = step.apply(local, platform)
-    # On some ranks it is part of a buffer: a view.
-    return platform.function_result(local) if transition.steps else local
+    return platform.function_result(local)  # on some ranks it is part of a buffer: a view
 
 
 def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:
@@ -213,7 +215,7 @@ def _notify(local: Any, transition: Transition, context: _Context, phase: str) -
 
 def _check(local: Any, transition: Transition, platform: Platform) -> None:
     source, rank = transition.source, platform.transport().rank
-    if local.shape == source.local_shape and rank == source.mesh.rank:
+    if rank == source.mesh.rank and local.shape == source.local_shape:
         return
     if rank != source.mesh.rank:
         msg = (

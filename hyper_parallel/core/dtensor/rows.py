@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.platform.contract.tensors import Rearrangement
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,9 +75,14 @@ class GatheredRows(_Rows):
         """Size of the concatenation along ``dim``, without padding."""
         return sum(shape[self.dim] for shape in self.shapes)
 
+    @cached_property
+    def uneven(self) -> bool:
+        """Whether any part is shorter than its row."""
+        return self.length < self.whole[self.dim]
+
     def padded(self, local: Any, platform: Platform) -> Any:
         """Return ``local``, one of the parts, contiguous, with zeros up to the size of a row."""
-        missing = self.shape[self.dim] - local.shape[self.dim]
+        missing = self.shape[self.dim] - local.shape[self.dim] if self.uneven else 0
         if not missing:
             return platform.contiguous(local)
         shape = (*self.shape[: self.dim], missing, *self.shape[self.dim + 1 :])
@@ -88,36 +95,29 @@ class GatheredRows(_Rows):
         return (*self.shape[: self.dim], self.shape[self.dim] * len(self.shapes), *self.shape[self.dim + 1 :])
 
     @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Dims of the rows with the members' dim before ``dim``."""
-        return (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
+    def by_dim(self) -> Rearrangement:
+        """Rows with the members' dim before ``dim``."""
+        order = (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
+        return Rearrangement.of((len(self.shapes), *self.shape), order)
 
     def joined(self, rows: Any, platform: Platform) -> Any:
-        """Return the rows, concatenated along ``dim``, without their padding, contiguous.
-
-        Where a part has one element along ``dim``, ``reshape`` needs no copy and returns a view in another order.
-        """
-        whole = (rows.permute(self.order) if self.copied else rows).reshape(self.whole)
-        if self.length != self.whole[self.dim]:
-            whole = platform.narrow(whole, self.dim, 0, self.length)
-        return platform.contiguous(whole)
+        """Return the rows, concatenated along ``dim``, without their padding, contiguous."""
+        dense = platform.rearranged(rows, self.by_dim) if self.copied else platform.contiguous(rows)
+        whole = dense.reshape(self.whole)
+        return platform.contiguous(platform.narrow(whole, self.dim, 0, self.length)) if self.uneven else whole
 
 
 class ScatteredRows(_Rows):
     """A tensor to be split along one dim, a row for each member."""
 
     @cached_property
-    def separated(self) -> Shape:
-        """Shape of the whole with a dim of the members before ``dim``."""
-        return (*self.shape[: self.dim], len(self.shapes), *self.shape[self.dim :])
-
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Those dims with the members' one first."""
-        return (self.dim, *range(self.dim), *range(self.dim + 1, len(self.shape) + 1))
+    def by_member(self) -> Rearrangement:
+        """The whole with a dim of the members, which is split off ``dim``, first."""
+        separated = (*self.shape[: self.dim], len(self.shapes), *self.shape[self.dim :])
+        return Rearrangement.of(separated, (self.dim, *range(self.dim), *range(self.dim + 1, len(separated))))
 
     def split(self, local: Any, platform: Platform) -> Any:
         """Return the parts as rows of a contiguous tensor, in the memory of ``local`` where that is possible."""
         if self.copied:
-            return platform.contiguous(local.reshape(self.separated).permute(self.order))
+            return platform.rearranged(local, self.by_member)
         return platform.contiguous(local).reshape((len(self.shapes), *self.shape))

@@ -100,18 +100,20 @@ class Dispatcher:
                 parts.append(arg)
             else:
                 parts.append(self._key(arg))
-        for name, value in kwargs.items():
-            parts.append(name)
-            of = type(value)
-            if of in loose:
-                parts.append(of)
-            elif of in _ATOMS:
-                parts.append(of)
-                parts.append(value)
-            else:
-                parts.append(self._key(value))
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                of = type(value)
+                if of in loose:
+                    parts.append(of)
+                elif of in _ATOMS:
+                    parts.append(of)
+                    parts.append(value)
+                else:
+                    parts.append(self._key(value))
         if entry.by_dtype:
-            self._add_dtypes(parts, (*args, *kwargs.values()), enabled=self.platform.grad_enabled())
+            values = (*args, *kwargs.values()) if kwargs else args
+            self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -251,13 +253,15 @@ class Dispatcher:
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
-    def _key(self, value: Any) -> Any:  # noqa: PLR0911 - one line per type
+    def _key(self, value: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
         """The part of a key that stands for one argument."""
         of = type(value)
         if of is self.dtensor_type:
             return value._layout
         if of in _ATOMS:
             return (of, value)
+        if of is list:
+            return (of, *map(self._key, value))
         if of is float:
             return (of, value or repr(value))
         if isinstance(value, DTensor):
@@ -279,11 +283,12 @@ class Dispatcher:
         """Add the dtype of each tensor, and whether its gradient is recorded, to the parts of a key."""
         for value in values:
             if isinstance(value, DTensor):
-                parts.append(value._local.dtype)
-                parts.append(enabled and self.platform.needs_grad(value._local))
+                local = value._local
+                parts.append(local.dtype)
+                parts.append(enabled and self.platform.needs_grad(local))
             elif isinstance(value, (list, tuple)):
                 self._add_dtypes(parts, value, enabled=enabled)
-            elif self.platform.is_tensor(value):
+            elif type(value) not in _ATOMS and self.platform.is_tensor(value):
                 parts.append(value.dtype)
                 parts.append(enabled and self.platform.needs_grad(value))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyper_parallel._tree import tree_map
 
-__all__ = ["TensorsFacet", "dtype_name"]
+__all__ = ["Rearrangement", "TensorsFacet", "dtype_name"]
 
 _HOMES = ("torch", "mindspore")
 
@@ -24,6 +25,28 @@ def dtype_name(dtype_str: Any) -> str:
         return ""  # the name of no dtype
     home, dot, name = dtype_str.rpartition(".")
     return name.lower() if not dot or home in _HOMES else dtype_str
+
+
+class Rearrangement(NamedTuple):
+    """An order of the elements of a tensor: those of ``reshape(shape).permute(order)``.
+
+    Attributes:
+        shape: in which the tensor is seen.
+        order: dims of ``shape`` in their new order.
+        sizes: of the result.
+        strides: with which a dense tensor, read in ``sizes``, gives the result.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], order: tuple[int, ...]) -> Rearrangement:
+        """Return the rearrangement; sizes and strides follow."""
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        return cls(shape, order, tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))
 
 
 class TensorsFacet(abc.ABC):
@@ -48,6 +71,10 @@ class TensorsFacet(abc.ABC):
     @abc.abstractmethod
     def contiguous(self, data: Any) -> Any:
         """Return the same values, densely stored."""
+
+    def rearranged(self, data: Any, how: Rearrangement) -> Any:
+        """Return the elements of ``data``, off the graph, in another order: densely stored."""
+        return self.contiguous(data.reshape(how.shape).permute(how.order))
 
     @abc.abstractmethod
     def copy(self, data: Any) -> Any:

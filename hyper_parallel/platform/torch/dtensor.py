@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -60,7 +61,7 @@ class TorchDTensor(DTensor, Tensor):
         """Function-level interception; a call without a rule here falls through to operator level."""
         entry = _ENTRIES.get(func)
         if entry is not None and (not kwargs or "out" not in kwargs):
-            return cls._dispatch(entry, args, kwargs or {})
+            return cls._dispatch(entry, args, kwargs or _NO_KWARGS)
         if func in _FACTS and len(args) == 1 and not kwargs:
             return func(args[0]._local)
         return intercept.function(func, types, args, kwargs or {})
@@ -315,7 +316,7 @@ class TorchDTensor(DTensor, Tensor):
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage, read-only where this one is."""
         alias = wrap(local, self._layout)
-        alias._uncounted = self._uncounted_writes()  # noqa: SLF001 - of its own class
+        alias._uncounted = self._uncounted or self._uncounted_writes()  # noqa: SLF001 - of its own class
         if self._readonly is not None:
             alias._readonly = self._readonly
         return alias
@@ -479,7 +480,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def _extras(self) -> dict[str, Any]:
         """Attributes that others attached to the object, ``_is_param`` included."""
-        return {name: value for name, value in vars(self).items() if name not in _OWN}
+        return {name: value for name, value in vars(self).items() if name not in _OWN and name not in _OF_CONSTRUCTOR}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the local tensor and the layout; gradients are not pickled."""
@@ -544,6 +545,7 @@ def _sources(base: TorchDTensor) -> tuple[tuple[Tensor, UncountedWrites, tuple[i
     return ((storage, uncounted, (storage._version, uncounted.version)),)  # noqa: SLF001 - no public spelling
 
 
+_NO_KWARGS: dict[str, Any] = {}
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}
 # Questions that a local tensor answers as the whole does; optimizers ask them of every parameter at every step.
@@ -560,21 +562,34 @@ _FACTS = frozenset(
 def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """Return a DTensor over ``local``, which is not checked against ``layout``.
 
-    PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``. It warns where the local takes part in
-    autograd and the wrapper does not, as is normal here; in that case use the general constructor.
+    PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``, and dtype and device of a tensor. It
+    warns where that takes part in autograd and the wrapper does not, as is normal here; then another tensor is given.
     """
-    tensor: TorchDTensor
-    if local.requires_grad:
-        tensor = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
-    else:
-        tensor = _fast_make(TorchDTensor, local, layout, False)
+    like = _LIKE.get((local.dtype, local.device)) if local.requires_grad else local
+    if like is None:
+        like = _without_gradient(local)
+    tensor: TorchDTensor = _make(TorchDTensor, like, layout, False)
     tensor._local = local
     tensor._layout = layout
     return tensor
 
 
-_make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - PyTorch's constructor for subclasses
-_fast_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
+_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
+# Empty tensors by dtype and device.
+_LIKE: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+_LOCK = threading.Lock()
+
+
+def _without_gradient(local: Tensor) -> Tensor:
+    """A tensor of the dtype and device of ``local``; kept for later ones, unless it is special to this context."""
+    like = local.detach()
+    if type(like) is Tensor and not torch.is_inference_mode_enabled() and not _dispatch_modes():
+        with _LOCK:
+            _LIKE[like.dtype, like.device] = like = like.new_empty(0)
+    return like
+
+
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - no public spelling
 
 
 def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
@@ -598,6 +613,8 @@ _OWN = frozenset({
     "_local", "_layout", "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken",
     "_uncounted",
 })  # fmt: skip
+# What PyTorch's constructor sets.
+_OF_CONSTRUCTOR = frozenset({"_spec", "_local_tensor"})
 
 
 def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:

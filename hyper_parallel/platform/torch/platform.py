@@ -71,10 +71,10 @@ class TorchPlatform(
         active = active_transport_of("torch")
         if active is not None:
             return active
-        if not _joined():
-            return unlaunched(_ALONE)
         world, engine = self._joined_world
-        return engine if world is distributed.group.WORLD else self._connected()  # type: ignore[return-value] # with a world
+        if world is not None and world is distributed.group.WORLD:
+            return engine  # type: ignore[return-value] # with a world
+        return self._connected() if _joined() else unlaunched(_ALONE)
 
     _joined_world: tuple[Any, Transport | None] = (None, None)
 

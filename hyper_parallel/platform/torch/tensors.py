@@ -11,7 +11,7 @@ import torch
 
 from hyper_parallel._caches import register
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
+from hyper_parallel.platform.contract.tensors import Rearrangement, TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import materialized
 from hyper_parallel.transport.c10d.missing_cards import missing_card
@@ -46,6 +46,13 @@ class TorchTensors(TensorsFacet):
     def contiguous(self, data: Any) -> Any:
         """Densely stored values."""
         return materialized(data).contiguous()
+
+    def rearranged(self, data: Any, how: Rearrangement) -> Any:
+        """A dense tensor is read by the strides of the result: one call in the place of three."""
+        values = materialized(data)
+        if values.is_contiguous():
+            return torch.as_strided_copy(values, how.sizes, how.strides)
+        return super().rearranged(values, how)
 
     def copy(self, data: Any) -> Any:
         """New storage, off the graph."""
@@ -92,6 +99,10 @@ class TorchTensors(TensorsFacet):
     def detach(self, data: Any) -> Any:
         """Same storage, off the graph."""
         return data.detach()
+
+    def function_result(self, data: Any) -> Any:
+        """The tensor itself, unless it is a view."""
+        return data.detach() if data._is_view() else data  # noqa: SLF001 - no public spelling
 
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Zeros."""

@@ -22,6 +22,7 @@ __all__ = ["C10dRows"]
 # Every engine moves these; the others travel as bytes.
 _CARRIED = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8})
 _OF_ACCELERATORS = frozenset({torch.float16, torch.bfloat16})
+_UNKNOWN: Any = object()
 
 
 class C10dRows(C10dGroups):
@@ -76,12 +77,14 @@ class C10dRows(C10dGroups):
         Returns:
             the positions in ``ranks`` of the group's members, and the places in the group of the members of ``ranks``.
         """
-        if ranks not in self._orders:
+        order = self._orders.get(ranks, _UNKNOWN)
+        if order is _UNKNOWN:
             check_ranks(ranks, self.rank, self.world_size)
             members = sorted(range(len(ranks)), key=ranks.__getitem__)
             places = sorted(range(len(ranks)), key=members.__getitem__)
-            self._orders[ranks] = None if members == places == list(range(len(ranks))) else (members, places)
-        return self._orders[ranks]
+            order = None if members == places == list(range(len(ranks))) else (members, places)
+            self._orders[ranks] = order
+        return order
 
     def _buffers(self, sent: torch.Tensor, received: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Both buffers as the engine carries them: as they are, or as bytes of the same memory."""

@@ -8,7 +8,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import ArgumentTypeError, LayoutError, MixedTensorError, UnsupportedOperatorError
@@ -469,3 +469,42 @@ def test_methods_that_would_reach_for_storage_are_refused():
         "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor",
         "apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor",
     ]
+
+
+def test_what_a_wrapper_is_made_like_is_kept_outside_of_special_modes_only(monkeypatch):
+    """Tensors of inference mode or of a fake device would not suit later wrappers; dtype is the local's in any case."""
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    from hyper_parallel.platform.torch import dtensor
+
+    wrap, kept = get_torch_platform().wrap, {}
+    monkeypatch.setattr(dtensor, "_LIKE", kept)
+    layout = Layout.place(DeviceMesh.abstract("cpu", (1,), (0,), ("tp",)), [R], (2,))
+    local = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    with torch.inference_mode():
+        made = [wrap(local, layout)]
+    with FakeTensorMode():
+        wrap(torch.ones(2, requires_grad=True), layout)
+    assert kept == {}
+    made += [wrap(local, layout), wrap(local, layout)]
+    ((key, like),) = kept.items()
+    assert (key, like.numel(), like.requires_grad, like.is_inference()) == (
+        (torch.float64, torch.device("cpu")), 0, False, False,
+    )  # fmt: skip
+    for wrapped in made:
+        own = [getattr(torch._C.TensorBase, name).__get__(wrapped) for name in ("dtype", "shape", "requires_grad")]
+        assert own == [torch.float64, (2,), False]
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_what_is_pickled_is_the_local_tensor_once(needs_grad):
+    """What PyTorch's constructor keeps of the local tensor is no attribute that others attached."""
+
+    def program(mesh):
+        tensor = spread(values(2, 3), mesh, S0).requires_grad_(needs_grad)
+        tensor = get_torch_platform().wrap(tensor.to_local(), tensor.layout)
+        tensor.label = "weight"
+        return tensor.__reduce_ex__(4)[1][2], vars(copy.deepcopy(tensor)).get("label")
+
+    assert on_ranks(program, 1) == [({"label": "weight"}, "weight")]
