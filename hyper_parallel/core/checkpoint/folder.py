@@ -150,14 +150,34 @@ class DataFile:
         written: list[tuple[str, Piece]] = []
         if not parts:
             return written
-        content = self._mapped("r+")
-        for name, box, values in parts:
-            self._part(content, name, box)[...] = values
-            written.append((name, (box, checksum(values))))
-        content.flush()
         with self.path.open("rb+") as file:
+            several = [part for part in parts if not self._write_run(file.fileno(), *part)]
+            if several:
+                content = self._mapped("r+")
+                for name, box, values in several:
+                    self._part(content, name, box)[...] = values
+                content.flush()
             os.fsync(file.fileno())
-        return written
+        return [(name, (box, checksum(values))) for name, box, values in parts]
+
+    def _write_run(self, file: int, name: str, box: Box, values: np.ndarray[Any, Any]) -> bool:
+        """Write a box whose bytes follow each other in the file, as shards of dim 0; False if they do not.
+
+        That is faster than to write through a map, which fetches every page first.
+        """
+        entry = self.entries[name]
+        lengths = [high - low for low, high in box]
+        sharded = next((dim for dim, length in enumerate(lengths) if length != 1), len(lengths))
+        if values.dtype != entry.dtype or lengths[sharded + 1 :] != list(entry.shape[sharded + 1 :]):
+            return False
+        item, first = entry.dtype.itemsize, 0
+        for (low, _), length in zip(box, entry.shape, strict=True):
+            first = first * length + low
+        place, rest = len(self._header) + self._offsets[name] + first * item, _as_bytes(values)
+        while rest:
+            count = os.pwrite(file, rest, place)
+            place, rest = place + count, rest[count:]
+        return True
 
     def view(self, name: str, box: Box) -> np.ndarray[Any, Any]:
         """Return a part of a tensor as a read-only array, mapped from the file."""
@@ -182,9 +202,14 @@ class DataFile:
 
 def checksum(values: np.ndarray[Any, Any]) -> int:
     """Return the CRC-32 of the bytes of ``values`` in row-major order."""
+    return zlib.crc32(_as_bytes(values))
+
+
+def _as_bytes(values: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of ``values`` in row-major order; a copy only where they are not in that order."""
     import numpy as np
 
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def _header(entries: dict[str, Entry]) -> tuple[bytes, dict[str, int]]:

@@ -8,6 +8,7 @@ run, since the time of another computation says nothing.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +100,8 @@ def step_rows(model: str, size: Size, budget: float) -> Iterator[BenchmarkRow]:
 def checkpoint_row(folder: Path, numbers: int, turns: int = 3) -> BenchmarkRow:
     """Measure ``save`` of tensors that are sharded over all ranks, beside one safetensors file that rank 0 writes.
 
+    Both are on the disk at the end of their time.
+
     Args:
         folder: that all ranks share.
         numbers: how many float32 the tensors have together; a multiple of 16 times the ranks.
@@ -114,6 +117,8 @@ def checkpoint_row(folder: Path, numbers: int, turns: int = 3) -> BenchmarkRow:
     def one_file() -> None:
         if writer:
             save_file(whole, folder / "whole.safetensors")
+            with (folder / "whole.safetensors").open("rb") as file:
+                os.fsync(file.fileno())
 
     calls: list[Callable[[], Any]] = [one_file, lambda: save(state, folder / "sharded")]
     return _row(f"save of {numbers * 4 / 2**30:g} GiB", calls, turns, 1, _SAVE_BUDGET)
