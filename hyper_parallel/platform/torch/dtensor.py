@@ -582,14 +582,17 @@ _LOCK = threading.Lock()
 
 def _without_gradient(local: Tensor) -> Tensor:
     """A tensor of the dtype and device of ``local``; kept for later ones, unless it is special to this context."""
-    like = local.detach()
-    if type(like) is Tensor and not torch.is_inference_mode_enabled() and not _dispatch_modes():
-        with _LOCK:
-            _LIKE[like.dtype, like.device] = like = like.new_empty(0)
+    special = torch.is_inference_mode_enabled() or _dispatch_modes() or _function_transform() is not None
+    if special or type(local.detach()) is not Tensor:
+        return local.detach()
+    like = torch.empty(0, dtype=local.dtype, device=local.device)  # dense, whatever the local tensor is
+    with _LOCK:
+        _LIKE[local.dtype, local.device] = like
     return like
 
 
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - no public spelling
+_function_transform: Any = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - of torch.func
 
 
 def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:

@@ -486,6 +486,7 @@ def test_what_a_wrapper_is_made_like_is_kept_outside_of_special_modes_only(monke
         made = [wrap(local, layout)]
     with FakeTensorMode():
         wrap(torch.ones(2, requires_grad=True), layout)
+    torch.func.grad(lambda x: (wrap(x, layout), x.sum())[1])(local.detach())
     assert kept == {}
     made += [wrap(local, layout), wrap(local, layout)]
     ((key, like),) = kept.items()
