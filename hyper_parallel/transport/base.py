@@ -124,12 +124,16 @@ class Transport(RowCollectives):
         world_size: number of ranks.
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
         framework: of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
+        survives_mismatch: whether later calls are right after ranks disagreed in a message or an asynchronous
+            collective. The engine of a card was handed its part before the ranks were compared: it has lost its place,
+            and the world is over.
     """
 
     rank: int
     world_size: int
     backend: str
     framework: str = ""
+    survives_mismatch: bool = True
 
     @functools.cached_property
     def receiving(self) -> dict[Channel, WeakKeyDictionary[Work, str]]:
@@ -254,6 +258,7 @@ class ForwardingTransport(Transport):
         self.world_size = inner.world_size
         self.backend = inner.backend
         self.framework = inner.framework
+        self.survives_mismatch = inner.survives_mismatch
         self._inner = inner
 
     def group(self, ranks: Ranks) -> Any:

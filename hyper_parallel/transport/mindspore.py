@@ -10,7 +10,7 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint import distributed
 
-from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import (
     ORDERED_REDUCTIONS,
     WORLD,
@@ -220,12 +220,14 @@ class HcclTransport(EngineTransport):
 
     backend = "hccl"
     framework = "mindspore"
+    survives_mismatch = False
 
     def __init__(self, engine: Any = distributed) -> None:
         self._engine = engine
         self.rank = engine.get_rank()
         self.world_size = engine.get_world_size()
         self._groups: dict[Ranks, Any] = {}
+        self._dropped: set[Any] = set()
 
     def send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message, and HCCL matches messages by their order."""
@@ -385,13 +387,27 @@ class HcclTransport(EngineTransport):
         if key not in self._groups:
             whole = key == tuple(range(self.world_size))
             self._groups[key] = self._engine.new_group(None if whole else list(key))
+            self._dropped.discard(self._groups[key])  # the same ranks give the same name
         return self._groups[key]
 
     def ranks_of(self, group: Any) -> Ranks:
-        """See :meth:`Transport.ranks_of`."""
+        """See :meth:`Transport.ranks_of`.
+
+        Raises:
+            MeshError: ``group`` is no group of this world, or was destroyed.
+        """
         if group is None:
             return tuple(range(self.world_size))
-        return tuple(self._engine.get_process_group_ranks(group))
+        try:
+            if isinstance(group, str) and group not in self._dropped:
+                return tuple(self._engine.get_process_group_ranks(group))
+        except (KeyError, ValueError, RuntimeError):  # whichever MindSpore's build raises
+            pass
+        msg = (
+            f"{group!r} is no group of this world, or was destroyed; "
+            f"known are the groups of ranks {[list(ranks) for ranks in self._groups]}; create_group builds one"
+        )
+        raise MeshError(msg)
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -399,12 +415,15 @@ class HcclTransport(EngineTransport):
 
     def adopt(self, group: Any) -> None:
         """See :meth:`Transport.adopt`."""
+        if isinstance(group, str):  # MindSpore's own functions may have built it again, with the name that it had
+            self._dropped.discard(group)
         self._groups[tuple(sorted(self.ranks_of(group)))] = group
 
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         ranks = tuple(sorted(self.ranks_of(group)))
         self._engine.destroy_process_group(group)
+        self._dropped.add(group)
         if self._groups.get(ranks) == group:
             del self._groups[ranks]
 

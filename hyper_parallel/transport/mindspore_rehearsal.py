@@ -83,10 +83,11 @@ def _refusal(name: str, what: str) -> UnsupportedOnBackend:
 
 
 class _Functions:
-    """The functions, without checks; a group is the list of its ranks, ascending."""
+    """The functions, without checks; a group is a name, which its ranks give it, as MindSpore's are."""
 
     def __init__(self, carrier: Transport) -> None:
         self._carrier = carrier
+        self._members: dict[str, list[int]] = {}
 
     def get_rank(self) -> int:
         return self._carrier.rank
@@ -94,46 +95,51 @@ class _Functions:
     def get_world_size(self) -> int:
         return self._carrier.world_size
 
-    def new_group(self, ranks: list[int] | None) -> list[int]:
-        return ranks or list(range(self._carrier.world_size))
+    def new_group(self, ranks: list[int] | None) -> str:
+        members = ranks or list(range(self._carrier.world_size))
+        name = "-".join(map(str, members))
+        self._members[name] = members
+        return name
 
-    def get_process_group_ranks(self, group: list[int]) -> list[int]:
-        return group
+    def get_process_group_ranks(self, group: str) -> list[int]:
+        return self._members[group]
 
-    def destroy_process_group(self, group: list[int] | None = None) -> None:
+    def destroy_process_group(self, group: str | None = None) -> None:
         if group is None:
             self._carrier.close()
+        else:
+            del self._members[group]
 
-    def all_reduce(self, tensor: Tensor, op: str, group: list[int], async_op: bool) -> Work:
+    def all_reduce(self, tensor: Tensor, op: str, group: str, async_op: bool) -> Work:
         del async_op
-        return self._start(lambda total: _put(tensor, total), "all_reduce", tensor, op, tuple(group))
+        return self._start(lambda total: _put(tensor, total), "all_reduce", tensor, op, self._ranks(group))
 
-    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, group: list[int], async_op: bool) -> Work:
+    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, group: str, async_op: bool) -> Work:
         del async_op
 
         def put(parts: Sequence[Tensor]) -> None:
             for target, part in zip(tensor_list, parts, strict=True):
                 _put(target, part)
 
-        return self._start(put, "all_gather", tensor, tuple(group), [tensor.shape] * len(group))
+        return self._start(put, "all_gather", tensor, self._ranks(group), [tensor.shape] * len(self._members[group]))
 
     def all_to_all_single(
-        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], group: list[int], async_op: bool
+        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], group: str, async_op: bool
     ) -> Work:
         del async_op
         return self._start(
-            lambda parts: _put(output, _joined(parts)), "all_to_all", _split(tensor, sent), tuple(group),
+            lambda parts: _put(output, _joined(parts)), "all_to_all", _split(tensor, sent), self._ranks(group),
             [(size,) for size in received],
         )  # fmt: skip
 
-    def reduce_scatter_tensor(self, output: Tensor, tensor: Tensor, op: str, group: list[int], async_op: bool) -> Work:
+    def reduce_scatter_tensor(self, output: Tensor, tensor: Tensor, op: str, group: str, async_op: bool) -> Work:
         del async_op
-        chunks = _split(tensor, [output.shape[0]] * len(group))
-        return self._start(lambda mine: _put(output, mine), "reduce_scatter", chunks, op, tuple(group))
+        chunks = _split(tensor, [output.shape[0]] * len(self._members[group]))
+        return self._start(lambda mine: _put(output, mine), "reduce_scatter", chunks, op, self._ranks(group))
 
-    def broadcast(self, tensor: Tensor, src: int, group: list[int], async_op: bool) -> Work:
+    def broadcast(self, tensor: Tensor, src: int, group: str, async_op: bool) -> Work:
         del async_op
-        return self._start(lambda value: _put(tensor, value), "broadcast", tensor, src, tuple(group))
+        return self._start(lambda value: _put(tensor, value), "broadcast", tensor, src, self._ranks(group))
 
     def send(self, tensor: Tensor, dst: int) -> None:
         self._carrier.send(tensor, dst)
@@ -147,11 +153,14 @@ class _Functions:
     def irecv(self, tensor: Tensor, src: int) -> Work:
         return self._start(lambda value: _put(tensor, value), "recv", tensor, src)
 
-    def all_gather_object(self, object_list: list[Any], obj: Any, group: list[int]) -> None:
-        object_list[:] = self._carrier.all_gather_object(obj, tuple(group))
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: str) -> None:
+        object_list[:] = self._carrier.all_gather_object(obj, self._ranks(group))
 
-    def barrier(self, group: list[int]) -> None:
-        self._carrier.barrier(tuple(group))
+    def barrier(self, group: str) -> None:
+        self._carrier.barrier(self._ranks(group))
+
+    def _ranks(self, group: str) -> tuple[int, ...]:
+        return tuple(self._members[group])
 
     def _start(self, put: Callable[[Any], None], *call: Any) -> Work:
         """Start a collective of the carrier; waiting for it fills the caller's tensors, as it does in MindSpore."""

@@ -59,10 +59,11 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
         flight = RankFlight(rank, task.world_size, int((folder / "launcher").read_text()))
         flight.begin()
         threading.Thread(target=flight.leave_with_parent, args=(os._exit,), daemon=True).start()
-        report = _run(folder, dataclasses.replace(task, rank=rank), platform, flight)
+        report, world = _run(folder, dataclasses.replace(task, rank=rank), platform, flight)
         partial = folder / f"{rank}.report.part"
         partial.write_bytes(pickle.dumps(report))
         partial.rename(folder / f"{rank}.report")
+        del world  # a line that closed before there was a report would tell of a rank that died
         pid.unlink()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -70,7 +71,8 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
         os._exit(0 if report.how == "returned" else 1)
 
 
-def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> RankReport:
+def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> tuple[RankReport, Transport | None]:
+    """Return the report of the rank, and its transport, with the line to the coordinator; None if it did not join."""
     sys.path[:] = task.path
     os.chdir(task.folder)
     # The state that ranks have copied from the fork server; in processes of their own they would differ.
@@ -79,8 +81,8 @@ def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> Ran
     try:
         transport = _join(folder, task, platform, flight)
     except Exception as error:  # noqa: BLE001 - goes into the report
-        return RankReport("raised", pack_error(error), trace(error))
-    return run_rank(task, transport)
+        return RankReport("raised", pack_error(error), trace(error)), None
+    return run_rank(task, transport), transport
 
 
 def _join(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> Transport:

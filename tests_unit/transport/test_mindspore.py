@@ -6,7 +6,7 @@ from unittest.mock import create_autospec
 import numpy as np
 import pytest
 
-from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import ReductionError, active_transport, use_transport
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.transport_conformance import check_transport
@@ -71,26 +71,38 @@ def groups_over_hccl():
     engine = rehearsed()
     transport = HcclTransport(engine)
     groups = [transport.known_group((0, 1)), transport.group((1, 0)), transport.known_group((0, 1))]
-    elsewhere = [0]
+    elsewhere = engine.new_group([0])
     transport.adopt(elsewhere)
     groups.append(transport.known_group((0,)) is elsewhere)
     transport.drop(elsewhere)
     groups.append(transport.known_group((0,)))
-    transport.adopt([1])
-    transport.drop([1, 0])  # another handle of the same ranks
-    groups.append(transport.known_group((1, 0)))
-    transport.drop([0, 1])
+    refused = []
+    for stranger in (elsewhere, "abc", [1]):
+        with pytest.raises(MeshError) as caught:
+            transport.ranks_of(stranger)
+        refused.append(str(caught.value).partition(";")[0])
+        with pytest.raises(MeshError):
+            transport.adopt(stranger)
+    transport.drop(engine.new_group([1]))  # one that was not adopted
+    transport.adopt(engine.new_group([1]))
+    transport.drop(groups[1])
     groups += [transport.known_group((1,)), transport.known_group((1, 0))]
+    again = transport.group((0, 1))
+    groups.append((again, transport.ranks_of(again)))
     transport.close()
-    return groups, transport.known_group((1,)), engine.destroyed
+    return groups, refused, transport.known_group((1,)), engine.destroyed
 
 
 def test_groups_over_hccl_are_kept_and_dropped():
-    """A group is the cached one of its ranks, in any order, until it is dropped; close() leaves the world."""
-    groups, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
-    assert groups == [None, [0, 1], [0, 1], True, None, [0, 1], [1], None]
+    """A group is the cached one of its ranks, in any order, until it is dropped; close() leaves the world.
+
+    A dropped group is refused, and its ranks get another one, which has the same name.
+    """
+    groups, refused, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
+    assert groups == [None, "0-1", "0-1", True, None, "1", None, ("0-1", (0, 1))]
+    assert refused == [f"{name} is no group of this world, or was destroyed" for name in ("'0'", "'abc'", "[1]")]
     assert after is None
-    assert destroyed == [[0], [1, 0], [0, 1], None]
+    assert destroyed == ["0", "1", "0-1", None]
 
 
 def averages_of_integers():

@@ -14,9 +14,12 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.coordinator_server import CoordinatorServer
+from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.orphaned_rank import RankFlight
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.rank_process import RankTask
+from hyper_parallel.transport.serialization import pack, unpack
+from hyper_parallel.transport.single_process import SingleTransport
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -208,11 +211,23 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / launch_worker.DEVICE).write_text("abacus")
     (tmp_path / launch_worker.CLUSTER).write_text("")
-    report = launch_worker._run(
+    report, world = launch_worker._run(
         tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch", RankFlight(0, 2, os.getpid())
     )
-    assert report.how == "raised"
+    assert (report.how, world) == ("raised", None)
     assert "device abacus: PyTorch sees no such card" in report.trace
+
+
+def test_the_world_of_a_rank_outlives_its_function(tmp_path, monkeypatch):
+    """The transport is handed to who writes the report: without it the line closes, and the rank passes for dead."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    joined = SingleTransport(NumpyOps())
+    monkeypatch.setattr(launch_worker, "_join", lambda *_: joined)
+    task = RankTask(0, 1, pack((abs, (-3,))), None, [*sys.path], str(tmp_path))
+    report, world = launch_worker._run(tmp_path, task, "torch", RankFlight(0, 1, os.getpid()))
+    assert (report.how, unpack(report.packed)) == ("returned", 3)
+    assert world is joined
 
 
 def _environment(folder):

@@ -51,6 +51,7 @@ class C10dTransport(C10dRows):
         """
         super().__init__()
         self._checked: set[Ranks] = set()
+        self.survives_mismatch = self.backend == "gloo"
         self._lost = LostPeers(self.rank) if self.backend == "gloo" and not watched else None
         self._messages = GlooMessages(self._naming)
 

@@ -241,10 +241,10 @@ def messages(w: World) -> None:
         w.same(buffers[turn], w.sample((2, 3), before, turn))
     with raises(HandleError, "recv: this handle was waited for before"):
         posted[0].wait()
-    if w.rank == 0:  # a buffer longer than the message would have garbage at its end
+    if w.rank == 0 and w.survives_mismatch:  # a buffer longer than the message would have garbage at its end
         p.isend(w.tensor(np.ones(2)), 1).wait()
         p.isend(w.tensor(np.ones((0, 2))), 1).wait()
-    elif w.rank == 1:
+    elif w.rank == 1 and w.survives_mismatch:
         for sent_text in ("f64[2]", "f64[0, 2]"):
             with raises(CollectiveMismatchError, sent_text, "f64[3]"):
                 p.irecv(w.tensor(np.zeros(3)), 0).wait()
@@ -284,7 +284,8 @@ def disagreements(w: World) -> None:
         p.all_reduce(w.tensor(np.ones(2, np.float32 if first else np.float64)))
     with raises(CollectiveMismatchError, "sum", "max"):
         p.all_reduce(w.tensor(np.ones(2)), op="sum" if first else "max")
-    _asynchronous_mismatches(w)
+    if w.survives_mismatch:
+        _asynchronous_mismatches(w)
     p.barrier()
 
 

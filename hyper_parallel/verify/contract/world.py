@@ -79,6 +79,11 @@ class World:
         self.ranks = tuple(range(self.size))
         self.seed, self.device = seed, device
 
+    @property
+    def survives_mismatch(self) -> bool:
+        """Whether checks go on after ranks disagreed in a message or an asynchronous collective; see ``Transport``."""
+        return self.platform.transport().survives_mismatch
+
     def sample(self, shape: tuple[int, ...], rank: int | None = None, turn: int = 0, dtype: str = "float64") -> Array:
         """Return the data of ``rank`` (by default this one), equal on every rank; quarters, so that sums are exact."""
         random = np.random.default_rng([self.seed, self.rank if rank is None else rank, turn, *shape])
