@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hyper_parallel import get_platform, init_device_mesh, parallelize_module
 
 VOCABULARY = 61
-PLAN = {  # what the model brings (model.config.base_model_tp_plan), with an adapter sharded as its layer is
+PLAN = {  # the model's own plan, with the paths that PEFT gives its layers; an adapter is sharded as its layer is
     "model.layers.*.self_attn.q_proj.base_layer": "colwise",
     "model.layers.*.self_attn.q_proj.lora_B.*": "colwise",
     "model.layers.*.self_attn.[kv]_proj": "colwise",

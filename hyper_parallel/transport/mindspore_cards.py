@@ -72,6 +72,12 @@ def require_cards(ranks: int) -> None:
         msg = f"--device npu: {dry[0]}; {dry[1]}"
         raise UnsupportedOnBackend(msg)
     cards = ascend.device_count()
+    if not cards:
+        msg = (
+            f"--device npu: MindSpore sees no card; look at `{TOOLS['npu']}` and at {VISIBLE['npu']}, which may hide "
+            "cards, or take --device cpu"
+        )
+        raise UnsupportedOnBackend(msg)
     if ranks > cards:
         msg = (
             f"--device npu: {ranks} ranks of MindSpore need {ranks} cards, one each, and MindSpore sees {cards}; take "

@@ -66,6 +66,13 @@ def test_a_rank_needs_a_card_of_its_own(cards, monkeypatch):
         "at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may hide cards, or take --platform torch, whose "
         "ranks share cards"
     )
+    monkeypatch.setattr(cards.ascend, "device_count", lambda: 0)
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        cards.require_cards(1)
+    assert str(caught.value) == (
+        "--device npu: MindSpore sees no card; look at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may hide "
+        "cards, or take --device cpu"
+    )
     monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
     with pytest.raises(UnsupportedOnBackend) as caught:
         cards.require_cards(2)

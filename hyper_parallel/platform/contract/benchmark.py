@@ -33,7 +33,8 @@ class BenchmarkRow:
         peer: PyTorch's DTensor; None on MindSpore, which has no distributed tensor.
         ours: this library's.
         budget: the ratio that is allowed.
-        by_hand: whether ``plain`` communicates too, as a training step and redistributions do.
+        by_hand: whether ``plain`` communicates too, as a training step and redistributions do. In the rows of
+            ``--training`` it is PyTorch's own parallelism, or one file, and all are wall time.
     """
 
     name: str

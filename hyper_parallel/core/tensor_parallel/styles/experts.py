@@ -34,7 +34,9 @@ _INPUTS, _MATRIX = 3, 2
 
 
 class ExpertParallel(ParallelStyle):
-    """Shard stacked experts over tp: each rank computes what its own experts are chosen for, of all tokens.
+    """Shard stacked experts over tp: each rank runs its experts on the tokens that are routed to them.
+
+    Every rank has all tokens, and none is dispatched; ``routed_experts`` dispatches them by an all-to-all.
 
     ::
 
@@ -50,7 +52,7 @@ class ExpertParallel(ParallelStyle):
     experts are chosen more often computes longer. E need not be divisible: the last ranks have fewer experts, or none.
 
     Inside forward the parameters are local tensors, ``num_experts`` is the number of the rank's experts, and every
-    choice of them is a row of its own, with K = 1. The choices are read on the host.
+    pair of a token and one of these experts is a row of its own, with K = 1. The choices are read on the host.
 
     Plain inputs are whole, and so is the plain output; if x is a DTensor, y is one. On other axes of the mesh tokens
     may be sharded.

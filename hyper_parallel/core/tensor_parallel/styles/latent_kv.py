@@ -1,4 +1,4 @@
-"""``LatentKV``: the projection to latent keys and values, and the one key that all heads share."""
+"""``LatentKV``: the first projection of multi-head latent attention (MLA), and the one key that all heads share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ATTRIBUTE = "qk_rope_head_dim"
 
 
 class LatentKV(ReplicatedStyle):
-    """Replicate the first projection of latent keys and values (DeepSeek-AI, 2024), whose last features all heads use.
+    """Replicate the first projection of multi-head latent attention (DeepSeek-V2), whose last features all heads use.
 
     ::
 
