@@ -83,6 +83,15 @@ class Twin:
             compared += 1
         assert compared
 
+    def assert_same(self, model):
+        """Assert that output and all gradients of ``model``, whose input and output are whole, are the twin's."""
+        x = self.inputs[0].detach().clone().requires_grad_()
+        y = model(x)
+        same(y, self.output, "output")
+        y.backward(self.cotangent)
+        same(x.grad, self.inputs[0].grad, "gradient of the input")
+        self.assert_gradients(model)
+
     def assert_trains(self, make_model, run, optimizer, steps=3):
         """Weights of the parallel model stay the twin's over ``steps`` optimizer steps.
 

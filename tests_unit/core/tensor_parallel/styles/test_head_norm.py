@@ -57,12 +57,7 @@ def check(twin, module, plan, world):
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, plan)
-        x = ref.inputs[0].detach().clone().requires_grad_()
-        y = model(x)
-        twin.same(y, ref.output, "output")
-        y.backward(ref.cotangent)
-        twin.same(x.grad, ref.inputs[0].grad, "gradient of the input")
-        ref.assert_gradients(model)
+        ref.assert_same(model)
         return model.q_norm.weight.placements
 
     assert twin.on_mesh((world,), rank, ("tp",)) == [(Replicate(),)] * world

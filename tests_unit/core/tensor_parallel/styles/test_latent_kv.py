@@ -43,12 +43,7 @@ def test_every_gradient_is_that_of_one_device(twin, world):
     def rank(mesh):
         plan = {"q": "colwise", "kv_a": "mla_kv_a_proj", "kv_b": "colwise", "o": "rowwise"}
         model = parallelize_module(ref.copy(), mesh, plan)
-        x = ref.inputs[0].detach().clone().requires_grad_()
-        y = model(x)
-        twin.same(y, ref.output, "output")
-        y.backward(ref.cotangent)
-        twin.same(x.grad, ref.inputs[0].grad, "gradient of the input")
-        ref.assert_gradients(model)
+        ref.assert_same(model)
 
     twin.on_mesh((world,), rank, ("tp",))
 
