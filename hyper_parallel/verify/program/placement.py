@@ -95,6 +95,8 @@ def declared_placement(
         return Placement(tuple(shape), words="local", compared=False)
     rows = [np.arange(size) for size in shape]
     for dim, names in declaration.shards:
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(f"the declaration {declaration.words!r} does not fit: the value has {len(shape)} dims")
         ranks = _line(axes, names, rank)
         sizes = [shapes[other][dim] if other in shapes else 0 for other in ranks]
         if sum(sizes) != shape[dim]:

@@ -81,6 +81,11 @@ def test_declared_parts_lie_in_the_order_of_the_ranks():
     assert placement.positions[:, 0].tolist() == [8]
     assert placement.pending == ((1, 4),)
     assert not declared_placement(parse_declaration("local", ()), 1, rows, (4, 4), mesh).compared
+    for dim in (2, -3):
+        missing = parse_declaration(f"shard({dim}) over tp", ("dp", "tp"))
+        with pytest.raises(ValueError, match="does not fit") as error:
+            declared_placement(missing, 1, rows, (4, 4), mesh)
+        assert str(error.value) == (f"the declaration 'shard({dim}) over tp' does not fit: the value has 2 dims")
     with pytest.raises(ValueError, match="does not fit") as error:
         declared_placement(one, 1, rows, (5, 4), mesh)
     assert str(error.value) == (

@@ -80,6 +80,16 @@ class ExpertParallel(ParallelStyle):
                 "ExpertParallel needs parameters of the module itself that are all stacked over experts, dim 0; "
                 f"{kind} has {facts}"
             )
+        buffers = [
+            f"{path}.{name}" if path else name
+            for path, each in platform.get_cells_and_names(module)
+            for name in platform.direct_buffers(each)
+        ]
+        if buffers:
+            return (
+                f"ExpertParallel would leave buffers whole, while parameters and choices are the rank's; {kind} has "
+                f"{', '.join(buffers)}"
+            )
         inputs = _input_names(platform, module)
         if len(inputs) != _INPUTS:
             return (
@@ -124,9 +134,10 @@ class ExpertParallel(ParallelStyle):
         start, stop = chunk_bounds(count, mesh.shape[axis], mesh.get_local_rank(axis))
         own = np.flatnonzero((choices >= start) & (choices < stop))
         call = _Call(edge, x, own // int(experts.shape[1]), local=not isinstance(values[names[0]], DTensor))
-        rows = _take(platform, x.to_local(call.summed), call.tokens)
+        tokens = x.to_local(call.summed)
+        rows = _take(platform, tokens, call.tokens)
         factors = platform.reshape(weights.to_local(call.summed), (-1, 1))
-        inputs = _inputs(platform, rows, choices[own] - start, _take(platform, factors, own))
+        inputs = _inputs(platform, rows, choices[own] - start, _take(platform, factors, own), tokens)
         call.show(module, {name: _experts(platform, value, x) for name, value in parameters.items()}, count)
         module.__dict__[_CALLS].append(call)
         return inputs, {}
@@ -206,8 +217,16 @@ def _by_name(edge: Boundary, names: Sequence[str], args: Args, kwargs: Kwargs) -
     """The inputs of a call by name, in the order of forward.
 
     Raises:
-        StyleError: (a ValueError) one is missing.
+        StyleError: (a ValueError) one is missing, or is none of them.
     """
+    more = (
+        [f"{len(args)} positional arguments"]
+        if len(args) > len(names)
+        else [each for each in kwargs if each not in names]
+    )
+    if more:
+        msg = f"{edge.module}: called with {' and '.join(more)}; its forward takes {', '.join(names)}"
+        raise StyleError(msg)
     values = {**dict(zip(names, args, strict=False)), **kwargs}
     missing = [name for name in names if name not in values]
     if missing:
@@ -262,12 +281,17 @@ def _take(platform: Platform, rows: Any, positions: Any) -> Any:
     return platform.local_op("index_select")(x=rows, dim=0, index=index)
 
 
-def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any) -> Args:
-    """The inputs of forward; a rank without rows computes one of zeros, so that all its tensors are on the graph."""
+def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any, tokens: Any) -> Args:
+    """The inputs of forward; a rank without rows computes a token, so that all its tensors are on the graph.
+
+    Its result is left out. Ones take the token's place where there is none, and not zeros: experts may divide by a norm.
+    """
     device = platform.device_of(rows)
     if not len(experts):
         experts = np.zeros(1, np.int64)
-        rows = platform.cat([rows, platform.zeros((1, int(rows.shape[1])), dtype=rows.dtype, device=device)], 0)
+        some = platform.detach(platform.narrow(tokens, 0, 0, min(1, int(tokens.shape[0]))))
+        ones = platform.ones((1 - int(some.shape[0]), int(rows.shape[1])), dtype=rows.dtype, device=device)
+        rows = platform.cat([rows, some, ones], 0)
         factors = platform.cat([factors, platform.ones((1, 1), dtype=factors.dtype, device=device)], 0)
     return rows, platform.from_numpy(experts.reshape(-1, 1), device=device), factors
 

@@ -54,7 +54,7 @@ class LatentKV(ReplicatedStyle):
     def unsupported_reason(self, module: Any) -> str | None:
         """The reason why the style does not apply, or None; it applies to linear layers."""
         if platform_of(module).is_linear_module(module):
-            return None
+            return "it is already parallelized by LatentKV" if _SHARED in module.__dict__ else None
         return f"LatentKV supports linear layers, not {type(module).__name__}"
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:  # noqa: ARG002 - any size does

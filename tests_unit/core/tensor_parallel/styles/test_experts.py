@@ -195,6 +195,9 @@ def test_modules_that_are_no_stacked_experts_are_refused():
         def forward(self, x):
             return x
 
+    counted = Other(up=(3, 2))
+    counted.register_buffer("scale", torch.ones(3))
+    counted.norm = nn.BatchNorm1d(2, affine=False)
     needs = "ExpertParallel needs parameters of the module itself that are all stacked over experts, dim 0; "
     cases = {
         f"{needs}Other has none": Other(),
@@ -203,6 +206,8 @@ def test_modules_that_are_no_stacked_experts_are_refused():
         f"{needs}Sequential has 0.up [3, 2]": nn.Sequential(Other(up=(3, 2))),
         "ExpertParallel needs a forward of three inputs, hidden states, chosen experts and their weights; that of "
         "Other takes (x)": Other(up=(3, 2)),
+        "ExpertParallel would leave buffers whole, while parameters and choices are the rank's; Other has scale, "
+        "norm.running_mean, norm.running_var, norm.num_batches_tracked": counted,
     }
 
     def rank():
@@ -248,6 +253,9 @@ def test_inputs_that_do_not_fit_are_refused():
         assert message(StyleError, x, weights=weights) == (
             "Experts: called without index, which ExpertParallel converts"
         )
+        takes = "its forward takes x, index, weights"
+        assert message(StyleError, x, index, weights, 1) == f"Experts: called with 4 positional arguments; {takes}"
+        assert message(StyleError, x, index, weights, bias=1) == f"Experts: called with bias; {takes}"
         assert message(StyleError, x, index, weights[:, :1]) == (
             "Experts: ExpertParallel needs inputs of [T, D], [T, K] and [T, K], got x [5, 4], index [5, 2], weights "
             "[5, 1]"
@@ -261,6 +269,35 @@ def test_inputs_that_do_not_fit_are_refused():
         torch.testing.assert_close(experts(x, index, 0 * weights), torch.zeros_like(x))
 
     simulate(rank, 2, platform="torch")
+
+
+@torch_only
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_rank_that_no_token_chooses_has_zero_gradients(count):
+    """Also where experts divide by the norm of their tokens: what a rank computes in their place is no zeros."""
+    import torch
+    from torch import nn
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.arange(1.0, 17).reshape(2, 2, WIDTH).double().contiguous())
+
+        def forward(self, x, index, weights):
+            h = (x[:, None] @ self.w[index[:, 0]].mT)[:, 0]
+            return (h / h.norm(dim=-1, keepdim=True)).repeat(1, 2) * weights[:, :1]
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        experts = ExpertParallel().apply(Normed(), mesh)
+        x = tokens()[0][:count].requires_grad_()
+        y = experts(x, torch.zeros(count, 1, dtype=torch.int64), torch.ones(count, 1, dtype=torch.float64))
+        y.sum().backward()
+        return y.shape, experts.w.grad.full_tensor()[1]
+
+    for shape, gradient in simulate(rank, 2, platform="torch"):
+        assert shape == (count, WIDTH)
+        assert (gradient == 0).all()
 
 
 @torch_only

@@ -68,7 +68,11 @@ def test_what_does_not_fit_is_refused():
             with pytest.raises(UnsupportedModuleError) as info:
                 style.apply(module, mesh)
             assert str(info.value) == message
-        assert LatentKV(shared=1).apply(torch.nn.Linear(2, 3), mesh)(torch.ones(1, 2)).shape == (1, 3)
+        layer = LatentKV(shared=1).apply(torch.nn.Linear(2, 3), mesh)
+        assert layer(torch.ones(1, 2)).shape == (1, 3)
+        with pytest.raises(UnsupportedModuleError) as info:
+            LatentKV(shared=1).apply(layer, mesh)
+        assert str(info.value) == "it is already parallelized by LatentKV"
 
     simulate(rank, 2, platform="torch")
     assert repr(LatentKV(shared=2)) == "LatentKV(shared=2)"
