@@ -284,7 +284,7 @@ def _take(platform: Platform, rows: Any, positions: Any) -> Any:
 def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any, tokens: Any) -> Args:
     """The inputs of forward; a rank without rows computes a token, so that all its tensors are on the graph.
 
-    Its result is left out. Ones take the token's place where there is none, and not zeros: experts may divide by a norm.
+    Its result is left out. Ones take its place where there is no token, and not zeros: experts may divide by a norm.
     """
     device = platform.device_of(rows)
     if not len(experts):
