@@ -20,6 +20,7 @@ OTHERS = {
         "empty_shards": "wraps kernels that are wrong, or refuse, where they reduce over no element",
         "loss_scale": "scaling of losses, and the check of all gradients for overflow",
         "numpy_api": "functions of mindspore.numpy",
+        "older_methods": "methods in older spellings, which MindSpore wrote in Python",
         "kernels": "copy, fill, write and sample, which several families use",
         "python_api": "functions of MindSpore's Python layer",
     },

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -105,15 +104,14 @@ def test_a_process_that_does_not_answer_is_told(monkeypatch):
     assert rank_pool.stacks_of({0: _Silent(multiprocessing.current_process())}) == {0: "(the process does not answer)"}
 
 
-def _frameworks(line):
-    """Send the names of the frameworks that this process has imported."""
-    line.send([name for name in ("torch", "mindspore") if name in sys.modules])
+_SENDS_FRAMEWORKS = "import sys; line.send([name for name in ('torch', 'mindspore') if name in sys.modules])"
 
 
 def test_a_fresh_process_has_imported_nothing():
     """It is an interpreter of its own, as msrun starts those of MindSpore on cards, and not one of a fork server."""
     ours, theirs = multiprocessing.Pipe()
-    process = rank_pool.start_process(_frameworks, (theirs,), "fresh", rank_pool.FRESH)
+    process = rank_pool.start_process(exec, (_SENDS_FRAMEWORKS, {"line": theirs}), "fresh", rank_pool.FRESH)
+    theirs.close()  # a process that ends without an answer ends the test
     assert ours.recv() == []
     process.join()
     assert process.exitcode == 0
