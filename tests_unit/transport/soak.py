@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,17 @@ def usage():
     return Usage(pages * os.sysconf("SC_PAGE_SIZE"), threading.active_count(), descriptors)
 
 
+def settled(before):
+    """Return what this process uses, once it is no more than ``before`` or 10 s have passed: sockets close later."""
+    now = usage()
+    for _ in range(100):
+        if before is None or (now.threads <= before.threads and now.descriptors <= before.descriptors):
+            break
+        time.sleep(0.1)
+        now = usage()
+    return now
+
+
 def repeat(round_, rounds):
     """Call ``round_(number)`` ``rounds`` times, and return what rank 0's process uses after a tenth and at the end."""
     import torch.distributed as dist
@@ -47,7 +59,7 @@ def repeat(round_, rounds):
         round_(number)
         if number + 1 in (max(rounds // 10, 1), rounds):
             dist.barrier()  # all ranks are between two rounds
-            samples.append(usage() if dist.get_rank() == 0 else None)
+            samples.append(settled(samples[0] if samples else None) if dist.get_rank() == 0 else None)
             dist.barrier()
     return samples
 
