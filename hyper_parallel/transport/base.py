@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HyperParallelError
+from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HyperParallelError, MeshError
 from hyper_parallel.transport.row_collectives import RowCollectives
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "after_dropped",
     "check_ranks",
     "check_reduction",
+    "unknown_group",
     "use_transport",
 ]
 
@@ -365,6 +366,14 @@ class EngineTransport(Transport):
 def after_dropped(count: int) -> str:
     """A name for the group that follows ``count`` destroyed groups of its ranks: see :meth:`Transport.build_of`."""
     return f"after {count} destroyed" if count else ""
+
+
+def unknown_group(group: Any, known: Iterable[Ranks]) -> MeshError:
+    """The error for a handle of no group of this world; ``known`` are the ranks of those that there are."""
+    return MeshError(
+        f"{group!r} is no group of this world, or was destroyed; "
+        f"known are the groups of ranks {[list(ranks) for ranks in known]}; create_group builds one"
+    )
 
 
 def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:

@@ -10,7 +10,7 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint import distributed
 
-from hyper_parallel.errors import MeshError, UnsupportedOnBackend
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import (
     ORDERED_REDUCTIONS,
     WORLD,
@@ -22,6 +22,7 @@ from hyper_parallel.transport.base import (
     Transport,
     check_ranks,
     check_reduction,
+    unknown_group,
 )
 from hyper_parallel.transport.checks.guarded import GuardedTransport
 from hyper_parallel.transport.endpoint import Endpoint
@@ -403,11 +404,7 @@ class HcclTransport(EngineTransport):
                 return tuple(self._engine.get_process_group_ranks(group))
         except (KeyError, ValueError, RuntimeError):  # whichever MindSpore's build raises
             pass
-        msg = (
-            f"{group!r} is no group of this world, or was destroyed; "
-            f"known are the groups of ranks {[list(ranks) for ranks in self._groups]}; create_group builds one"
-        )
-        raise MeshError(msg)
+        raise unknown_group(group, self._groups)
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""

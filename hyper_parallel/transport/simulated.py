@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
-from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped
+from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped, unknown_group
 from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
@@ -302,11 +302,7 @@ class SimulatedTransport(Transport):
         if self._is_frameworks(group):
             return tuple(group.ranks)
         if not isinstance(group, SimulatedGroup) or group.ranks not in self._groups:
-            msg = (
-                f"{group!r} is no group of this world, or was destroyed; "
-                f"known are the groups of ranks {[list(ranks) for ranks in self._groups]}; create_group builds one"
-            )
-            raise MeshError(msg)
+            raise unknown_group(group, self._groups)
         return group.ranks
 
     def _is_frameworks(self, group: Any) -> bool:

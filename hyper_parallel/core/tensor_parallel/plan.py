@@ -19,7 +19,6 @@ from hyper_parallel.core.tensor_parallel.heads import KV_HEAD_ATTRIBUTES, named_
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, ReplicatedStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import on_axis, parallel_axis
-from hyper_parallel.core.tensor_parallel.styles.experts import ExpertParallel
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
 from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
@@ -333,9 +332,7 @@ def _unsharded_siblings(
     sharded = {path: match for path, pairs in layouts.items() for each, match in pairs if isinstance(each, Shard)}
     has_all_ranks = len(mesh.ranks) >= platform.get_world_size()
     telling = (match for match in sharded.values() if has_all_ranks or _is_named_linear(platform, match))
-    beside = {
-        _parent(match.path) for match in telling if not isinstance(match.style, ExpertParallel)
-    }  # a router is whole
+    beside = {_parent(match.path) for match in telling if not match.style.has_whole_siblings}
     covered = {match.path for match in matched}
     tied = owners_by_parameter(platform, module).items()
     placed = {number for number, slots in tied if any(path in sharded for path, _, _ in slots)}

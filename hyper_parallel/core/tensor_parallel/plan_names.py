@@ -47,7 +47,7 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "moe_tp_experts": ExpertParallel,
     "ep_dispatch_experts": ExpertParallel,
 }
-_EXPERTS = ("moe_tp_experts", "ep_dispatch_experts")
+_EXPERTS = tuple(name for name, style in STYLE_NAMES.items() if style is ExpertParallel)
 _OF_EXPERTS = ("grouped_gemm", "packed_colwise", "packed_rowwise", "colwise", "rowwise")
 """Names that plans give the parameters of a module of experts; its own style lays them out."""
 _NOTHING = ("local", "gather", "ep_router")

@@ -10,8 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyper_parallel.errors import MeshError
-from hyper_parallel.transport.base import EngineTransport, Ranks, after_dropped, check_ranks
+from hyper_parallel.transport.base import EngineTransport, Ranks, after_dropped, check_ranks, unknown_group
 
 __all__ = ["C10dGroups"]
 
@@ -54,12 +53,7 @@ class C10dGroups(EngineTransport):
                 raise ValueError(group)  # noqa: TRY301 - reported like a group that torch.distributed does not know
             return tuple(dist.get_process_group_ranks(group))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            known = [list(ranks) for ranks in self._groups]
-            msg = (
-                f"{group!r} is no group of this world, or was destroyed; "
-                f"known are the groups of ranks {known}; create_group builds one"
-            )
-            raise MeshError(msg) from error
+            raise unknown_group(group, self._groups) from error
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:
         """See :meth:`Transport.claim`; members count their started collectives, so that one number names each."""

@@ -49,9 +49,11 @@ class ParallelStyle(abc.ABC):
     Attributes:
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
+        has_whole_siblings: whether a linear layer beside the module is meant to be whole, as the router of experts.
     """
 
     src_data_rank: int | None = 0
+    has_whole_siblings: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Accept a subclass that implements either ``apply`` or ``_apply``."""

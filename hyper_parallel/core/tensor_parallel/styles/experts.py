@@ -61,6 +61,8 @@ class ExpertParallel(ParallelStyle):
         >>> parallelize_module(model, mesh, {"layers.*.mlp.experts": ExpertParallel()})
     """
 
+    has_whole_siblings = True
+
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
         """Experts are dim 0 of every parameter."""
         return dict.fromkeys(platform_of(module).direct_parameters(module), Shard(0))
