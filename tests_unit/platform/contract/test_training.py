@@ -156,7 +156,7 @@ def test_a_card_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypa
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.on_device("npu")
     start = f"--device npu: {platform_name} sees no such card here, only cpu; "
-    reasons = {"torch": "torch_npu is not installed: ", "mindspore": "check the driver and the build of the framework"}
+    reasons = {"torch": "torch_npu is not installed: ", "mindspore": "MindSpore 2.10."}
     assert str(caught.value).startswith(start + reasons[platform_name])
     assert str(caught.value).endswith(", or use --device cpu")
 
