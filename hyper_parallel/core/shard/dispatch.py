@@ -70,9 +70,10 @@ class Dispatcher:
         self.platform = platform
         self.dtensor_type: type = platform.DTensorBase
         self._framework = framework_of(platform.DTensorBase)
+        self._needs_grad = platform.needs_grad
         self.ops = Ops(self)
 
-    def dispatch(  # noqa: C901, PLR0912 - the hot path, in line
+    def dispatch(  # noqa: C901, PLR0912, PLR0915 - the hot path, in line
         self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
@@ -98,13 +99,17 @@ class Dispatcher:
                 # Flat, type before value: 1 == 1.0 == True, and keys are unambiguous.
                 parts.append(of)
                 parts.append(arg)
+            elif of is list and arg and all([type(item) is dtensor_type for item in arg]):  # noqa: C419 - hot
+                parts.append((of, *[item._layout for item in arg]))
             else:
                 parts.append(self._key(arg))
         if kwargs:
             for name, value in kwargs.items():
                 parts.append(name)
                 of = type(value)
-                if of in loose:
+                if of is dtensor_type:
+                    parts.append(value._layout)
+                elif of in loose:
                     parts.append(of)
                 elif of in _ATOMS:
                     parts.append(of)
@@ -113,7 +118,8 @@ class Dispatcher:
                     parts.append(self._key(value))
         if entry.by_dtype:
             values = (*args, *kwargs.values()) if kwargs else args
-            self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
+            if entry.by_dtype is True or _has_partial(values, dtensor_type):
+                self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -140,7 +146,7 @@ class Dispatcher:
         """
         get, dtensor_type, loose = entry.cache.get, self.dtensor_type, entry.loose
         most, may_be_none = entry.binder.most_positional, entry.binder.named_are_optional
-        add_dtypes = self._add_dtypes if entry.by_dtype else None
+        add_dtypes, always = (self._add_dtypes if entry.by_dtype else None), entry.by_dtype is True
 
         def call(args: Any) -> Any:
             if len(args) > most:
@@ -162,7 +168,7 @@ class Dispatcher:
                     if part is None:
                         return UNSEEN
                     parts.append(part)
-            if add_dtypes is not None:
+            if add_dtypes is not None and (always or _has_partial(args, dtensor_type)):
                 add_dtypes(parts, args, enabled=self.platform.grad_enabled())
             run = get(tuple(parts))
             return UNSEEN if run is None else run(args, _NO_KWARGS)
@@ -281,14 +287,16 @@ class Dispatcher:
 
     def _add_dtypes(self, parts: list[Any], values: Any, *, enabled: bool) -> None:
         """Add the dtype of each tensor, and whether its gradient is recorded, to the parts of a key."""
+        needs_grad, dtensor_type = self._needs_grad, self.dtensor_type
         for value in values:
-            if isinstance(value, DTensor):
+            of = type(value)
+            if of is dtensor_type or isinstance(value, DTensor):
                 local = value._local
                 parts.append(local.dtype)
-                parts.append(enabled and self.platform.needs_grad(local))
-            elif isinstance(value, (list, tuple)):
+                parts.append(enabled and needs_grad(local))
+            elif of is list or isinstance(value, (list, tuple)):
                 self._add_dtypes(parts, value, enabled=enabled)
-            elif type(value) not in _ATOMS and self.platform.is_tensor(value):
+            elif of not in _ATOMS and self.platform.is_tensor(value):
                 parts.append(value.dtype)
                 parts.append(enabled and self.platform.needs_grad(value))
 
@@ -448,6 +456,18 @@ class Ops:
 
         setattr(self, op, call)
         return call
+
+
+def _has_partial(values: Any, dtensor_type: Any) -> bool:
+    """Whether a DTensor among ``values``, or in a list among them, holds partial values."""
+    for value in values:
+        of = type(value)
+        if of is list or of is tuple:
+            if any([item._layout.partials for item in value if isinstance(item, dtensor_type)]):  # noqa: C419 - hot
+                return True
+        elif isinstance(value, dtensor_type) and value._layout.partials:
+            return True
+    return False
 
 
 def _part(of: type, arg: Any, dtensor_type: type) -> Any:

@@ -183,7 +183,7 @@ class OpEntry:
         unless: of such an entry: whether a call, by its bound arguments, is run by ``composed_as`` instead; it reads
             only what the key holds, and arguments that the rule does not have.
         composed_as: the function that runs then.
-        by_dtype: the key holds the operands' dtypes.
+        by_dtype: the key holds the operands' dtypes; "partial": only if an operand is partial.
         loose: scalar types whose value is not part of the cache key.
         cache: executors by key.
     """
@@ -221,7 +221,7 @@ class OpEntry:
         self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
         self.canonical, self.in_place = canonical, in_place
         self.composed = rule.run if isinstance(rule, Decomposition) else None
-        self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
+        self.by_dtype = rule.by_dtype if isinstance(rule, Rule) else False
         self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NO_TYPES
         self.cache: dict[Any, Run] = {}
         ENTRIES.add(self)

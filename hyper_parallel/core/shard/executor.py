@@ -120,6 +120,11 @@ def _identity(value: Any) -> Any:
     return value
 
 
+def _first_argument(args: Any, kwargs: Any) -> Any:
+    del kwargs
+    return args[0]
+
+
 def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: TensorArgument) -> Fetch:
     """Return the function that gives the local tensor of operand ``index`` in the layout of the plan."""
     operand = plan.call.operands[index]
@@ -179,7 +184,7 @@ def _function(platform: Platform, plan: OpPlan, func: Callable[..., Any]) -> Cal
     return func if has_empty_shard(plan) else platform.on_elements(func)
 
 
-def _framework_call(
+def _framework_call(  # noqa: PLR0911 - one closure per form
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]
 ) -> Run:
     """The caller's own call, on locals."""
@@ -194,6 +199,8 @@ def _framework_call(
         if len(slots) == 1:
             (only,) = slots
             return lambda args, _: func(only(args[0]))
+        if slots[:1] == [_LOCAL] and all(slot is _identity for slot in slots[1:]):
+            return lambda args, _: func(args[0]._local, *args[1:])
         if len(slots) == 2:
             first, second = slots
             return lambda args, _: func(first(args[0]), second(args[1]))
@@ -210,6 +217,8 @@ def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:
         return fetches[id(value)]
     if isinstance(value, (list, tuple)) and any(marks_in(value)):
         slots, container = [_argument_converter(item, fetches) for item in value], type(value)
+        if container is list and all(slot is _LOCAL for slot in slots):
+            return lambda items: [item._local for item in items]
         return lambda items: container([slot(item) for slot, item in zip(slots, items)])  # noqa: B905 - hot
     return _identity
 
@@ -308,7 +317,7 @@ def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any],
     if rest:
         return lambda args, _: fetch(at_path(args[first], rest))
     if fetch is _identity:
-        return lambda args, _: args[first]
+        return _first_argument if first == 0 else lambda args, _: args[first]
     return lambda args, _: fetch(args[first])
 
 
@@ -364,6 +373,15 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
         run = _wrapping(plan, call, wrap)
         return run if inherit is None else _views(platform, run, _readonly(plan), inherit)
     (layout,), copied = plan.choice.outputs, _readonly(plan)
+    if copied is None and inherit is _first_argument:
+
+        def run_view_of_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            view, base = wrap(call(args, kwargs), layout), args[0]
+            if base._readonly is not None:
+                _mark_read_only(platform, view, None, base)
+            return view
+
+        return run_view_of_first
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
@@ -483,6 +501,8 @@ def _fused(  # noqa: PLR0911 - one closure per form
         return lambda args, _: wrap(func(args[0]._local, args[1]._local), layout)
     if local == [True, False]:
         return lambda args, _: wrap(func(args[0]._local, args[1]), layout)
+    if local[:1] == [True] and not any(local[1:]):
+        return lambda args, _: wrap(func(args[0]._local, *args[1:]), layout)
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from hyper_parallel._tree import tree_map
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
@@ -213,7 +213,8 @@ class Rule:
         signature: parameters, as in ``"x, weight, bias=None"``.
         strategies: the placement function.
         by_value: whether placement depends on the values of Python numbers; if not, they are not part of the cache key.
-        by_dtype: True where placement depends on the operands' dtype, or on whether they need a gradient.
+        by_dtype: True where placement depends on the operands' dtype, or on whether they need a gradient; "partial"
+            where it does only if an operand is partial.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
         itself: True where the framework may return its first operand itself; the call on DTensors then also does.
@@ -223,7 +224,7 @@ class Rule:
     signature: str
     strategies: Callable[[OpCall], Strategies | FixedLayouts | LayoutOptions]
     by_value: bool = True
-    by_dtype: bool = False
+    by_dtype: bool | Literal["partial"] = False
     view: bool = False
     itself: bool = False
 
@@ -268,7 +269,12 @@ def register_rule(new: Rule | Decomposition) -> Rule | Decomposition:
 
 
 def rule(
-    op: str, signature: str, *, by_value: bool = True, by_dtype: bool = False, view: bool = False
+    op: str,
+    signature: str,
+    *,
+    by_value: bool = True,
+    by_dtype: bool | Literal["partial"] = False,
+    view: bool = False,
 ) -> Callable[[Callable[[OpCall], Strategies]], Callable[[OpCall], Strategies]]:
     """Declare the decorated function as the placement function of ``op``; the arguments are those of :class:`Rule`."""
 

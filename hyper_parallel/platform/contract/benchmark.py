@@ -1,22 +1,24 @@
 """Measures calls in turns: the plain or hand-written one, that of a framework's own DTensor if it has one, and ours.
 
 The implementations take turns of milliseconds at most. Each turn's thread CPU time is divided by that of the plain turn
-beside it, and the median of these ratios counts: a busy machine that changes its speed changes both.
+beside it, and the median of these ratios counts: a busy machine that changes its speed changes both. A turn goes
+through the implementations forward and backward, so that the plain one and ours follow the peer, which leaves nothing
+of theirs in the processor's caches, equally often.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import thread_time_ns
 from typing import Any
 
 from hyper_parallel._text import near_names
 from hyper_parallel.platform.contract.call_profile import CallProfile, profile_of
 
-__all__ = ["BenchmarkCase", "BenchmarkRow", "measured", "profile"]
+__all__ = ["BenchmarkCase", "BenchmarkRow", "measured", "median_operator", "profile"]
 
 _WARM_UP = 20
 _TURNS = 25
@@ -86,7 +88,7 @@ def measured(case: BenchmarkCase, rounds: int, *, one_by_one: bool = False) -> B
     gc.collect()
     gc.disable()
     try:
-        turns = [_turn(case.calls, length) for _ in range(rounds * case.count // length)]
+        turns = [_turn(case.calls, length) for _ in range(max(rounds * case.count // (2 * length), 1))]
     finally:
         gc.enable()
     plain = statistics.median(times[0] for times in turns)
@@ -97,16 +99,24 @@ def measured(case: BenchmarkCase, rounds: int, *, one_by_one: bool = False) -> B
 
 
 def _turn(calls: list[Callable[[], Any]], length: int) -> list[float]:
-    """Microseconds of each implementation's call, the mean of ``length``, without those of reading the clock."""
+    """Microseconds of each implementation's call, the mean of ``2 * length``, without those of reading the clock."""
     before = thread_time_ns()
     reading = thread_time_ns() - before
-    times = []
-    for call in calls:
+    times = [0.0] * len(calls)
+    for index in (*range(len(calls)), *reversed(range(len(calls)))):
+        call = calls[index]
         before = thread_time_ns()
         for _ in range(length):
             call()
-        times.append(max(thread_time_ns() - before - reading, 1) / length / 1000)
+        times[index] += max(thread_time_ns() - before - reading, 1) / (2 * length) / 1000
     return times
+
+
+def median_operator(rows: Sequence[BenchmarkRow], budget: float) -> BenchmarkRow:
+    """Return the row of the operator with the median ratio, of two in the middle the lower one, with ``budget``."""
+    ratio = statistics.median_low(row.ratio for row in rows)
+    row = next(row for row in rows if row.ratio == ratio)
+    return replace(row, name=f"median operator: {row.name}", budget=budget)
 
 
 def profile(name: str, cases: Iterable[BenchmarkCase]) -> CallProfile:

@@ -7,7 +7,6 @@ run a third slower after any other code than in a loop of their own.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +55,7 @@ def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
         yield row
         if not row.by_hand:
             operators.append(row)
-    yield _median(operators)
+    yield benchmark.median_operator(operators, BUDGET)
 
 
 def profile(name: str, repeats: int = 1000) -> CallProfile:
@@ -70,13 +69,6 @@ def profile(name: str, repeats: int = 1000) -> CallProfile:
         ValueError: there is no such row.
     """
     return benchmark.profile(name, _cases(repeats))
-
-
-def _median(operators: list[BenchmarkRow]) -> BenchmarkRow:
-    """The operator with the median ratio, of two in the middle the lower one."""
-    ratio = statistics.median_low(row.ratio for row in operators)
-    row = next(row for row in operators if row.ratio == ratio)
-    return BenchmarkRow(f"median operator: {row.name}", row.plain, None, row.ours, BUDGET)
 
 
 @contextmanager

@@ -34,12 +34,16 @@ from hyper_parallel.platform.torch import distributed_checkpoint, intercept
 from hyper_parallel.platform.torch.compiled import end_graph_at
 from hyper_parallel.platform.torch.ops.index import plain_entry
 from hyper_parallel.platform.torch.shared_storage import UncountedWrites, check_source, check_unfollowed
+from hyper_parallel.platform.torch.tensors import global_strides
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
 
 class TorchDTensor(DTensor, Tensor):
     """A DTensor that is a ``torch.Tensor``."""
+
+    # What PyTorch's fast constructor sets; ``_layout`` and ``_local`` are other names of the same two slots.
+    __slots__ = ("_local_tensor", "_spec")
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
     _dispatch: Any = None
@@ -480,7 +484,7 @@ class TorchDTensor(DTensor, Tensor):
 
     def _extras(self) -> dict[str, Any]:
         """Attributes that others attached to the object, ``_is_param`` included."""
-        return {name: value for name, value in vars(self).items() if name not in _OWN and name not in _OF_CONSTRUCTOR}
+        return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the local tensor and the layout; gradients are not pickled."""
@@ -491,6 +495,11 @@ class TorchDTensor(DTensor, Tensor):
         """The local tensor's values as a leaf of its own, without gradient."""
         return self._local.detach().requires_grad_(self._local.requires_grad)
 
+
+TorchDTensor._layout = TorchDTensor.__dict__["_spec"]
+TorchDTensor._local = TorchDTensor.__dict__["_local_tensor"]
+_local_of: Callable[[Any], Any] = TorchDTensor.__dict__["_local_tensor"].__get__
+_layout_of: Callable[[Any], Any] = TorchDTensor.__dict__["_spec"].__get__
 
 # True inside functions of PyTorch that skip __torch_function__ and read ``layout`` as the storage format.
 STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", default=False)
@@ -504,7 +513,7 @@ class MovedView(TorchDTensor):
 
     _followed: tuple[tuple[Tensor, UncountedWrites, tuple[int, int]], ...]
 
-    def _fresh(self) -> dict[str, Any]:
+    def _check_fresh(self) -> None:
         for base, uncounted, versions in self._followed:
             if (base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
                 msg = (
@@ -512,7 +521,6 @@ class MovedView(TorchDTensor):
                     "the write, or clone() it before"
                 )
                 raise UnsupportedOperatorError(msg)
-        return self.__dict__
 
     def _alias(self, local: Tensor) -> Any:
         alias = super()._alias(local)
@@ -521,16 +529,18 @@ class MovedView(TorchDTensor):
 
     @property
     def _local(self) -> Any:  # read-only here
-        return self._fresh()["_local"]
+        self._check_fresh()
+        return _local_of(self)
 
     @property
     def _layout(self) -> Any:  # type: ignore[override] # read-only here
-        return self._fresh()["_layout"]
+        self._check_fresh()
+        return _layout_of(self)
 
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
     """Make ``copy`` stale when one of ``bases`` is written; where that is such a view itself, when its own base is."""
-    if any(copy._local is base.__dict__["_local"] or base._local.is_inference() for base in bases):
+    if any(copy._local is _local_of(base) or base._local.is_inference() for base in bases):
         return  # those have no version counter
     followed = tuple(source for base in bases for source in _sources(base))
     copy.__class__ = MovedView
@@ -565,12 +575,15 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``, and dtype and device of a tensor. It
     warns where that takes part in autograd and the wrapper does not, as is normal here; then another tensor is given.
     """
-    like = _LIKE.get((local.dtype, local.device)) if local.requires_grad else local
+    tensor: TorchDTensor
+    if not local.requires_grad:
+        tensor = _make(TorchDTensor, local, layout, False)
+        return tensor
+    like = _LIKE.get((local.dtype, local.device))
     if like is None:
         like = _without_gradient(local)
-    tensor: TorchDTensor = _make(TorchDTensor, like, layout, False)
+    tensor = _make(TorchDTensor, like, layout, False)
     tensor._local = local
-    tensor._layout = layout
     return tensor
 
 
@@ -595,29 +608,11 @@ _dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - no p
 _function_transform: Any = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - of torch.func
 
 
-def global_strides(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of ``shape`` whose dims lie in memory in the order of those of ``local``.
-
-    Where a dim is split, the dims around it are further apart in the whole tensor than in a local one. Of dims of equal
-    strides, the inner one has one local element or none; between two such dims a rank assumes the usual order.
-    """
-    strides = list(local.stride())
-    order = sorted(range(local.ndim), key=lambda dim: (strides[dim], local.shape[dim] > 1, -dim))
-    grown, shrunk = 1, 1
-    for dim in order:
-        strides[dim] = strides[dim] * grown // shrunk
-        if local.stride(dim):
-            grown, shrunk = grown * max(shape[dim], 1), shrunk * max(local.shape[dim], 1)
-    return tuple(strides)
-
-
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
 _OWN = frozenset({
-    "_local", "_layout", "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken",
-    "_uncounted",
+    "_local", "_layout",
+    "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken", "_uncounted",
 })  # fmt: skip
-# What PyTorch's constructor sets.
-_OF_CONSTRUCTOR = frozenset({"_spec", "_local_tensor"})
 
 
 def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:

@@ -75,10 +75,11 @@ def check_unfollowed(what: str, source: Any) -> None:
 
 def is_shared(tensor: Any) -> bool:
     """Whether others have the storage of ``tensor``: a view, its base, what autograd keeps, or who took its local."""
-    storage, attributes = tensor._local.untyped_storage(), vars(tensor)
+    local = tensor._local
+    storage = local.untyped_storage()
     views = torch._C._storage_Use_Count(storage._cdata) > _USES_BY_ONE_TENSOR  # noqa: SLF001 - no public spelling
-    own = sum(value is attributes["_local"] for value in attributes.values())
-    return views or sys.getrefcount(attributes["_local"]) > own + 1  # the one that counts
+    own = 1 + sum(value is local for value in vars(tensor).values())  # the slot of the local tensor, and attributes
+    return views or sys.getrefcount(local) > own + 2  # the variable here, and the one that counts
 
 
 _USES_BY_ONE_TENSOR = 2  # by the local tensor itself, and by the Python object that asks

@@ -60,12 +60,9 @@ class TorchTensors(TensorsFacet):
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
         """By strides: a part of at most one element along a dim is contiguous in several orders of its dims."""
-        from hyper_parallel.platform.torch.dtensor import global_strides
-
         if not any(size <= 1 < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
             return False
-        whole = torch.empty_strided(layout.shape, global_strides(local, layout.shape), device="meta")
-        return not whole.is_contiguous()
+        return not _is_contiguous(tuple(layout.shape), global_strides(local, layout.shape))
 
     def dense_copy(self, local: Any) -> Any:
         """Also of a tensor that is contiguous in several orders."""
@@ -73,25 +70,17 @@ class TorchTensors(TensorsFacet):
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
         """By strides; where ``local`` is contiguous, so is the whole tensor."""
-        from hyper_parallel.platform.torch.dtensor import global_strides
-
-        whole = torch.empty_strided(tuple(shape), global_strides(local, shape), device="meta")
-        try:
-            whole.view(tuple(target))
-        except RuntimeError:
-            return False
-        return True
+        return _can_view(tuple(shape), global_strides(local, shape), tuple(target))
 
     def stored_like(self, data: Any, operands: Sequence[tuple[Any, Sequence[int]]]) -> Any:
         """By strides, whose order PyTorch takes from the operands."""
-        from hyper_parallel.platform.torch.dtensor import global_strides
-
-        order = _elementwise_order(
-            tuple((tuple(shape), None if local is None else global_strides(local, shape)) for local, shape in operands)
-        )
-        ordered = data.permute(order)
-        if ordered.stride() == _dense_strides(ordered.shape):
+        sources = tuple([
+            (shape, None if local is None else (local.shape, local.stride())) for local, shape in operands
+        ])  # fmt: skip
+        order = _order_to_store(data.shape, data.stride(), sources)
+        if order is None:
             return data
+        ordered = data.permute(order)
         back = sorted(range(data.ndim), key=order.__getitem__)
         stored = data.new_empty(ordered.shape).permute(back).detach()  # no view: writes must not lead to a base
         return stored.copy_(data)
@@ -257,6 +246,31 @@ class TorchTensors(TensorsFacet):
         return TensorTransform()
 
 
+_Source = tuple[tuple[int, ...], "tuple[tuple[int, ...], tuple[int, ...]] | None"]
+"""Shape of a whole operand, and shape and strides of its local tensor; None if the whole one is contiguous."""
+
+
+@lru_cache(maxsize=4096)
+def _order_to_store(
+    part: tuple[int, ...], strides: tuple[int, ...], operands: tuple[_Source, ...]
+) -> tuple[int, ...] | None:
+    """The dims of an elementwise result from the outermost in memory to the innermost; None if it is stored so.
+
+    Args:
+        part: shape of the local result.
+        strides: its strides.
+        operands: every operand.
+    """
+    order = _elementwise_order(
+        tuple((shape, None if local is None else _global_strides(*local, shape)) for shape, local in operands)
+    )
+    ordered = tuple(part[dim] for dim in order)
+    return None if tuple(strides[dim] for dim in order) == _dense_strides(ordered) else order
+
+
+register("orders in which results are to be stored", _order_to_store)
+
+
 @lru_cache(maxsize=4096)
 def _elementwise_order(operands: tuple[tuple[tuple[int, ...], tuple[int, ...] | None], ...]) -> tuple[int, ...]:
     """The dims of an elementwise result from the outermost in memory to the innermost.
@@ -271,6 +285,49 @@ def _elementwise_order(operands: tuple[tuple[tuple[int, ...], tuple[int, ...] | 
 
 
 register("orders of elementwise results in memory", _elementwise_order)
+
+
+def global_strides(local: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of ``shape`` whose dims lie in memory in the order of those of ``local``.
+
+    Where a dim is split, the dims around it are further apart in the whole tensor than in a local one. Of dims of equal
+    strides, the inner one has one local element or none; between two such dims a rank assumes the usual order.
+    """
+    return _global_strides(local.shape, local.stride(), tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def _global_strides(part: tuple[int, ...], part_strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """As :func:`global_strides`, from the shape and the strides of the local tensor."""
+    strides = list(part_strides)
+    order = sorted(range(len(part)), key=lambda dim: (strides[dim], part[dim] > 1, -dim))
+    grown, shrunk = 1, 1
+    for dim in order:
+        strides[dim] = strides[dim] * grown // shrunk
+        if part_strides[dim]:
+            grown, shrunk = grown * max(shape[dim], 1), shrunk * max(part[dim], 1)
+    return tuple(strides)
+
+
+@lru_cache(maxsize=4096)
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether PyTorch calls a tensor of ``shape`` and ``strides`` contiguous."""
+    return torch.empty_strided(shape, strides, device="meta").is_contiguous()
+
+
+@lru_cache(maxsize=4096)
+def _can_view(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether PyTorch can view a tensor of ``shape`` and ``strides`` as ``target``."""
+    try:
+        torch.empty_strided(shape, strides, device="meta").view(target)
+    except RuntimeError:
+        return False
+    return True
+
+
+register("strides of whole tensors", _global_strides)
+register("tensors that PyTorch calls contiguous", _is_contiguous)
+register("views of whole tensors", _can_view)
 
 
 def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:

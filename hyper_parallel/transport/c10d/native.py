@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,7 +44,13 @@ def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
 
     They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
     """
-    if op in ORDERED_REDUCTIONS and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
-        return False
+    native, ordered = _reduction(backend, dtype, op)
+    return native and not (ordered and torch.are_deterministic_algorithms_enabled())
+
+
+@cache
+def _reduction(backend: str, dtype: torch.dtype, op: str) -> tuple[bool, bool]:
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself, and whether the order of that matters."""
     whole = op == "avg" and not dtype.is_floating_point
-    return op in OPS and not whole and dtype in DTYPES.get(backend, ())
+    native = op in OPS and not whole and dtype in DTYPES.get(backend, ())
+    return native, op in ORDERED_REDUCTIONS and dtype.is_floating_point

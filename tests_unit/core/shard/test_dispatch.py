@@ -533,8 +533,8 @@ def test_options_decide_whether_a_call_is_one_operator(world):
     assert all(on_ranks(rank, world))
 
 
-def test_joined_tensors_have_a_key_by_dtype():
-    """Cat of equal layouts and other dtypes, or of plain constants, is planned anew."""
+def test_joined_tensors_of_other_dtypes():
+    """Cat of equal layouts and other dtypes, or of plain constants, is right; partial ones are planned anew."""
     import torch
 
     x, y = values(4, 3), values(4, 3, seed=1)
@@ -547,6 +547,12 @@ def test_joined_tensors_have_a_key_by_dtype():
             with implicit_replication():
                 joined = torch.cat((spread(x, mesh, S0), y.to(kind)), 1)
             assert_whole(joined, torch.cat((x, y.to(kind)), 1))
+        pending = spread(x, mesh, Partial("max"))
+        joined = torch.cat([pending, pending], 1)
+        assert joined.layout.partials
+        assert_whole(joined, torch.cat([x, x], 1))
+        with pytest.raises(RuntimeError, match="not implemented for complex"):  # it reduces, and those have no order
+            torch.cat([pending, spread(y.to(torch.complex64), mesh, Partial("max"))], 1)
         return True
 
     assert all(on_ranks(rank, 2))
@@ -566,9 +572,9 @@ def test_a_call_seen_before_is_repeated():
         dispatcher = get_torch_platform().dispatcher
         x, y = spread(values(5, 4), mesh, S0), spread(values(5, 4, seed=1), mesh, S0)
         calls = {"sum": (x, 1, True), "mul": (x, 3), "add": (x, y), "permute": (x, (1, 0)), "cat": ([x, y], 1)}
-        again = {}
+        again, entries = {}, {op: _canonical(op) for op in calls}
         for op, args in calls.items():
-            entry = _canonical(op)
+            entry = entries[op]
             again[op] = dispatcher.repeated(entry)
             assert again[op](args) is UNSEEN
             wanted = dispatcher.dispatch(entry, args, {})
@@ -583,6 +589,11 @@ def test_a_call_seen_before_is_repeated():
         assert again["permute"]((x, (1, False))) is UNSEEN
         assert again["permute"]((x, slice(0, 1))) is UNSEEN
         assert again["cat"](([x, values(5, 4)], 1)) is UNSEEN
-        assert again["cat"](([x.double(), y.double()], 1)) is UNSEEN
+        joined = torch.cat([values(5, 4), values(5, 4, seed=1)], 1)
+        assert_whole(again["cat"](([x.double(), y.double()], 1)), joined.double())  # nor are dtypes, of these layouts
+        pending = [spread(values(5, 4), mesh, Partial("max"))] * 2
+        dispatcher.dispatch(entries["cat"], (pending, 1), {})
+        assert_whole(again["cat"]((pending, 1)), torch.cat([values(5, 4)] * 2, 1))
+        assert again["cat"](([x.double() for x in pending], 1)) is UNSEEN  # a complex extremum has no order
 
     on_ranks(check, 2)

@@ -105,7 +105,7 @@ def _order_reductions(tensors: Sequence[Operand]) -> tuple[str, ...]:
     return () if mixed else ("max", "min")
 
 
-@rule("cat", "tensors, dim=0", by_dtype=True)
+@rule("cat", "tensors, dim=0", by_dtype="partial")
 def cat(call: OpCall) -> Strategies:
     """``dim`` must be whole; the others are sharded alike in all operands, and Partial passes if all are Partial."""
     tensors = call["tensors"]
@@ -127,7 +127,7 @@ def cat(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(labels), (tuple(out),))
 
 
-@rule("stack", "tensors, dim=0", by_dtype=True)
+@rule("stack", "tensors, dim=0", by_dtype="partial")
 def stack(call: OpCall) -> Strategies:
     """All dims are sharded alike in all operands, the new one is whole; Partial passes if all are Partial."""
     tensors = call["tensors"]

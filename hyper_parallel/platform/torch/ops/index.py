@@ -135,7 +135,11 @@ def _nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
     return _replicated(ops, torch.nonzero(values), layout)
 
 
-@decomposition(torch.where, signature="condition, x=None, y=None")
+@decomposition(
+    torch.where,
+    signature="condition, x=None, y=None",
+    unless=("where", lambda arguments: arguments["x"] is None or arguments["y"] is None),
+)
 def _where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
     """Elements of ``x`` or ``y``; without them the places where ``condition`` is true."""
     if x is None and y is None:
