@@ -14,6 +14,7 @@ from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.contract.benchmark import BenchmarkRow
 from hyper_parallel.platform.select import FRAMEWORKS, platform_named, use_platform
+from hyper_parallel.verify.planning_timings import planning_figures
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 from hyper_parallel.verify.timings import Timing, figures, recorded, warm_start
@@ -187,7 +188,8 @@ def _training_rows() -> list[BenchmarkRow]:
 
 def _harness_timings(platform: str | None) -> list[Timing]:
     """Time every part of the harness on the installed frameworks, or one of them."""
-    jobs = figures(platforms(platform))
+    names = platforms(platform)
+    jobs = [*figures(names), *(planning_figures() if "torch" in names else ())]
     progress, timed = Progress(len(jobs)), list[Timing]()
     for figure in jobs:
         with progress.running(figure.name):

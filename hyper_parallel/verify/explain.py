@@ -34,7 +34,7 @@ from hyper_parallel.verify.training_runs import build_model
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
 
-__all__ = ["explain_model"]
+__all__ = ["explain_model", "rehearsed_transport"]
 
 
 _FAILURES = (HyperParallelError, InputError, RuntimeError)
@@ -90,7 +90,7 @@ def explain_model(
     world_size = math.prod(shape)
     peak, other, failure = 0, None, list[str]()
     with use_platform(platform):
-        with use_transport(_rehearsed(platform, world_size, 0)):
+        with use_transport(rehearsed_transport(platform, world_size, 0)):
             if device != "cpu":
                 step, why, peak = _on_card(run, device)
             else:
@@ -128,7 +128,7 @@ def _last_rank(
     rank = world_size - 1
     on_meta = platform == "torch" and not with_values
     with (
-        use_transport(_rehearsed(platform, world_size, rank)),
+        use_transport(rehearsed_transport(platform, world_size, rank)),
         _meta_tensors() if on_meta else contextlib.nullcontext(),
     ):
         try:
@@ -188,7 +188,8 @@ def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any
     return run(), str(first).splitlines()[0]
 
 
-def _rehearsed(platform: str, world_size: int, rank: int) -> Transport:
+def rehearsed_transport(platform: str, world_size: int, rank: int) -> Transport:
+    """Return the transport of ``rank`` in a world that has no other ranks: its collectives return zeros."""
     if platform == "torch":
         from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
 

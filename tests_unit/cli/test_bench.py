@@ -148,6 +148,7 @@ def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
 
     jobs = [Figure("quick", 2.0, lambda: (1.0, "")), Figure("broken", 2.0, lambda: (0.5, "exit status 1: no"))]
     monkeypatch.setattr(bench, "figures", lambda _: jobs)
+    monkeypatch.setattr(bench, "planning_figures", list)
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "--harness", "--report", "reports/bench-harness.json"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -226,6 +227,7 @@ def test_a_figure_of_the_harness_shows_progress_while_it_runs(monkeypatch, capsy
     monkeypatch.setattr("hyper_parallel.cli.bench.Progress.ticking", lambda _: ticking(shown))
     jobs = [Figure(name, 10.0, lambda: (float(len(shown)), "")) for name in ("a", "b")]
     monkeypatch.setattr("hyper_parallel.cli.bench.figures", lambda _: jobs)
+    monkeypatch.setattr("hyper_parallel.cli.bench.planning_figures", list)
     assert main(["bench", "--harness", "--json"]) == 0
     assert [row["seconds"] for row in json.loads(capsys.readouterr().out)["rows"]] == [1, 1]
 

@@ -36,6 +36,10 @@ MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE
 MAX_STATES = 2000
+MAX_SUMMED = 1 << 14
+"""Ranks of a slice times the partial values of an element, up to which a reduction straight to the target is
+considered: its price takes arrays of that size, and a reduce-scatter or an all-reduce before an exchange costs little
+more."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,9 @@ def _candidate_steps(layout: Layout, target: Layout) -> Iterator[Step]:
     yield from _gathers(layout)
     yield from _slices(layout, target)
     yield from _all_to_alls(layout, target)
-    yield _single_step(layout, target)
+    step = _single_step(layout, target)
+    if not isinstance(step, ReduceExchange) or step.members * step.partial_values <= MAX_SUMMED:
+        yield step
 
 
 def _reduce_scatters(layout: Layout, target: Layout, unreduced: tuple[int, ...]) -> Iterator[Step]:

@@ -235,8 +235,8 @@ class ReduceExchange(_SliceExchange):
         sums = self._sums(self._first_origin)
         if not sums.reducers.size:
             return 0
-        sent = np.unique(np.stack((sums.boxes, sums.reducers)), axis=1)  # each reducer sends to a box once
-        peers = np.bincount(sent[0], minlength=self.members)[sums.box_of]
+        sent = np.unique(sums.boxes * self.members + sums.reducers)  # each reducer sends to a box once
+        peers = np.bincount(sent // self.members, minlength=self.members)[sums.box_of]
         own = np.unique(sums.reducers[sums.needed])
         peers[own] -= 1
         peers[np.unique(sums.reducers)] += self.partial_values - 1
