@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.bounds import all_inside
@@ -21,7 +22,7 @@ from hyper_parallel.core.dtensor.placements import DimAxes
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Cost", "cheapest_steps", "cost_of"]
 
@@ -40,6 +41,10 @@ MAX_SUMMED = 1 << 14
 """Ranks of a slice times the partial values of an element, up to which a reduction straight to the target is
 considered: its price takes arrays of that size, and a reduce-scatter or an all-reduce before an exchange costs little
 more."""
+
+
+_SLOWLY_PRICED = Exchange | ReduceExchange
+"""Steps to the target whose price is slow to compute, so that it waits until they may be the cheapest."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     frontier: list[tuple[float, float, int, Layout, tuple[Step, ...], Step | None]] = [(0.0, 0.0, 0, source, (), None)]
     done: set[Layout] = set()
     ticket = itertools.count()
+    lower_bound = _lower_bound_to(target)
     while frontier:
         least, spent, _, layout, steps, last = heapq.heappop(frontier)
         if least >= bound or len(done) >= MAX_STATES:
@@ -97,28 +103,42 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
         if layout in done:
             continue
         done.add(layout)
-        for step in _candidate_steps(layout, target):
-            if isinstance(step, Exchange | ReduceExchange):
+        candidates = list(_candidate_steps(layout, target))
+        seconds, direct = _cheapest_direct(candidates, target)
+        if direct is not None and spent + seconds < bound:
+            best, bound = (*steps, direct), spent + seconds
+        for step in candidates:
+            if isinstance(step, _SLOWLY_PRICED):
                 heapq.heappush(frontier, (spent + _least_seconds(step), spent, next(ticket), target, steps, step))
                 continue
-            seconds = spent + _step_seconds(step)
-            if step.target is target:
-                best, bound = ((*steps, step), seconds) if seconds < bound else (best, bound)
-            elif step.target not in done:
-                least = seconds + _lower_bound(step.target, target)
-                heapq.heappush(frontier, (least, seconds, next(ticket), step.target, (*steps, step), None))
+            open_ = step.target is not target and step.target not in done
+            if open_ and spent + (remaining := lower_bound(step.target)) < bound:  # else its price does not matter
+                seconds = spent + _step_seconds(step)
+                entry = (seconds + remaining, seconds, next(ticket), step.target, (*steps, step), None)
+                heapq.heappush(frontier, entry)
     return best or (_single_step(source, target),)
 
 
-def _lower_bound(layout: Layout, target: Layout) -> float:
-    """Return a lower bound of the cost from ``layout`` on: the largest number of elements that a rank still lacks.
+def _cheapest_direct(candidates: Iterable[Step], target: Layout) -> tuple[float, Step | None]:
+    """Return the cheapest of the steps to ``target`` whose price is quickly computed, with its cost in seconds."""
+    direct = [step for step in candidates if step.target is target and not isinstance(step, _SLOWLY_PRICED)]
+    return min(((_step_seconds(step), step) for step in direct), key=itemgetter(0), default=(math.inf, None))
+
+
+def _lower_bound_to(target: Layout) -> Callable[[Layout], float]:
+    """Return the function of a lower bound of the cost from a layout on: the most elements that a rank still lacks.
 
     Only the ranks at the corners of the mesh are considered; the maximum over a subset is still a lower bound.
     """
-    corners = itertools.product(*({0, size - 1} for size in layout.mesh.shape))
-    boxes = ((target.box_at(corner), layout.box_at(corner)) for corner in corners)
-    worst = max(volume(needed) - volume(intersect(needed, own)) for needed, own in boxes)
-    return worst * SECONDS_PER_ELEMENT
+    corners = list(itertools.product(*({0, size - 1} for size in target.mesh.shape)))
+    boxes = [target.box_at(corner) for corner in corners]
+    needed = [(corner, box, volume(box)) for corner, box in zip(corners, boxes, strict=True)]
+
+    def lower_bound(layout: Layout) -> float:
+        worst = max(size - volume(intersect(box, layout.box_at(corner))) for corner, box, size in needed)
+        return worst * SECONDS_PER_ELEMENT
+
+    return lower_bound
 
 
 def _step_seconds(step: Step) -> float:

@@ -69,21 +69,27 @@ class Step(abc.ABC):
 
     @cached_property
     def loads(self) -> Any:
-        """Elements that each member of the first group receives, an array; the first group's shards are the largest."""
+        """Elements that each member of the first group receives; the first group's shards are the largest.
+
+        Returns:
+            an array, or, of few members, a list.
+        """
         mesh, origin = self.source.mesh, (0,) * self.source.mesh.ndim
         if self.members <= SMALL:
-            return np.array([self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)], np.int64)
+            return [self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)]
         return np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
 
     @cached_property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        return int(self.loads.max())
+        loads = self.loads
+        return int(max(loads) if isinstance(loads, list) else loads.max())
 
     @cached_property
     def mean_received(self) -> float:
         """Elements that a rank receives, on average."""
-        return float(self.loads.sum()) / self.members
+        loads = self.loads
+        return float(sum(loads) if isinstance(loads, list) else loads.sum()) / self.members
 
     @cached_property
     def messages(self) -> int:
