@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.arguments import add_device, whole
+from hyper_parallel.cli.bench_baseline import BAND, earlier_ratios, held_to
 from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -52,6 +53,12 @@ def add_parser(commands: Any) -> None:
     )
     add_device(subparser, "of the tensors; what is measured is the host's time, there too")
     subparser.add_argument("--report", metavar="FILE", help="also write the measurements as JSON, for `coverage html`")
+    subparser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        type=Path,
+        help=f"a --report of an earlier run: a ratio may be {BAND} times what it was, in the place of its budget",
+    )
     subparser.add_argument("--json", action="store_true", help="the rows as JSON")
     subparser.set_defaults(run=run)
 
@@ -69,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     if arguments.profile is not None:
         return _profile(arguments)
+    earlier = {} if arguments.baseline is None else earlier_ratios(arguments.baseline)
     if arguments.training:
         rows = [_rated(row) for row in _training_rows()]
     elif arguments.harness:
@@ -77,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [_rated(row) for row in _measured_rows(arguments)]
         if arguments.platform == "mindspore":
             rows.append(_timing(warm_start().timed()))
+    if earlier:
+        rows = held_to(rows, earlier, arguments.baseline)
     if arguments.report is not None:
         write_text(arguments.report, report_json(rows), "--report")
     if arguments.json:
@@ -92,6 +102,9 @@ def _check(arguments: argparse.Namespace) -> None:
     msg = ""
     if arguments.harness and arguments.training:
         msg = "--harness times commands, and --training training steps; leave out one of them"
+    elif arguments.baseline is not None and (arguments.harness or arguments.profile is not None):
+        option = "--harness" if arguments.harness else "--profile"
+        msg = f"--baseline is of ratios, and {option} has none; leave out one of them"
     elif arguments.profile is not None and (arguments.harness or arguments.training):
         what = "--harness times commands" if arguments.harness else "--training times steps"
         msg = f"--profile is of one row's call, and {what}; leave out one of them"

@@ -1,0 +1,54 @@
+"""Holds the rows of ``bench`` to those of an earlier run, in the place of their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.verify.report_files import read_json_rows, reading
+
+__all__ = ["BAND", "earlier_ratios", "held_to"]
+
+BAND = 1.3
+"""By how much a ratio may be larger than in the earlier run."""
+
+
+def earlier_ratios(path: Path) -> dict[str, float]:
+    """Return the ratios of a report of ``bench``, by the names of the rows; rows in seconds have none.
+
+    Raises:
+        ValueError: it is no such report, or has no ratios.
+    """
+    rows = read_json_rows(path, ("name", "budget"), "hyper-parallel bench")
+    with reading(path):
+        ratios = {row["name"]: float(row["ratio"]) for row in rows if "ratio" in row}
+    if not ratios:
+        msg = f"--baseline {path} has no ratios; write one with `hyper-parallel bench --report {path}`"
+        raise ValueError(msg)
+    return ratios
+
+
+def held_to(rows: Sequence[dict[str, Any]], ratios: dict[str, float], path: Path) -> list[dict[str, Any]]:
+    """Return ``rows`` with the earlier ratios times :data:`BAND` as budgets.
+
+    The median operator is another one from run to run; it has the name that it has now.
+
+    Raises:
+        ValueError: a row has no earlier ratio.
+    """
+    medians = [ratio for name, ratio in ratios.items() if name.startswith(_MEDIAN)]
+    known = {**ratios, **{row["name"]: ratio for row in rows for ratio in medians if row["name"].startswith(_MEDIAN)}}
+    missing = [row["name"] for row in rows if "ratio" in row and row["name"] not in known]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        msg = f"--baseline {path} has no ratio of {names}; write it anew with `hyper-parallel bench --report {path}`"
+        raise ValueError(msg)
+    return [_held(row, known[row["name"]] * BAND) if "ratio" in row else row for row in rows]
+
+
+_MEDIAN = "median operator: "
+
+
+def _held(row: dict[str, Any], budget: float) -> dict[str, Any]:
+    return {**row, "budget": budget, "ok": row["ratio"] <= budget}
