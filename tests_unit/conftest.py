@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import signal
@@ -54,13 +53,9 @@ def _forget_plans():
 
     Which test files a worker ran before varies: without this a line is covered in some runs and not in others.
     """
-    from hyper_parallel.core.dtensor import transition
-    from hyper_parallel.core.shard.entry import OpEntry
+    from hyper_parallel._caches import empty_layout_caches
 
-    transition.clear_transition_cache()
-    for candidate in gc.get_objects():
-        if type(candidate) is OpEntry:
-            candidate.cache.clear()
+    empty_layout_caches()
 
 
 @pytest.fixture(scope="session")

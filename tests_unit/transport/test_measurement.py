@@ -99,6 +99,41 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     assert set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2]) == {"test_one|run", "test_two|run"}
 
 
+def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypatch, nested, tmp_path):
+    """A rank's data names each file of the measured package; once the package is imported, one search is enough."""
+    (tmp_path / "measured_package").mkdir()
+    for name in ("__init__", "never_ran"):
+        (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nested.config.source_pkgs = ["measured_package"]
+    nested.config.disable_warnings = ["module-not-imported", "no-data-collected"]
+    searches = []
+    search = coverage.inorout.InOrOut.find_possibly_unexecuted_files
+
+    def counted(self):
+        searches.append(self)
+        return search(self)
+
+    monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
+    taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path))
+    nested.start()
+    try:
+        with measured(taken):
+            pass
+        for _ in range(3):
+            with measured(taken):
+                sys.modules.pop("measured_package", None)
+                __import__("measured_package")
+    finally:
+        nested.stop()
+        sys.modules.pop("measured_package", None)
+    (written,) = tmp_path.glob(".coverage.*")
+    data = coverage.CoverageData(str(written))
+    data.read()
+    assert {Path(name).name for name in data.measured_files()} == {"__init__.py", "never_ran.py"}
+    assert len(searches) == 2
+
+
 ENDED_WHILE_SAVING = """
 import os, signal, sys
 import coverage
