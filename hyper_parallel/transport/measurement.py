@@ -160,7 +160,8 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         yield
     finally:
         with _sigterm_deferred():
-            _write(current, measurement, current.save)
+            # Not `save`, which hashes the whole file each time; when the process leaves, coverage does that once.
+            _write(current, measurement, current.get_data)
         _search_no_more(current)
 
 
