@@ -30,6 +30,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 _UNSEEN = pytest.StashKey[bool]()
 
 
+def pytest_collection_finish():
+    """Let the garbage collector leave alone what was collected of tests: it stays to the end, and is most of the heap.
+
+    A full collection, which many tests ask for, then takes a fraction of the time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Pause the tracer of coverage in tests marked ``untraced``; ranks are traced as the process that starts them."""
@@ -54,13 +63,9 @@ def _forget_plans():
 
     Which test files a worker ran before varies: without this a line is covered in some runs and not in others.
     """
-    from hyper_parallel.core.dtensor import transition
-    from hyper_parallel.core.shard.entry import OpEntry
+    from hyper_parallel._caches import empty_layout_caches
 
-    transition.clear_transition_cache()
-    for candidate in gc.get_objects():
-        if type(candidate) is OpEntry:
-            candidate.cache.clear()
+    empty_layout_caches()
 
 
 @pytest.fixture(scope="session")

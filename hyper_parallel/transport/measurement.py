@@ -160,7 +160,19 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         yield
     finally:
         with _sigterm_deferred():
-            _write(current, measurement, current.save)
+            # Not `save`, which hashes the whole file each time; when the process leaves, coverage does that once.
+            _write(current, measurement, current.get_data)
+        _search_no_more(current)
+
+
+def _search_no_more(current: Any) -> None:
+    """Let coverage look for files that never ran only until they are in the data: not at every save.
+
+    It reads every folder of the measured packages for that, which takes most of the time of a small save.
+    """
+    inside = getattr(current, "_inorout", None)
+    if inside is not None and all(package in sys.modules for package in inside.source_pkgs):
+        inside.find_possibly_unexecuted_files = tuple
 
 
 def _write(current: Any, measurement: Measurement, write: Callable[[], object]) -> None:

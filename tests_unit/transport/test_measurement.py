@@ -89,14 +89,50 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
         assert len(rank("first", "test_one|run")) == 1
         first = rank("first", "test_two|run")
         assert len(first) == 1
+        data = coverage.CoverageData(str(tmp_path / first[0]))
+        data.read()
+        contexts = set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2])
         assert len(rank("second")) == 1
         assert len(running) == 1
     finally:
         for each in running[:]:
             each.stop()
-    data = coverage.CoverageData(str(tmp_path / first[0]))
+    assert contexts == {"test_one|run", "test_two|run"}
+
+
+def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypatch, nested, tmp_path):
+    """A rank's data names each file of the measured package; once the package is imported, one search is enough."""
+    (tmp_path / "measured_package").mkdir()
+    for name in ("__init__", "never_ran"):
+        (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nested.config.source_pkgs = ["measured_package"]
+    nested.config.disable_warnings = ["module-not-imported", "no-data-collected"]
+    searches = []
+    search = coverage.inorout.InOrOut.find_possibly_unexecuted_files
+
+    def counted(self):
+        searches.append(self)
+        return search(self)
+
+    monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
+    taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path))
+    nested.start()
+    try:
+        with measured(taken):
+            pass
+        for _ in range(3):
+            with measured(taken):
+                sys.modules.pop("measured_package", None)
+                __import__("measured_package")
+    finally:
+        nested.stop()
+        sys.modules.pop("measured_package", None)
+    (written,) = tmp_path.glob(".coverage.*")
+    data = coverage.CoverageData(str(written))
     data.read()
-    assert set(data.contexts_by_lineno(str(tmp_path / "code.py"))[2]) == {"test_one|run", "test_two|run"}
+    assert {Path(name).name for name in data.measured_files()} == {"__init__.py", "never_ran.py"}
+    assert len(searches) == 2
 
 
 ENDED_WHILE_SAVING = """
@@ -196,6 +232,10 @@ class FakeCoverage:
         """Run no longer."""
         self.running.remove(self)
 
+    def get_data(self):
+        """Note the call, which writes what was measured until now."""
+        self.calls.append("get_data")
+
     def save(self):
         """Note the call."""
         self.calls.append("save")
@@ -214,19 +254,19 @@ def test_a_measured_process_is_measured_once(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="task"), measured(first):
         raise ValueError("task")
     (started,) = FakeCoverage.running
-    assert started.calls == ["test_x.py::test_y|run", "save"]
+    assert started.calls == ["test_x.py::test_y|run", "get_data"]
     assert (started.config.branch, started.config.sigterm) == (True, True)
     with measured(Measurement({"branch": True, "data_file": "d"}, str(tmp_path))):
         assert FakeCoverage.running == [started]
     with measured(Measurement({"branch": False, "data_file": "d"}, str(tmp_path), None, until_sigterm=False)):
         (other,) = FakeCoverage.running
-    assert started.calls[2:] == ["save", "save"]
+    assert started.calls[2:] == ["get_data", "save"]
     assert other is not started
-    assert other.calls == ["save"]
+    assert other.calls == ["get_data"]
     assert not other.config.sigterm
 
 
-@pytest.mark.parametrize("writes", ["save", "switch_context"])
+@pytest.mark.parametrize("writes", ["get_data", "switch_context"])
 def test_data_that_cannot_be_written_changes_no_outcome(monkeypatch, tmp_path, capsys, writes):
     """The task's own error or result stays, the half file goes, other processes' files stay, and no more is written."""
 
