@@ -97,6 +97,12 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
+def lacking(platform_name, effort):
+    """Return the operators that fail on this card, by the ledger, each with why; a rehearsal has none."""
+    return _ledger().OPERATORS[platform_name] if effort == "night" else {}
+
+
+@pytest.fixture
 def reports(request, tmp_path):
     """Return the folder of the JUnit report, beside which results are published, or ``tmp_path``."""
     junit = request.config.getoption("xmlpath")
