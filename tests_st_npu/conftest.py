@@ -20,8 +20,7 @@ from hyper_parallel.verify.simulate import on_platform
 
 _SIZES = (1, 2, 4, 8)
 _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
-# The first one's tests choose; the others were not run whole under the rules yet, the contract of PyTorch.
-_WITHOUT_RULES = ("test_rehearsal.py", "test_scenarios.py")
+_WITHOUT_RULES = "test_rehearsal.py"  # whose tests choose
 # MindSpore's operators pad and add there, which takes minutes on CPU; the transport's unit tests hold what it computes.
 _SLOW_ON_MINDSPORE = ("test_every_collective_equals_numpy", "test_every_source_reaches_every_target")
 _ON_REHEARSAL = "HP_REHEARSAL_CARDS" in os.environ  # the device of rehearsal/README.md
@@ -50,8 +49,7 @@ def effort(request):
 def engine_rules(request, monkeypatch):
     """Rehearsals refuse what HCCL refuses; a card has its own engine."""
     framework = _framework(request.node)
-    free = os.environ.get(ENGINE_VARIABLE) or request.path.name in _WITHOUT_RULES
-    free = free or (framework == "torch" and request.path.name == "test_contract.py")
+    free = os.environ.get(ENGINE_VARIABLE) or request.path.name == _WITHOUT_RULES
     slow = framework == "mindspore" and request.node.originalname in _SLOW_ON_MINDSPORE
     if rehearsed(request.config) and framework is not None and not free and not slow:
         monkeypatch.setenv(ENGINE_VARIABLE, "hccl")
@@ -96,6 +94,12 @@ def pytest_generate_tests(metafunc):
         cards = config.getoption("cards")
         sizes = (cards,) if cards else _REHEARSED if rehearsed(config) else _SIZES
         metafunc.parametrize("world_size", sizes, ids=lambda size: f"{size}cards")
+
+
+@pytest.fixture
+def lacking(platform_name, effort):
+    """Return the operators that fail on this card, by the ledger, each with why; a rehearsal has none."""
+    return _ledger().OPERATORS[platform_name] if effort == "night" else {}
 
 
 @pytest.fixture

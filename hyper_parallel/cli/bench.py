@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: the report cannot be written, no row has the name of ``--profile``, or options contradict each
             other.
         RuntimeError: ranks of ``--training`` failed.
-        UnsupportedOnBackend: PyTorch sees no such card.
+        UnsupportedOnBackend: the framework sees no such card.
     """
     can_be_written("--report", arguments.report)
     _check(arguments)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [_timing(timing) for timing in _harness_timings(arguments.platform)]
     else:
         rows = [_rated(row) for row in _measured_rows(arguments)]
-        if arguments.platform == "mindspore":
+        if arguments.platform == "mindspore" and arguments.device == "cpu":  # whose ranks are warm there
             rows.append(_timing(warm_start().timed()))
     if earlier:
         rows = held_to(rows, earlier, arguments.baseline)

@@ -29,7 +29,7 @@ from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.mindspore_comm import begin, begin_again
-from hyper_parallel.transport.mindspore_comm.host import from_host, to_host
+from hyper_parallel.transport.mindspore_comm.host import from_host, on_card, to_host
 from hyper_parallel.transport.mindspore_comm.world import active_world
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.work import Work
@@ -37,6 +37,7 @@ from hyper_parallel.transport.work import Work
 __all__ = [
     "HcclTransport",
     "NumpyBridge",
+    "begin_simulated",
     "compute_on_cpu",
     "connect",
     "from_host",
@@ -146,13 +147,18 @@ class NumpyBridge(ForwardingTransport):
 
 def compute_on_cpu() -> None:
     """Let this process compute on CPU, before its first operator: with its plugin loaded, MindSpore takes Ascend."""
-    if mindspore.get_context("device_target") != "CPU":
+    if on_card():
         mindspore.set_device("CPU")
 
 
 def start_rank(inner: SimulatedTransport) -> NumpyBridge:
     """Begin a simulated rank in a worker process, which may have served another run: a fixed seed and a new world."""
     compute_on_cpu()
+    return begin_simulated(inner)
+
+
+def begin_simulated(inner: SimulatedTransport) -> NumpyBridge:
+    """Begin a simulated rank on the device of its process."""
     mindspore.manual_seed(0)
     mindspore.set_seed(0)  # operators on CPU draw by this one
     begin(inner.rank, inner.world_size, inner.endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,34 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Shape, Transport
 from hyper_parallel.transport.card_types import TOOLS, VISIBLE, dry_run, has_plugin
 from hyper_parallel.transport.cluster import rank_environment
-from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge, compute_on_cpu, from_host, to_host
+from hyper_parallel.transport.mindspore import (
+    HcclTransport,
+    NumpyBridge,
+    begin_simulated,
+    compute_on_cpu,
+    from_host,
+    to_host,
+)
 from hyper_parallel.transport.mindspore_rehearsal import RehearsedHccl
+from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["TensorFacts", "missing_ascend", "require_cards", "start_world"]
+__all__ = [
+    "SIMULATED",
+    "TensorFacts",
+    "current_card",
+    "exact_products",
+    "missing_ascend",
+    "require_cards",
+    "start_simulated",
+    "start_world",
+]
 
 _INEXACT = ("Float", "BFloat", "Complex")
+SIMULATED = f"{__name__}:start_simulated"
+"""What begins a simulated rank on a card, for :func:`~hyper_parallel.transport.simulated_processes.run_processes`."""
+
+_PART_OF_MEMORY = "0.25GB"
+"""What a simulated rank takes of its card's memory at a time: by default 2 GB, and all ranks share the card."""
 
 
 class TensorFacts:
@@ -85,6 +108,45 @@ def require_cards(ranks: int) -> None:
             "--platform torch, whose ranks share cards"
         )
         raise UnsupportedOnBackend(msg)
+
+
+def current_card() -> int:
+    """Return the number of the card that this process computes on, or would take; nothing is initialised."""
+    number: int = mindspore.get_current_device().device_id
+    return number
+
+
+def exact_products() -> None:
+    """Let products of float32 be computed in float32 on Ascend, for as long as the process lives: without HF32.
+
+    Raises:
+        UnsupportedOnBackend: the program has allowed HF32, which MindSpore lets nobody take back.
+    """
+    try:
+        ascend.op_precision.matmul_allow_hf32(False)
+        ascend.op_precision.conv_allow_hf32(False)
+    except RuntimeError as error:
+        msg = (
+            f"--device npu: this process lets MindSpore round products of float32 to HF32: {error}; leave out "
+            "matmul_allow_hf32(True) and conv_allow_hf32(True)"
+        )
+        raise UnsupportedOnBackend(msg) from error
+
+
+def start_simulated(inner: SimulatedTransport, card: int) -> NumpyBridge:
+    """Begin a simulated rank on a card that all ranks of its world share; its process may have served another run.
+
+    Values travel through host memory, as between simulated ranks on CPU.
+    """
+    _share_card(card)
+    return begin_simulated(inner)
+
+
+@cache
+def _share_card(card: int) -> None:
+    """Take the card of this process, once."""
+    mindspore.set_device("Ascend", card)
+    mindspore.runtime.set_memory(init_size=_PART_OF_MEMORY, increase_size=_PART_OF_MEMORY)
 
 
 def start_world(device: str, rank: int, world_size: int, port: str, store: str) -> HcclTransport:

@@ -17,7 +17,7 @@ from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.mindspore_comm.host import from_host, to_host
+from hyper_parallel.transport.mindspore_comm.host import from_host, overwrite, to_host
 from hyper_parallel.transport.work import Work
 
 __all__ = ["RehearsedHccl"]
@@ -168,9 +168,9 @@ class _Functions:
 
 
 def _put(target: Tensor, value: Tensor) -> None:
-    """Write into a tensor's own memory, which its array shares on CPU."""
+    """Write into a tensor's own memory."""
     if 0 not in target.shape:
-        to_host(target)[...] = to_host(value)
+        overwrite(target, to_host(value))
 
 
 def _split(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:

@@ -82,7 +82,9 @@ class Worker:
     Args:
         main: what the process runs, called with its end of the line, the path of its stack file and ``args``.
         args: more arguments of ``main``.
-        framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both.
+        framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both. Or
+            :data:`FRESH`.
+        card: number of the card on which it computes for as long as it lives; None for the CPU.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class Worker:
         main: Callable[..., None] = rank_main,
         args: tuple[object, ...] = (),
         framework: str = "mindspore",
+        card: int | None = None,
     ) -> None:
+        self.card = card
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
@@ -147,20 +151,24 @@ class Worker:
             os.unlink(self._stack_path)  # noqa: PTH108
 
 
-def check_out(world_size: int) -> list[Worker]:
+def check_out(world_size: int, card: int | None = None) -> list[Worker]:
     """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever the size of its world.
 
-    A process can be any rank of any world, so there are as many as the largest world needed.
+    A process can be any rank of any world on its device, so there are as many as the largest world needed.
+
+    Args:
+        world_size: number of ranks.
+        card: on which they compute; None for the CPU.
     """
     with _LOCK:
-        team = _IDLE[:world_size]
-        del _IDLE[:world_size]
+        team = [worker for worker in _IDLE if worker.card == card][:world_size]
+        _IDLE[:] = [worker for worker in _IDLE if worker not in team]
     for worker in [worker for worker in team if not worker.alive()]:
         worker.close(idle=True)
         team.remove(worker)
     try:
         while len(team) < world_size:
-            team.append(Worker())
+            team.append(Worker() if card is None else Worker(framework=FRESH, card=card))
     except BaseException:
         for worker in team:
             worker.close(idle=True)

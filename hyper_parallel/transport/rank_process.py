@@ -53,6 +53,7 @@ class RankTask:
         path, folder: ``sys.path`` and working directory of the parent.
         traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
         measurement: how the parent is measured by coverage.py, or None.
+        card: number of the card that all ranks share, the second argument of ``start``; None for the CPU.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class RankTask:
     folder: str
     traced: bool = True
     measurement: Measurement | None = None
+    card: int | None = None
 
 
 @dataclass
@@ -225,7 +227,7 @@ def run_rank(task: RankTask, transport: Transport) -> RankReport:
 def _run(task: RankTask, transport: Transport) -> RankReport:
     try:
         if task.start is not None:
-            transport = resolve(task.start)(transport)
+            transport = resolve(task.start)(transport, *(() if task.card is None else (task.card,)))
         fn, args = unpack(task.body)
         with use_transport(transport):
             result = fn(*args)

@@ -21,7 +21,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.select import platform_named, platform_of
 from hyper_parallel.verify.compare import elementwise_difference, magnitude
 from hyper_parallel.verify.simulate import simulate
 
@@ -365,8 +365,9 @@ def on_other_device(tensors: Sequence[Any], device: str) -> str:
         device: ``cpu`` is not checked: that is where tensors are anyway.
     """
     for index, tensor in enumerate(tensors if device != "cpu" else ()):
-        if tensor.device.type != device:
-            return f"{index} is on {tensor.device.type}, and --device is {device}"
+        elsewhere = platform_of(tensor).device_beside(tensor, device)
+        if elsewhere:
+            return f"{index} is on {elsewhere}, and --device is {device}"
     return ""
 
 

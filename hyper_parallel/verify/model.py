@@ -89,7 +89,8 @@ def verify_model(
     report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
     if device != "cpu":
-        shared = "simulated ranks share one card" if launch == "simulated" else "ranks share cards if there are fewer"
+        taken = "a rank takes a card" if platform == "mindspore" else "ranks share cards if there are fewer"
+        shared = "simulated ranks share one card" if launch == "simulated" else taken
         report.settings["device"] = f"{device}; {shared}"
     if inject:
         report.settings["injected fault"] = inject

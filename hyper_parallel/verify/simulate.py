@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
-from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 from hyper_parallel.verify.card_errors import card_errors
@@ -54,7 +53,7 @@ def simulate(
     Raises:
         RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
             maps ranks to their exceptions and ``__cause__`` is the first of them.
-        UnsupportedOnBackend: the framework sees no such card, or simulates ranks on CPU only, as MindSpore.
+        UnsupportedOnBackend: the framework sees no such card.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
             timeout is no time.
     """
@@ -71,7 +70,11 @@ def simulate(
         from hyper_parallel.transport.simulated_processes import run_processes
 
         bind_imported(platform)
-        return run_processes(on_platform, (platform, device, fn, *args), world_size, timeout)
+        given = (platform, device, fn, *args)
+        if device == "cpu":
+            return run_processes(on_platform, given, world_size, timeout)
+        cards = _cards_of_mindspore()
+        return run_processes(on_platform, given, world_size, timeout, cards.SIMULATED, cards.current_card())
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
 
@@ -105,8 +108,7 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
         ranks: number of ranks that are processes; None for ranks that are simulated, or for this process alone.
 
     Raises:
-        UnsupportedOnBackend: the framework sees no such card, MindSpore sees fewer than ``ranks``, or it would simulate
-            ranks there.
+        UnsupportedOnBackend: the framework sees no such card, or MindSpore sees fewer than ``ranks``.
         ValueError: ``device`` is none that is known.
     """
     if device not in DEVICE_TYPES:
@@ -116,19 +118,14 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
         return
     platform_named(platform).on_device(device)
     if platform == "mindspore":
-        _require_cards_of_mindspore(device, ranks)
+        _cards_of_mindspore().require_cards(ranks or 1)
 
 
-def _require_cards_of_mindspore(device: str, ranks: int | None) -> None:
-    if ranks is None:
-        msg = (
-            f"--device {device}: MindSpore computes there in `verify model` and `verify contract` with --launch "
-            "processes, and in `launch`; use one of those, --device cpu, or --platform torch"
-        )
-        raise UnsupportedOnBackend(msg)
-    from hyper_parallel.transport.mindspore_cards import require_cards  # PyTorch's users have no MindSpore
+def _cards_of_mindspore() -> Any:
+    """Return the module of MindSpore's ranks on cards."""
+    from hyper_parallel.transport import mindspore_cards  # PyTorch's users have no MindSpore
 
-    require_cards(ranks)
+    return mindspore_cards
 
 
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:

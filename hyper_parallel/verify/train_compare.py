@@ -153,11 +153,13 @@ def _check_device(parameters: dict[str, Any], device: str) -> None:
     """Raise an InputError if the model is not on the device that the run is to verify; CPU is not checked."""
     if device == "cpu":
         return
-    elsewhere = [path for path, value in parameters.items() if value.device.type != device]
-    if elsewhere:
-        kind = parameters[elsewhere[0]].device.type
+    platform = current_platform()
+    found = ((path, platform.device_beside(value, device)) for path, value in parameters.items())
+    elsewhere = next(((path, kind) for path, kind in found if kind), None)
+    if elsewhere is not None:
+        path, kind = elsewhere
         msg = (
-            f"SPEC: parameter {elsewhere[0]} is on {kind}, and --device is {device}, so nothing would be verified "
+            f"SPEC: parameter {path} is on {kind}, and --device is {device}, so nothing would be verified "
             "there; make it without naming a device"
         )
         raise InputError(msg)

@@ -414,13 +414,18 @@ def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, m
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize("command, ranks", [(("model",), 3), (("contract", "--world-size", "2"), 2)])
 def test_more_ranks_of_mindspore_than_cards_have_exit_status_2(command, ranks, capsys, monkeypatch):
-    """A card takes one rank; simulated ranks are refused with what is there instead."""
+    """A card takes one real rank; simulated ranks share a card, and need one."""
+    from hyper_parallel.platform.mindspore import training
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.transport import mindspore_cards
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
-    monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
+    monkeypatch.setattr(training, "exact_products", lambda: None)
     words = ["verify", *command, "--platform", "mindspore", "--device", "npu"]
-    for launch, says in (("processes", f"{ranks} ranks of MindSpore need"), ("simulated", "MindSpore computes there")):
+    for launch, cards, says in (
+        ("processes", 1, f"{ranks} ranks of MindSpore need"),
+        ("simulated", 0, "MindSpore sees no"),
+    ):
+        monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda cards=cards: cards)
         assert main([*words, "--launch", launch]) == 2
         assert capsys.readouterr().err.startswith(f"hyper-parallel: error: --device npu: {says}")

@@ -1,6 +1,7 @@
 """MindSpore's transports: the bridge, its simulated ranks, and HCCL's logic over an engine that imitates it."""
 
 from collections import Counter
+from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -169,9 +170,10 @@ def test_ranks_on_cpu_leave_the_card_alone(monkeypatch, target, calls):
     import mindspore
 
     from hyper_parallel.transport.mindspore import compute_on_cpu
+    from hyper_parallel.transport.mindspore_comm import host
 
     chosen = create_autospec(mindspore.set_device)
-    monkeypatch.setattr(mindspore, "get_context", lambda _: target)
+    monkeypatch.setattr(host, "_CONTEXT", SimpleNamespace(get_param=lambda _: target))
     monkeypatch.setattr(mindspore, "set_device", chosen)
     compute_on_cpu()
     assert [call.args for call in chosen.call_args_list] == [("CPU",)] * calls

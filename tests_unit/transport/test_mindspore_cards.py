@@ -99,6 +99,40 @@ def test_a_rank_takes_its_card_before_it_joins(cards, monkeypatch):
     assert os.environ == cards.rank_environment(1, 2, "8118")
 
 
+def test_simulated_ranks_share_the_card_of_the_process_that_asks(cards, monkeypatch):
+    """Each takes that card before it computes, and memory in small parts; in a second world nothing is set again."""
+    device, memory = create_autospec(cards.mindspore.set_device), create_autospec(cards.mindspore.runtime.set_memory)
+    monkeypatch.setattr(cards.mindspore, "set_device", device)
+    monkeypatch.setattr(cards.mindspore.runtime, "set_memory", memory)
+    monkeypatch.setattr(cards, "begin_simulated", lambda inner: f"bridge over {inner}")
+    monkeypatch.setattr(
+        cards.mindspore, "get_current_device", lambda: SimpleNamespace(device_target="Ascend", device_id=2)
+    )
+    cards._share_card.cache_clear()
+    for world in ("one", "another"):
+        assert cards.start_simulated(world, cards.current_card()) == f"bridge over {world}"
+    assert [call.args for call in device.call_args_list] == [("Ascend", 2)]
+    assert [call.kwargs for call in memory.call_args_list] == [{"init_size": "0.25GB", "increase_size": "0.25GB"}]
+    cards._share_card.cache_clear()
+
+
+def test_products_are_not_rounded_on_a_card(cards, monkeypatch):
+    """HF32 is switched off for products of matrices and convolutions; what a program has allowed before is refused."""
+    precision = cards.ascend.op_precision
+    switches = {name: create_autospec(getattr(precision, name)) for name in ("matmul_allow_hf32", "conv_allow_hf32")}
+    for name, switch in switches.items():
+        monkeypatch.setattr(precision, name, switch)
+    cards.exact_products()
+    assert [switch.call_args.args for switch in switches.values()] == [(False,), (False,)]
+    switches["conv_allow_hf32"].side_effect = RuntimeError("The 'conv_allow_hf32' can not be set repeatedly.")
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        cards.exact_products()
+    assert str(caught.value) == (
+        "--device npu: this process lets MindSpore round products of float32 to HF32: The 'conv_allow_hf32' can not be "
+        "set repeatedly.; leave out matmul_allow_hf32(True) and conv_allow_hf32(True)"
+    )
+
+
 def test_a_rank_without_ascend_does_not_join(cards, monkeypatch):
     """It says what is missing, where MindSpore's own error would be a page of C++."""
     monkeypatch.setattr(cards, "missing_ascend", lambda: "MindSpore is the CPU build")

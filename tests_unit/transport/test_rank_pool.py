@@ -115,3 +115,32 @@ def test_a_fresh_process_has_imported_nothing():
     assert ours.recv() == []
     process.join()
     assert process.exitcode == 0
+
+
+def test_a_process_that_took_a_card_serves_that_card_alone(monkeypatch):
+    """Processes that compute on a card are fresh interpreters, and are used again for this card only."""
+    made = []
+
+    class Idle:
+        """A process that waits for its next task."""
+
+        def __init__(self, framework="mindspore", card=None):
+            self.card = card
+            made.append((framework, card))
+
+        def alive(self):
+            return True
+
+    monkeypatch.setattr(rank_pool, "Worker", Idle)
+    monkeypatch.setattr(rank_pool, "_IDLE", [])
+    host, first = rank_pool.check_out(2), rank_pool.check_out(2, card=0)
+    rank_pool.check_in(host)
+    rank_pool.check_in(first)
+    assert made == [("mindspore", None)] * 2 + [("fresh", 0)] * 2
+    second = rank_pool.check_out(1, card=1)
+    assert made[4:] == [("fresh", 1)]
+    rank_pool.check_in(second)
+    assert [rank_pool.check_out(2, card=0), rank_pool.check_out(2), rank_pool.check_out(1, card=1)] == [
+        first, host, second,
+    ]  # fmt: skip
+    assert len(made) == 5

@@ -199,21 +199,23 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
 
 
 @pytest.mark.platforms("mindspore")
-def test_mindspore_has_real_ranks_on_cards_alone(monkeypatch):
-    """Simulated ranks are refused with what MindSpore has there; real ones are refused where cards are too few."""
+def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeypatch):
+    """Simulated ranks are processes that compute on this process's card; real ones are refused where cards are few."""
     from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.platform.mindspore import training
     from hyper_parallel.platform.select import platform_named
-    from hyper_parallel.transport import mindspore_cards
+    from hyper_parallel.transport import mindspore_cards, simulated_processes
     from hyper_parallel.verify import launch
+    from hyper_parallel.verify.simulate import on_platform
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
     monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
-    with pytest.raises(UnsupportedOnBackend) as caught:
-        simulate(print, 2, "mindspore", device="npu")
-    assert str(caught.value) == (
-        "--device npu: MindSpore computes there in `verify model` and `verify contract` with --launch processes, and "
-        "in `launch`; use one of those, --device cpu, or --platform torch"
-    )
+    monkeypatch.setattr(mindspore_cards, "current_card", lambda: 3)
+    monkeypatch.setattr(training, "exact_products", lambda: None)
+    monkeypatch.setattr(simulated_processes, "run_processes", lambda *arguments: arguments)
+    called = simulate(print, 2, "mindspore", ("x",), device="npu", timeout=5)
+    start = "hyper_parallel.transport.mindspore_cards:start_simulated"
+    assert called == (on_platform, ("mindspore", "npu", print, "x"), 2, 5.0, start, 3)
     with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: 2 ranks of MindSpore need 2 cards, one each, and "):
         launch(print, 2, "mindspore", device="npu")
 

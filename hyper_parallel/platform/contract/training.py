@@ -248,17 +248,13 @@ class TrainingFacet(ModulesFacet):
         """Return why this process has no card of this type, and what to do."""
         return f"check the driver and the build of the framework for {device_type}"
 
+    @abc.abstractmethod
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
         """Begin to look for the most bytes in use on a card; return a function that returns them.
 
         Args:
             device_type: ``cuda`` or ``npu``.
-
-        Raises:
-            UnsupportedOnBackend: the framework does not count the bytes of a card.
         """
-        msg = f"the bytes in use on {device_type} are not counted by {self.platform_type}; measure on torch"
-        raise UnsupportedOnBackend(msg)
 
     def single_threaded(self) -> AbstractContextManager[Any]:
         """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""

@@ -42,15 +42,16 @@ Pair = tuple[Any, Any]  # plain, ours
 Operator = Callable[[int], Any]  # by the index of a pair
 
 
-def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
+def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[BenchmarkRow]:
     """Measure everything, row by row; the median of the operators comes last.
 
     Args:
         repeats: four times the calls of an operator per round, a hundred times those of a step.
         rounds: see :func:`hyper_parallel.platform.contract.benchmark.measured`.
+        device: that this process computes on; on a card, too, what is measured is the host's time.
     """
     operators = []
-    for case in _cases(repeats):
+    for case in _cases(repeats, device):
         row = benchmark.measured(case, rounds, one_by_one=True)
         yield row
         if not row.by_hand:
@@ -58,30 +59,31 @@ def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
     yield benchmark.median_operator(operators, BUDGET)
 
 
-def profile(name: str, repeats: int = 1000) -> CallProfile:
+def profile(name: str, repeats: int = 1000, device: str = "cpu") -> CallProfile:
     """Profile this library's call of one row.
 
     Args:
         name: of the row.
         repeats: as for :func:`run`.
+        device: likewise.
 
     Raises:
         ValueError: there is no such row.
     """
-    return benchmark.profile(name, _cases(repeats))
+    return benchmark.profile(name, _cases(repeats, device))
 
 
 @contextmanager
-def world() -> Iterator[Any]:
-    """A mesh of two ranks, of which this process is the first."""
+def world(device: str = "cpu") -> Iterator[Any]:
+    """A mesh of two ranks on ``device``, of which this process is the first."""
     fake = FakeTransport(WORLD, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype))
     with use_transport(NumpyBridge(fake)):
-        yield init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+        yield init_device_mesh(device, (WORLD,), mesh_dim_names=("tp",))
 
 
-def _cases(repeats: int) -> Iterator[BenchmarkCase]:
+def _cases(repeats: int, device: str) -> Iterator[BenchmarkCase]:
     """Every row but the median; each is measured before the next one is asked for."""
-    with world() as mesh:
+    with world(device) as mesh:
         count = max(repeats // 4, 2)
         for name, operator in _computing(mesh).items():
             yield _case(name, BUDGET, operator, count)

@@ -160,13 +160,12 @@ class MindSporePlatform(
         return value_and_grad(fn, *how)
 
     def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
-        """Against plain MindSpore, in this process; ``device`` is cpu."""
+        """Against plain MindSpore, in this process."""
         from hyper_parallel.platform.mindspore import benchmark
 
-        del device
         if profiled is not None:
-            return 1, iter((benchmark.profile(profiled, repeats),))
-        return benchmark.ROWS, benchmark.run(repeats, min(repeats, 7))
+            return 1, iter((benchmark.profile(profiled, repeats, device),))
+        return benchmark.ROWS, benchmark.run(repeats, min(repeats, 7), device)
 
     def operator_entry(self, op: Any) -> Any:
         """The entry of a spelling: ``op`` is the name of an operator, or what carries one."""

@@ -9,7 +9,7 @@ from mindspore import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.records import LocalValue, Pending, Region
-from hyper_parallel.transport.mindspore import to_host
+from hyper_parallel.transport.mindspore_comm.host import overwrite, to_host
 from hyper_parallel.transport.numpy_ops import BFLOAT16, widen
 
 __all__ = ["read_tensor", "write_tensor"]
@@ -29,7 +29,7 @@ def read_tensor(value: Any) -> LocalValue | None:
 def write_tensor(value: Any, array: Any) -> None:
     """Write values into the memory of a tensor, or of the local tensor of a DTensor."""
     local = value._local if isinstance(value, DTensor) else value
-    np.copyto(to_host(local), array)
+    overwrite(local, array)
 
 
 def _read(tensor: Tensor, region: Region | None = None) -> LocalValue:

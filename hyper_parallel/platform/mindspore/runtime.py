@@ -11,13 +11,14 @@ import mindspore
 from mindspore.common.api import _no_grad
 
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream, RuntimeFacet, host_stream_context
+from hyper_parallel.transport.mindspore_comm.host import on_card
 
 __all__ = ["MindSporeRuntime", "device_type"]
 
 
 def device_type() -> str:
     """``npu`` where this process computes on Ascend, else ``cpu``."""
-    return "npu" if mindspore.get_context("device_target") == "Ascend" else "cpu"
+    return "npu" if on_card() else "cpu"
 
 
 class MindSporeRuntime(RuntimeFacet):

@@ -20,7 +20,7 @@ from hyper_parallel.platform.mindspore.indexed_draws import active_dropouts, ind
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 from hyper_parallel.platform.mindspore.optimizers import MindSporeOptimizer
 from hyper_parallel.transport.mindspore import compute_on_cpu
-from hyper_parallel.transport.mindspore_cards import missing_ascend
+from hyper_parallel.transport.mindspore_cards import exact_products, missing_ascend
 
 __all__ = ["MindSporeTraining"]
 
@@ -119,10 +119,28 @@ class MindSporeTraining(TrainingFacet):
         return self.clip_grad_norm_(list(gradients.values()), max_norm)
 
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
-        """See :meth:`TrainingFacet.on_device`; on CPU, a process that has computed nothing leaves its card alone."""
+        """See :meth:`TrainingFacet.on_device`; MindSpore has one device and one precision of products per process.
+
+        On CPU, a process that has computed nothing leaves its card alone.
+        """
         if device_type == "cpu":
             compute_on_cpu()
-        return super().on_device(device_type)
+        plain = super().on_device(device_type)
+        if device_type != "cpu":
+            exact_products()
+        return plain
+
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """By the memory pool of ``mindspore.runtime``, when all work is done."""
+        del device_type
+        mindspore.runtime.synchronize()
+        mindspore.runtime.reset_peak_memory_stats()
+
+        def most() -> int:
+            mindspore.runtime.synchronize()
+            return int(mindspore.runtime.max_memory_allocated())
+
+        return most
 
     def missing_card(self, device_type: str) -> str:
         """From what is installed, and from what became of MindSpore's plugin for Ascend."""

@@ -40,5 +40,6 @@ class TorchGroups(GroupsFacet):
             cards.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
+        """A tensor for the world's engine: of the process's card for NCCL and HCCL, which is none in a rehearsal."""
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
-        return torch.zeros(1, device=device)
+        return torch.zeros(1, device=device if device == self.device_type() else "cpu")

@@ -17,7 +17,7 @@ from mindspore.ops.operations import comm_ops
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.mindspore_comm import collectives
 from hyper_parallel.transport.mindspore_comm.collectives import Array
-from hyper_parallel.transport.mindspore_comm.host import empty, from_host, host_dtype, to_host, write
+from hyper_parallel.transport.mindspore_comm.host import empty, from_host, host_dtype, overwrite, to_host, write
 from hyper_parallel.transport.mindspore_comm.primitives import carry, carry_later
 from hyper_parallel.transport.mindspore_comm.world import Group, World, current_world
 from hyper_parallel.transport.work import Work
@@ -260,7 +260,8 @@ def _irecv(tag: int, peer: int, shape: Sequence[int], group: str, dtype: Any) ->
     world, named = _here(group)
     like = empty(tuple(shape), host_dtype(dtype))
     work = collectives.recv(world, named, like, named.ranks[peer], tag)
-    return from_host(like), Handle(lambda: np.copyto(like, work.wait()))
+    output = from_host(like)
+    return output, Handle(lambda: overwrite(output, work.wait()))
 
 
 def _batch(tensors: Sequence[Tensor], group: str, kinds: Sequence[int], peers: Sequence[int]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mindspore.ops.operations import comm_ops
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
 from hyper_parallel.transport.mindspore_comm import collectives
 from hyper_parallel.transport.mindspore_comm.collectives import Array
-from hyper_parallel.transport.mindspore_comm.host import empty, from_host, host_dtype, to_host
+from hyper_parallel.transport.mindspore_comm.host import empty, from_host, host_dtype, on_card, overwrite, to_host
 from hyper_parallel.transport.mindspore_comm.world import Group, World, current_world
 from hyper_parallel.transport.work import Work
 
@@ -48,7 +49,7 @@ class Started:
     single: bool = True
 
     def tensors(self) -> Any:
-        """The outputs as tensors that share the arrays' memory."""
+        """The outputs as tensors, which on CPU share the arrays' memory."""
         tensors = tuple(from_host(output) for output in self.outputs)
         return tensors[0] if self.single else tensors
 
@@ -89,9 +90,17 @@ class _Call:
         primitive = self.primitive
         name = primitive.get_attr_dict().get("group", getattr(primitive, "group", None))
         started = CARRIED[type(primitive)](world, world.group_of_member(str(name)), primitive, self.inputs)
-        self.finish = started.finish
         self.outputs = started.tensors()
+        self.finish = partial(self._finish_on_card, started) if on_card() else started.finish
         return self.outputs
+
+    def _finish_on_card(self, started: Started) -> None:
+        """Wait, and copy the arrays to the card."""
+        started.finish()
+        outputs = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
+        for output, array in zip(outputs, started.outputs, strict=True):
+            if array.size:
+                overwrite(output, array)
 
 
 class _Carried(_Function):

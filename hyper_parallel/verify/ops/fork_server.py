@@ -2,6 +2,7 @@
 
 ``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
+A worker that computes on an Ascend card by MindSpore is a fresh interpreter, as its ranks are there (``cluster.py``).
 
 It is not the fork server of ``transport/rank_pool.py``, which is multiprocessing's: a worker starts ranks of its own,
 which a daemonic process may not, and its stderr is read for the traceback.
@@ -18,12 +19,14 @@ import sys
 import time
 from typing import Any
 
-from hyper_parallel.transport.processes import end_ranks, stay_on
+from hyper_parallel.transport.cluster import meets_in_cluster
+from hyper_parallel.transport.processes import end_ranks, python_command, stay_on
 
 __all__ = ["main"]
 
 _SHOWN = 2000  # characters of a worker's stderr
 _MOST_OPERATORS = 100  # of a user's file
+_THIS = "hyper_parallel.verify.ops.fork_server"
 _WATCHDOG = "Timeout ("  # the line that faulthandler writes above the stacks
 
 
@@ -46,6 +49,8 @@ def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
     child = os.fork()
     if not child:
         os.close(stderr_read)
+        if meets_in_cluster(task.get("platform", ""), task.get("effort", {}).get("device", "cpu")):
+            _become_fresh(task, out, stderr_write)
         _worker_main(task, out, stderr_write, run)
     os.close(stderr_write)
     text, late = _read_stderr(child, stderr_read, task["seconds"] * _operators(task))
@@ -83,6 +88,23 @@ def _read_stderr(child: int, stderr: int, seconds: float) -> tuple[str, bool]:
         text = (text + part)[-65536:]
 
 
+def _become_fresh(task: dict[str, Any], out: int, stderr: int) -> None:
+    """Go on with the task in a fresh interpreter in place of this process."""
+    for number in (out, stderr):
+        os.set_inheritable(number, True)
+    command = python_command(_THIS, task["platform"], str(out), json.dumps(task), str(stderr))
+    os.execv(command[0], command)  # noqa: S606 - this interpreter, this package
+
+
+def _fresh_worker(platform: str, out: int, task: str, stderr: int) -> None:
+    """Run one task in this process, which has run nothing before."""
+    from hyper_parallel.platform.select import platform_named
+    from hyper_parallel.verify.ops import tasks
+
+    platform_named(platform)
+    _worker_main(json.loads(task), out, stderr, tasks.run)
+
+
 def _worker_main(task: dict[str, Any], out: int, stderr: int, run: Any) -> None:
     code = 1
     try:
@@ -114,4 +136,6 @@ def _send(out: int, event: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        _fresh_worker(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     main(sys.argv[1], int(sys.argv[2]))

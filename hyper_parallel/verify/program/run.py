@@ -105,7 +105,7 @@ def verify_program(
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
-        UnsupportedOnBackend: the framework sees no such card, or its ranks are started on CPU only.
+        UnsupportedOnBackend: the framework sees no such card, or MindSpore sees fewer than it has ranks.
     """
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
@@ -121,7 +121,7 @@ def verify_program(
     )  # fmt: skip
     platform = platform or program_framework(program)
     require_framework(platform)
-    require_device(device, platform)
+    require_device(device, platform, ranks=size if launch == "processes" else None)
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
     world = World(size, platform, launch, axes, limits, timeout, device=device)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})

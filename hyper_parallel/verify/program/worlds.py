@@ -91,7 +91,9 @@ def _simulated(
 ) -> list[RankRecords]:
     if world.platform == "mindspore":  # its ranks are processes
         in_process = (program, world.mesh, world.limits, perturbation, world.output, changes)
-        return simulate(run_in_process, world.size, world.platform, in_process, timeout=world.timeout)
+        return simulate(
+            run_in_process, world.size, world.platform, in_process, timeout=world.timeout, device=world.device
+        )
     arguments = (program, world.mesh, world.limits, perturbation, None, changes)
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
     with started_by_python(program, world.output, ranks), guarded(program.name):

@@ -1,6 +1,7 @@
 """Facet *training*: one spelling for both frameworks."""
 
 import dataclasses
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -141,12 +142,19 @@ def test_tables():
 
 
 @pytest.mark.platforms("mindspore")
-def test_a_framework_that_counts_no_bytes_says_so():
-    """The bytes in use on a card are refused, with where to measure them, where the framework does not count them."""
-    with pytest.raises(
-        UnsupportedOnBackend, match=r"^the bytes in use on npu are not counted by mindspore; measure on "
-    ):
-        platform_named("mindspore").peak_bytes("npu")
+def test_the_bytes_of_a_card_are_counted_when_its_work_is_done(monkeypatch):
+    """The peak of MindSpore's memory pool between two times at which nothing was left to compute."""
+    from mindspore import runtime
+
+    called = []
+    for name, told in (("synchronize", None), ("reset_peak_memory_stats", None), ("max_memory_allocated", 4096)):
+        stand_in = create_autospec(getattr(runtime, name))
+        stand_in.side_effect = lambda name=name, told=told: called.append(name) or told
+        monkeypatch.setattr(runtime, name, stand_in)
+    most = platform_named("mindspore").peak_bytes("npu")
+    assert called == ["synchronize", "reset_peak_memory_stats"]
+    assert most() == 4096
+    assert called[2:] == ["synchronize", "max_memory_allocated"]
 
 
 def test_a_card_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypatch):

@@ -34,6 +34,20 @@ def test_the_library_passes_the_rules_of_hccl(monkeypatch):
     assert all(count > 1000 for _, count in run.results)
 
 
+def _started_barrier():
+    from hyper_parallel.platform.select import platform_named
+
+    handle = platform_named("torch").barrier(async_op=True)
+    return platform_named("torch").get_backend(), handle.wait()
+
+
+def test_a_barrier_is_started_where_the_engine_has_no_card(monkeypatch):
+    """In a rehearsal of HCCL on CPU a barrier that is started takes a tensor of the host: there is no npu."""
+    run = _launched(monkeypatch, _started_barrier, 2)
+    assert run.failure is None, run.failure
+    assert run.results == [("hccl", None)] * 2
+
+
 def _seeded(fault):
     import torch
 

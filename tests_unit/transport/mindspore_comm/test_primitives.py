@@ -1,5 +1,7 @@
 """The communication primitives of ``mindspore.ops``: values against NumPy, gradients as MindSpore defines them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -124,3 +126,22 @@ def test_primitives_equal_numpy(size):
     names = [name.strip() for name in expected.split(",")]
     for rank, checked in enumerate(simulate(every_primitive, size, "mindspore")):
         assert checked == (names if rank in (0, size - 1) else names[:-1])
+
+
+def on_a_card():
+    """Every primitive where this process seems to compute on Ascend: the array of a tensor is a copy there."""
+    from mindspore import Tensor
+
+    from hyper_parallel.transport.mindspore_comm import host
+
+    plain_array, plain_to = Tensor.asnumpy, Tensor.to
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "_CONTEXT", SimpleNamespace(get_param=lambda _: "Ascend"))
+        patch.setattr(Tensor, "asnumpy", lambda x: plain_array(x).copy())
+        patch.setattr(Tensor, "to", lambda x, place: x if place == "Ascend" else plain_to(x, place))
+        return every_primitive()
+
+
+def test_primitives_fill_tensors_of_a_card():
+    """Outputs are written by copies there, since the array of a tensor has memory of its own; values are the same."""
+    assert simulate(on_a_card, 2, "mindspore") == simulate(every_primitive, 2, "mindspore")

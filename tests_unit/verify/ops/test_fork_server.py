@@ -90,3 +90,38 @@ def test_a_child_that_does_not_end_is_ended():
 def test_a_child_without_a_parent_ends():
     """A child whose parent has gone ends instead of computing on."""
     assert ended(tell, deaf=True) == ("left with status 1", None)
+
+
+def test_a_worker_of_mindspore_on_a_card_is_a_fresh_interpreter(monkeypatch):
+    """Nobody knows whether CANN survives a fork, so the forked child becomes a new interpreter, which runs the task."""
+    task = {"platform": "mindspore", "ops": ["one"], "effort": {"device": "npu"}, "seconds": 5.0, "seat": 0}
+    called = []
+    monkeypatch.setattr(os, "execv", lambda path, command: called.append((path, command)))
+    ends = os.pipe(), os.pipe()
+    fork_server._become_fresh(task, ends[0][1], ends[1][1])
+    (path, (interpreter, _, code, *words)) = called[0]
+    assert path == interpreter == sys.executable
+    assert "hyper_parallel.verify.ops.fork_server" in code
+    assert words == ["mindspore", str(ends[0][1]), json.dumps(task), str(ends[1][1])]
+    assert all(os.get_inheritable(number) for number in (ends[0][1], ends[1][1]))
+    for number in (*ends[0], *ends[1]):
+        os.close(number)
+    monkeypatch.setattr(fork_server, "_worker_main", lambda *arguments: called.append(arguments))
+    fork_server._fresh_worker("torch", 3, json.dumps(task), 4)
+    assert called[1][:3] == (task, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "platform, device, fresh", [("mindspore", "npu", 1), ("mindspore", "cpu", 0), ("torch", "npu", 0)]
+)
+def test_other_workers_are_forked(monkeypatch, platform, device, fresh):
+    """Only MindSpore on a card costs an import for each task."""
+    mark = os.pipe()
+    monkeypatch.setattr(fork_server, "_become_fresh", lambda *_: os.write(mark[1], b"fresh"))
+    task = {"platform": platform, "ops": ["one"], "effort": {"device": device}, "seconds": 20.0, "seat": 0}
+    read, write = os.pipe()
+    assert fork_server._run_in_worker(task, write, tell) == ""
+    os.close(mark[1])
+    assert len(os.read(mark[0], 9)) == 5 * fresh
+    for number in (read, write, mark[0]):
+        os.close(number)

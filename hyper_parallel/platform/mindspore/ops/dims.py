@@ -274,7 +274,7 @@ def _method_diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
     """On CPU a matrix becomes a diagonal of four dims, for which there is no rule; elsewhere its diagonal is taken."""
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
-    expect("Tensor.diag", "the number of dims on CPU", computes_on_cpu(x), False)
+    expect("Tensor.diag", "the number of dims on CPU", computes_on_cpu(), False)
     return ops.diagonal(x, offset, 0, 1)
 
 

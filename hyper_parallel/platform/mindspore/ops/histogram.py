@@ -108,7 +108,7 @@ def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
 def _method_histc(ops: Any, _: Any, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:  # noqa: A002
     """On CPU counts of float16 are float32."""
     counts = ops.histc(x, bins, min, max)
-    return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 and computes_on_cpu(x) else counts
+    return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 and computes_on_cpu() else counts
 
 
 @decomposition("SearchSorted")
@@ -123,4 +123,4 @@ def _search_sorted(
 def _method_bincount(ops: Any, _: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
     """On CPU counts are float32, and so are sums of weights."""
     counts = ops.bincount(x, weights, minlength)
-    return ops.cast(counts, dtype=mindspore.float32) if computes_on_cpu(x) else counts
+    return ops.cast(counts, dtype=mindspore.float32) if computes_on_cpu() else counts

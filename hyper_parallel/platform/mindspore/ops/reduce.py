@@ -418,7 +418,7 @@ def _only_dim(name: str, dim: Any) -> Any:
 @decomposition(METHOD + "Std")
 def _method_std(ops: Any, _: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     """On CPU nothing is subtracted from the count by default."""
-    chosen = (0 if computes_on_cpu(x) else 1) if correction is None else correction
+    chosen = (0 if computes_on_cpu() else 1) if correction is None else correction
     return ops.std(x, dim, correction=chosen, keepdim=keepdim)
 
 
@@ -426,19 +426,19 @@ def _method_std(ops: Any, _: Any, x: Any, dim: Any = None, *, correction: Any = 
 def _method_argmin(ops: Any, _: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """On CPU indices are 32-bit numbers."""
     indices = ops.argmin(x, dim, keepdim)
-    return ops.cast(indices, dtype=mindspore.int32) if computes_on_cpu(x) else indices
+    return ops.cast(indices, dtype=mindspore.int32) if computes_on_cpu() else indices
 
 
 @decomposition(METHOD + "CountNonZero")
 def _method_count_nonzero(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
     """On CPU counts are 32-bit numbers."""
     counts = ops.count_nonzero(x, dim)
-    return ops.cast(counts, dtype=mindspore.int32) if computes_on_cpu(x) else counts
+    return ops.cast(counts, dtype=mindspore.int32) if computes_on_cpu() else counts
 
 
 @decomposition(METHOD + "MedianExt", "DeprecatedMedian")
 def _method_median(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """On CPU along the last dim by default, and with the indices."""
-    if axis is None and not computes_on_cpu(x):
+    if axis is None and not computes_on_cpu():
         return ops.median_all(x)
     return ops.median_along(x, -1 if axis is None else axis, keepdims)

@@ -32,6 +32,7 @@ from hyper_parallel.platform.mindspore import ops as families
 from hyper_parallel.platform.mindspore.intercept import METHOD
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, set_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import copied, requires_grad, write_over
+from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__ = [
@@ -424,6 +425,9 @@ def replicated(plain: Tensor, like: DTensor) -> Any:
     return like._platform.wrap(plain, layout)
 
 
-def computes_on_cpu(x: Any) -> bool:
-    """Return True if ``x`` is on the CPU, where MindSpore uses older semantics for some methods."""
-    return str(x._local.device).upper().startswith("CPU")
+def computes_on_cpu() -> bool:
+    """Return True if this process computes on the CPU, where MindSpore uses older semantics for some methods.
+
+    It chooses by the process, not by the tensor: one that was made of an array is on the host until it is used.
+    """
+    return device_type() == "cpu"

@@ -92,26 +92,26 @@ def _argsort_along(ops: Any, _: Any, x: Any, axis: int = -1, descending: bool = 
     return ops.cast(ops.argsort(x, axis, descending), dtype=mindspore.int32)
 
 
-def _index_dtype(x: Any) -> Any:
+def _index_dtype() -> Any:
     """The dtype of a method's indices: on CPU 32-bit numbers."""
-    return mindspore.int32 if computes_on_cpu(x) else mindspore.int64
+    return mindspore.int32 if computes_on_cpu() else mindspore.int64
 
 
 @decomposition(METHOD + "SortExt")
 def _method_sort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     values, indices = ops.sort(x, dim, descending, stable)
-    return values, ops.cast(indices, dtype=_index_dtype(x))
+    return values, ops.cast(indices, dtype=_index_dtype())
 
 
 @decomposition(METHOD + "ArgSort")
 def _method_argsort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    return ops.cast(ops.argsort(x, dim, descending, stable), dtype=_index_dtype(x))
+    return ops.cast(ops.argsort(x, dim, descending, stable), dtype=_index_dtype())
 
 
 @decomposition(METHOD + "TopkExt")
 def _method_topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002 - MindSpore's name
     values, indices = ops.topk(x, k, dim, largest, sorted)
-    return values, ops.cast(indices, dtype=_index_dtype(x))
+    return values, ops.cast(indices, dtype=_index_dtype())
 
 
 @decomposition("Unique")
