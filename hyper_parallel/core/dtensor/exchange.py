@@ -176,10 +176,21 @@ class ReduceExchange(_SliceExchange):
     def _own_boxes(self) -> tuple[ReducedBox, ...]:
         return self.reduced_boxes(self._own_origin)
 
-    @cached_property
+    @property
     def loads(self) -> Any:
         """Elements that each member of the first slice receives: partial values to sum, and sums of other members."""
-        return self._loads(self._first_origin)
+        return self._loads(self._first_origin, self._sums(self._first_origin))
+
+    @cached_property
+    def _price(self) -> tuple[int, float, int]:
+        """What the worst rank receives, what a rank receives on average, and the messages of the worst rank."""
+        sums = self._sums(self._first_origin)
+        loads = self._loads(self._first_origin, sums)
+        return int(loads.max()), float(loads.sum()) / self.members, self._messages(sums)
+
+    @property
+    def _most_and_mean(self) -> tuple[int, float]:
+        return self._price[:2]
 
     @property
     def least_received(self) -> tuple[float, float]:
@@ -219,20 +230,22 @@ class ReduceExchange(_SliceExchange):
 
     def received_at(self, coordinate: Coordinate) -> int:
         """Return the number of elements that the rank receives: partial values to sum, and sums of other members."""
-        return int(self._loads(slice_origin(coordinate, self.axes))[self._position(coordinate)])
+        origin = slice_origin(coordinate, self.axes)
+        return int(self._loads(origin, self._sums(origin))[self._position(coordinate)])
 
-    def _loads(self, origin: Coordinate) -> Any:
-        sums = self._sums(origin)
+    def _loads(self, origin: Coordinate, sums: SumParts) -> Any:
         needed = volumes(bounds_at(self.target, member_indices(self.source.mesh, self.axes, origin)))
         received = np.array(np.broadcast_to(needed, (self.members,)))
         # A reducer's own sums, which are part of what it needs, are not sent.
         np.add.at(received, sums.reducers, (self.partial_values - 1 - sums.needed) * sums.sizes)
         return received
 
-    @cached_property
+    @property
     def messages(self) -> int:
         """Most peers that one rank receives from, in both phases together."""
-        sums = self._sums(self._first_origin)
+        return self._price[2]
+
+    def _messages(self, sums: SumParts) -> int:
         if not sums.reducers.size:
             return 0
         sent = np.unique(sums.boxes * self.members + sums.reducers)  # each reducer sends to a box once

@@ -67,7 +67,7 @@ class Step(abc.ABC):
         """Return the number of elements that the rank at ``coordinate`` receives."""
         return int(self.received_by(coordinate))
 
-    @cached_property
+    @property
     def loads(self) -> Any:
         """Elements that each member of the first group receives; the first group's shards are the largest.
 
@@ -80,16 +80,21 @@ class Step(abc.ABC):
         return np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
 
     @cached_property
+    def _most_and_mean(self) -> tuple[int, float]:
+        """Elements that the worst rank receives, and that a rank receives on average; a step keeps no array."""
+        loads = self.loads
+        most, total = (max(loads), sum(loads)) if isinstance(loads, list) else (loads.max(), loads.sum())
+        return int(most), float(total) / self.members
+
+    @property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        loads = self.loads
-        return int(max(loads) if isinstance(loads, list) else loads.max())
+        return self._most_and_mean[0]
 
-    @cached_property
+    @property
     def mean_received(self) -> float:
         """Elements that a rank receives, on average."""
-        loads = self.loads
-        return float(sum(loads) if isinstance(loads, list) else loads.sum()) / self.members
+        return self._most_and_mean[1]
 
     @cached_property
     def messages(self) -> int:
