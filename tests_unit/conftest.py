@@ -58,6 +58,13 @@ def pytest_runtest_call(item):
         sys.settrace(here)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Forget plans at the end of each file, so that the heap, which many tests search for garbage, does not grow."""
+    if nextitem is None or nextitem.path != item.path:
+        _forget_plans()
+
+
 def _forget_plans():
     """Clear the caches of plans, so that a covered test plans its calls again.
 

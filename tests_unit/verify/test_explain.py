@@ -261,6 +261,7 @@ def test_a_program_that_reads_values(sizes, capsys):
     assert error.endswith("; with values its parameters take 640 GiB, and explain makes at most 4 GiB\n")
 
 
+@pytest.mark.untraced
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("name", ["2x2-rms-tied", "2x2-layer-untied", "3-rms-untied", "3-layer-tied"])
 def test_values_do_not_change_the_explanation(name, monkeypatch):

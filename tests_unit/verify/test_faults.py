@@ -97,6 +97,7 @@ def must_name_the_module(platform_name, world, fault):
     assert report.first.kind == "output"
 
 
+@pytest.mark.untraced
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("fault", FAULTS)

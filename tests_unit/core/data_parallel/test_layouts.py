@@ -103,6 +103,7 @@ def tensor_parallel(model, mesh):
     return parallelize_module(model, mesh, plan)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (4, 1), (1, 3)])
 @pytest.mark.parametrize("names", [("dp", "tp"), ("tp", "dp")])
 def test_tensor_parallel_training_equals_one_device(shape, names):
@@ -138,6 +139,7 @@ def test_placements_are_those_of_checkpoints():
     simulate(rank, 6, platform="torch")
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 1), (1, 4)])
 def test_replicas_train_as_one_device(shape):
     """Over two axes parameters are replicated along the first, and gradients averaged over both."""

@@ -638,6 +638,7 @@ def trained_beside(model, mesh):
             torch.testing.assert_close(mine.full_tensor(), theirs)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("reshard", [None, True, False])
 def test_several_dtypes_in_one_module(world, reshard):

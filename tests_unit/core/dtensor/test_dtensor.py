@@ -195,6 +195,7 @@ def test_redistribute_stays_on_its_mesh():
     )
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3)])
 def test_gradients_follow_every_change_of_placement(shape):
     """For every redistribution, the gradient of full_tensor() is this rank's shard of the random cotangent."""
@@ -395,6 +396,7 @@ def test_one_view_serves_all_consumers():
     on_ranks(on_rank, 2, 2)
 
 
+@pytest.mark.untraced
 def test_a_view_lives_until_its_gradient_has_passed():
     """After backward no gathered copy is kept, so that no later write can leave one stale."""
     import torch

@@ -56,6 +56,7 @@ def layouts(ndim):
     return {1: one_axis, 2: two_axes}
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("shape", [(), (5,), (7, 5), (1, 4), (0, 3)])
 @pytest.mark.parametrize("source", [0, 1, None])

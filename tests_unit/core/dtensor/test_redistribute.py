@@ -118,6 +118,7 @@ def test_transitions_on_three_axes(dense):
     check(dense, [Case(dense, layouts[i], layouts[j], seed=i) for i, j in pairs], 8)
 
 
+@pytest.mark.untraced
 def test_averages(dense):
     """Partial(avg) reduces to the mean and is made without scaling; its gradient is divided by the axis size."""
     layouts = dense.every_layout(dense.grid((2, 2)), (5, 3), partials=("sum", "avg"))
@@ -369,6 +370,7 @@ def test_without_gradient_there_is_no_node(dense):
     assert on_ranks(dense, (2,), body) == [(False, [0, 1, 0, 1])] * 2
 
 
+@pytest.mark.untraced
 def test_results_share_no_storage_with_the_source(dense):
     """A write into the result of a redistribution does not change its source."""
     grid = dense.grid((2, 2))

@@ -35,6 +35,7 @@ def every_step(dense, mesh, shape, rank):
     return list(results.values())
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("mesh, shape", WORLDS)
 def test_each_step_alone_keeps_the_value(dense, mesh, shape):
     """Every step, chosen by a plan or not, turns local tensors of its source layout into those of its target."""

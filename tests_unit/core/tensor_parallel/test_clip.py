@@ -38,6 +38,7 @@ def parameters(twin, mesh):
     return listed
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.0, math.inf, "inf"])
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3)])
 @pytest.mark.parametrize("bound", [0.5, 1e9])

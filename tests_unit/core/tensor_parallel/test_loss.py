@@ -37,6 +37,7 @@ def dense(twin, rows, classes, options, weight=None):
     return logits, labels, loss
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("plain", [True, False])

@@ -73,6 +73,7 @@ def test_optimizer_steps_equal_dense(twin, world, kind):
     twin.on_mesh((world,), rank)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):

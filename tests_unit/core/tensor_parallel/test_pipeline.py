@@ -174,6 +174,7 @@ def in_stages(schedule_name, count, make_plan):
     return results_of(model, step_once)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "schedule, count, make_plan",
     [

@@ -189,6 +189,7 @@ def test_programs_equal_one_device(program, world_size):
             torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.untraced
 def test_sharding_over_two_axes():
     """fully_shard over a mesh of replicas and shards, whose sub-groups reduce in turn."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -246,6 +247,7 @@ def test_saving_in_a_thread_is_refused(tmp_path):
     assert not (tmp_path / "saved" / ".metadata").exists()
 
 
+@pytest.mark.untraced
 def test_many_ranks_leave_no_threads():
     """Sixty-four ranks train with sharded weights; their threads and groups are gone afterwards."""
     from torch.distributed.fsdp import fully_shard

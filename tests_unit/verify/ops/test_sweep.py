@@ -180,6 +180,7 @@ def test_wrong_rules_are_caught(op, fault):
     assert report.outcome in {"wrong", "crash"}, report.text()
 
 
+@pytest.mark.untraced
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("op", ["mul", "matmul", "linear", "index_select", "layer_norm"])
 def test_a_missing_backward_reduction_is_caught(op, monkeypatch):

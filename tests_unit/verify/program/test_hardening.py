@@ -367,6 +367,7 @@ def test_equal_outputs_of_different_work_are_accepted():
     assert spot.repair.endswith("(not repaired: whether the ranks of world do the same work cannot be told)")
 
 
+@pytest.mark.untraced
 def test_right_programs_pass_on_other_numbers_of_ranks():
     """Uneven parts and unequal axes are tried, and the report names the ranks."""
 

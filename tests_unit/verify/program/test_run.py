@@ -363,6 +363,7 @@ def test_autocast_raises_no_alarm_and_hides_no_factor(rows):
     assert report.verdict.first.cause.kind == "sum-for-average"
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_small_values_in_half_precision_raise_no_alarm(dtype):
     """A gradient of fewer than eight numbers in half precision may be off by its own rounding, not by float32's."""

@@ -36,6 +36,7 @@ ATTENTION = {
 }  # fmt: skip
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(holds, name):
     """Batch, heads and queries may be sharded, causal ones too; grouped heads stay with their own keys."""
@@ -89,6 +90,7 @@ DROPPED = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", DROPPED)
 def test_dropout_in_attention(ranks, name):
     """The same weights are dropped for every layout, with every argument, and gradients are those of one rank."""
