@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.pytest_plugin import SkipReason, skip_without
-from hyper_parallel.pytest_plugin.capability import count_cards
+from hyper_parallel.pytest_plugin import SkipReason, capability, hooks, junit, ranks, skip_without
 from hyper_parallel.transport.launched_processes import run_launched, warm_up
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 from hyper_parallel.transport.serialization import pack
@@ -23,9 +22,16 @@ _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
 _WITHOUT_RULES = "test_rehearsal.py"  # whose tests choose
 # MindSpore's operators pad and add there, which takes minutes on CPU; the transport's unit tests hold what it computes.
 _SLOW_ON_MINDSPORE = ("test_every_collective_equals_numpy", "test_every_source_reaches_every_target")
-_ON_REHEARSAL = "HP_REHEARSAL_CARDS" in os.environ  # the device of rehearsal/README.md
-if _ON_REHEARSAL:
+_REHEARSED_CARDS = int(os.environ.get("HP_REHEARSAL_ASCEND_CARDS", "0"))  # rehearsal/README.md, as the next
+_ON_REHEARSAL = bool(_REHEARSED_CARDS) or "HP_REHEARSAL_CARDS" in os.environ
+if "HP_REHEARSAL_CARDS" in os.environ:
     import torch  # noqa: F401 - registers the device, whose cards have no device nodes
+if _REHEARSED_CARDS:  # which have no device nodes either
+    import sitecustomize
+
+    sitecustomize.come_first()  # pytest's own finder has come before it
+    for _counting in (capability, hooks, junit, ranks):
+        _counting.count_cards = lambda device: _REHEARSED_CARDS if device == "npu" else 1 << 16
 
 
 def pytest_addoption(parser):
@@ -127,7 +133,7 @@ def on_ranks(suite_device, platform_name):
 def suite_device(request, platform_name):
     """The device of this run; skips a test that cannot have its ranks there. Ranks of PyTorch share cards."""
     device = request.config.getoption("hp_device")
-    cards = count_cards(device)
+    cards = capability.count_cards(device)
     if not cards:
         skip_without(SkipReason.NO_CARD, f"there is no {device} card")
     needed = _ledger().cards_needed(request.node.nodeid)

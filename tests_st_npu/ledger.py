@@ -17,6 +17,7 @@ OPERATORS: dict[str, dict[str, str]] = {"torch": {}, "mindspore": {}}
 CARDS = (
     ("*test_contract.py::*mindspore*", 3),
     ("*test_faults.py::*mindspore*", 3),
+    ("*test_random.py::*mindspore*", 4),
     ("*test_redistributions.py::*mindspore*", 3),
     ("*test_scenarios.py::test_a_fault*mindspore*", 4),
     ("*test_scenarios.py::*2x2*mindspore*", 4),

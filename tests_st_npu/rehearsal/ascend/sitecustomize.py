@@ -190,8 +190,22 @@ _CHANGES = {
 }
 
 
+class _Loader:
+    """A module's loader, which changes the module right after its execution."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        _CHANGES.pop(module.__name__)(module)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Changes each of the modules once, right after it was executed."""
+    """Finds each of the modules as others do, with another loader."""
 
     def find_spec(self, name, path, target=None):
         if name not in _CHANGES:
@@ -202,15 +216,17 @@ class _Finder(importlib.abc.MetaPathFinder):
             None,
         )  # fmt: skip
         if spec is not None:
-            plain = spec.loader.exec_module
-
-            def execute(module):
-                plain(module)
-                _CHANGES.pop(name)(module)
-
-            spec.loader.exec_module = execute
+            spec.loader = _Loader(spec.loader)
         return spec
 
 
+_FINDER = _Finder()
+
+
+def come_first():
+    """Ask this module's finder before any other."""
+    sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
+
+
 if _CARDS in os.environ:
-    sys.meta_path.insert(0, _Finder())
+    come_first()
