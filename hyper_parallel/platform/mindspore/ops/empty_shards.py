@@ -37,9 +37,11 @@ class OnEmpty:
             A function: called with the operator's arguments, it returns shape and dtype. None: the kernel is called
             with 1 and with 2 in place of the sizes that are zero, and the sizes of its results are linear in that.
         unchanged: writing no element returns the first operand.
-        no_gradient: positions of the operands that no gradient reaches, or a function of the keyword arguments that
-            returns them. All ranks must run the same collectives in backward, so an empty shard must not have a
-            gradient where the others have none.
+        no_gradient: positions of the operands that no gradient reaches. The results are on the graph all the same, as
+            MindSpore's are. All ranks must run the same collectives in backward, so an empty shard must not have a
+            gradient where the others have none, nor lack one.
+        off_graph: whether the results are off the graph, whatever the operands are; or a function of the keyword
+            arguments that returns it.
         handled_with: a keyword; a call that passes it is handled by the kernel itself.
         product: gradients are made of the operands too, although ``shape`` is set.
     """
@@ -47,7 +49,8 @@ class OnEmpty:
     value: Any = None
     shape: str | Callable[..., Any] | None = None
     unchanged: bool = False
-    no_gradient: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]] = ()
+    no_gradient: tuple[int, ...] = ()
+    off_graph: bool | Callable[[dict[str, Any]], bool] = False
     handled_with: str | None = None
     product: bool = False
 
@@ -70,12 +73,15 @@ class _Zeros(_Function):
 class _Results(NamedTuple):
     """Results over no element, and the same call on other operands, or None where it is linear in each operand.
 
+    ``no_gradient`` has the positions of operands that get none.
+
     A second backward runs the collectives of what the first one was made of, on every rank: so the gradients of an
     empty shard have to be made of what they are made of elsewhere. The call finds out, on shards of one element.
     """
 
     tensors: list[Tensor]
     rerun: Callable[[Sequence[Tensor]], Any] | None = None
+    no_gradient: tuple[int, ...] = ()
 
 
 class _Constant(_Function):
@@ -84,13 +90,15 @@ class _Constant(_Function):
     @staticmethod
     def forward(ctx: Any, results: _Results, *inputs: Tensor) -> Any:
         """Return the results."""
-        ctx.rerun, ctx.inputs = results.rerun, inputs
+        ctx.rerun, ctx.no_gradient = results.rerun, results.no_gradient
+        ctx.inputs = [ops.stop_gradient(x) if index in results.no_gradient else x for index, x in enumerate(inputs)]
         return results.tensors[0] if len(results.tensors) == 1 else tuple(results.tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return zeros."""
-        return (None, *_zero_gradients(ctx.inputs, grads, ctx.rerun))
+        zeros = _zero_gradients(ctx.inputs, grads, ctx.rerun)
+        return (None, *(None if index in ctx.no_gradient else zero for index, zero in enumerate(zeros)))
 
 
 def _zero_gradients(
@@ -218,12 +226,11 @@ def _run_empty(
         rest = iter(others)
         return compute(*_replaced(args, rest), **_replaced(kwargs, rest))
 
-    skipped = special.no_gradient(kwargs) if callable(special.no_gradient) else special.no_gradient
-    reached = [ops.stop_gradient(operand) if index in skipped else operand for index, operand in enumerate(operands)]
-    if not any(_carries_gradient(tensor) for tensor in tensors):
+    off_graph = special.off_graph(kwargs) if callable(special.off_graph) else special.off_graph
+    if off_graph or not any(_carries_gradient(tensor) for tensor in tensors):
         return tuple(tensors) if many else tensors[0]
     linear = special.shape is not None and not special.product
-    outs = _Constant.apply(_Results(tensors, None if linear else rerun), *reached)
+    outs = _Constant.apply(_Results(tensors, None if linear else rerun, special.no_gradient), *operands)
     if not many:
         return outs
     results = (outs,) if len(tensors) == 1 else outs

@@ -245,7 +245,7 @@ def _sub(x: Any, y: Any, *, alpha: float = 1) -> Any:
     return x - y if alpha == 1 else x - y * alpha
 
 
-@kernel("div", no_gradient=lambda kwargs: () if kwargs.get("rounding_mode") is None else (0, 1))
+@kernel("div", off_graph=lambda kwargs: kwargs.get("rounding_mode") is not None)
 def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return x / y
@@ -254,7 +254,7 @@ def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     return ops.stop_gradient(mint.div(ops.stop_gradient(x), ops.stop_gradient(y), rounding_mode=rounding_mode))
 
 
-@kernel("floor_divide", no_gradient=(0, 1))
+@kernel("floor_divide", off_graph=True)
 def _floor_divide(x: Any, y: Any) -> Tensor:
     # The kernels for numbers are missing on CPU; a whole number is an integer beside integers.
     if not isinstance(y, Tensor):
@@ -337,7 +337,7 @@ def _new(value: float) -> Callable[..., Tensor]:
 for _name, _value in {"zeros": 0, "ones": 1, "empty": 0}.items():
     kernel(f"{_name}_like", reliable_on_empty=True)(_like(_value))
     kernel(f"new_{_name}", reliable_on_empty=True)(_new(_value))
-kernel("zero")(_like(0))
+kernel("zero", off_graph=True)(_like(0))
 
 
 @kernel("full_like", reliable_on_empty=True)

@@ -124,7 +124,8 @@ def kernel(
     empty_unchanged: bool = False,
     empty_handled_with: str | None = None,
     on_elements: Callable[..., Any] | None = None,
-    no_gradient: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]] = (),
+    no_gradient: tuple[int, ...] = (),
+    off_graph: bool | Callable[[dict[str, Any]], bool] = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function of plain tensors, with canonical parameter names, as canonical operators ``ops``.
 
@@ -138,12 +139,13 @@ def kernel(
         empty_handled_with: a keyword; a call that passes it is right on empty tensors.
         on_elements: what computes the same where no operand is empty, if that is another function.
         no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
+        off_graph: see :attr:`OnEmpty.off_graph`.
 
     Raises:
         ValueError: an operator has a kernel already.
     """
     _refuse_twice(ops, _KERNELS)
-    special = OnEmpty(empty, empty_shape, empty_unchanged, no_gradient, empty_handled_with)
+    special = OnEmpty(empty, empty_shape, empty_unchanged, no_gradient, off_graph, empty_handled_with)
 
     def register(compute: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:

@@ -58,6 +58,27 @@ def test_steps_of_empty_shards_have_no_gradient():
     assert report.all_held, (report.wrong, report.rejected)
 
 
+STEPS = {
+    **{op: (lambda ops, x, op=op: getattr(ops, op)(x)) for op in ("sign", "sgn", "ceil", "round")},
+    "heaviside": lambda ops, x: ops.heaviside(x, 0.5),
+    "copysign": lambda ops, x: ops.copysign(ops.detach(x) + 1, x),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_follows_a_step_function_has_a_backward_on_every_rank(name):
+    """A step function passes no gradient on; what is computed of it has a backward, on empty shards as on others."""
+
+    def followed(x):
+        stepped = STEPS[name](platform_named("mindspore").dispatcher.ops, x)
+        if hasattr(stepped, "redistribute"):
+            stepped = stepped.redistribute(placements=[Shard(1)])  # two rows on three ranks; back in backward
+        return stepped * stepped
+
+    report = check_function(followed, [3 * real(2, 3)], (3,), platform="mindspore", placements=[[(Shard(0),)]])
+    assert report.all_held, (report.wrong, report.rejected)
+
+
 def test_what_is_added_to_an_empty_product_has_no_gradient():
     """A bias added to an empty product gets a zero gradient."""
     import mindspore
