@@ -50,6 +50,7 @@ _UNSOUND_OF_ONE = {
     "LayerNorm": _OF_ONE,
     "GroupNorm": _OF_ONE,
     "layer_norm": _OF_ONE,
+    **dict.fromkeys(("std_mean", "var_mean"), "the gradient of one element is NaN, also where only the mean is used"),
 }
 """Calls with a dim of one element likewise."""
 
