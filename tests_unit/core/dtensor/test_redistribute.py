@@ -6,13 +6,15 @@ import math
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor import cheapest_steps
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.exchange import ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
-from hyper_parallel.core.dtensor.transition import plan_transition
+from hyper_parallel.core.dtensor.transition import clear_transition_cache, plan_transition
 from hyper_parallel.errors import LayoutError, MeshError, ShardMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.transport.base import active_transport
@@ -106,6 +108,24 @@ def test_every_varying_consumer(dense, mesh, shape):
         for count in range(1, len(free) + 1):
             cases.extend(Case(dense, source, target, axes, len(cases)) for axes in itertools.combinations(free, count))
     check(dense, cases, int(np.prod(mesh)))
+
+
+@pytest.mark.untraced
+def test_plans_as_on_thousands_of_ranks(dense, monkeypatch):
+    """Where no reduction straight to the target is considered, as on large meshes, other steps lead there."""
+    layouts = dense.every_layout(dense.grid((2, 3)), (7, 5))
+    pairs = itertools.islice(itertools.product(layouts, layouts), 0, None, 3)
+    cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(pairs)]
+
+    def straight():
+        return sum(isinstance(step, ReduceExchange) for case in cases for step in case.plan_of(0).steps)
+
+    assert straight() > 0
+    monkeypatch.setattr(cheapest_steps, "MAX_SUMMED", 0)
+    clear_transition_cache()
+    assert straight() == 0
+    check(dense, cases, 6)
+    clear_transition_cache()
 
 
 @pytest.mark.sweep
