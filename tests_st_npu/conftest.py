@@ -51,6 +51,12 @@ def effort(request):
     return "rehearsal" if rehearsed(request.config) else "night"
 
 
+@pytest.fixture(scope="session")
+def counts_memory(request):
+    """Whether the device of this run counts the bytes in use: neither the host nor the stand-in for Ascend does."""
+    return request.config.getoption("hp_device") != "cpu" and not _REHEARSED_CARDS
+
+
 @pytest.fixture(autouse=True)
 def engine_rules(request, monkeypatch):
     """Rehearsals refuse what HCCL refuses; a card has its own engine."""

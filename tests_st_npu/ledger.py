@@ -17,12 +17,17 @@ OPERATORS: dict[str, dict[str, str]] = {"torch": {}, "mindspore": {}}
 CARDS = (
     ("*test_contract.py::*mindspore*", 3),
     ("*test_faults.py::*mindspore*", 3),
+    ("*test_memory.py::*mindspore*", 2),
     ("*test_random.py::*mindspore*", 4),
     ("*test_redistributions.py::*mindspore*", 3),
     ("*test_scenarios.py::test_a_fault*mindspore*", 4),
     ("*test_scenarios.py::*2x2*mindspore*", 4),
     ("*test_scenarios.py::*mindspore*", 3),
     ("*test_streams.py::*mindspore*", 3),
+    ("*test_training.py::*mindspore-simulated*", 1),
+    ("*test_training.py::test_many_steps*mindspore*", 2),
+    ("*test_training.py::test_a_checkpoint*mindspore*", 4),
+    ("*test_training.py::*mindspore*", 3),
     ("*test_transport.py::test_every_collective*mindspore*", 3),
     ("*test_transport.py::test_many_groups*mindspore*", 4),
 )
