@@ -6,13 +6,21 @@ from fnmatch import fnmatch
 
 import pytest
 
-__all__ = ["CARDS", "GAPS", "OPERATORS", "Ledger", "cards_needed"]
+__all__ = ["CARDS", "GAPS", "ONE_FRAMEWORK", "OPERATORS", "Ledger", "cards_needed"]
 
 GAPS = (("*test_rehearsal*.py::*", "the rehearsal device would take the place of the card"),)
 """Patterns of names of tests, each with why they do not run on a card."""
 
 OPERATORS: dict[str, dict[str, str]] = {"torch": {}, "mindspore": {}}
 """By framework, the operators that fail in the quick sweep on a card, each with why; a card's first night fills it."""
+
+ONE_FRAMEWORK = {
+    "test_rehearsal.py": "the rehearsal device is PyTorch's PrivateUse1, which MindSpore has not",
+    "test_rehearsal_of_ascend.py": "the stand-in for Ascend is for MindSpore, in which nobody can register a device",
+    "test_transport.py::test_collectives_of_torch_in_every_form": "they are PyTorch's own; MindSpore's have no world "
+    "where it computes on CPU, and test_every_collective_equals_numpy calls them on cards, through the transport",
+}
+"""Files and tests that are for one framework alone, each with why; all others are for both."""
 
 CARDS = (
     ("*test_contract.py::*mindspore*", 3),

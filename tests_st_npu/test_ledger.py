@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -52,6 +53,18 @@ def test_too_few_cards_are_no_gap_where_a_card_takes_one_rank(ledger):
     for name in ("test_faults.py::test_it[mindspore]", "test_x.py::test_it[torch]"):
         book.pytest_runtest_logreport(SimpleNamespace(nodeid=name, skipped=True, when="setup", longrepr=skipped))
     assert book.problems() == ["test_x.py::test_it[torch] was skipped on the card, and ledger.py has no line for it"]
+
+
+def test_what_is_for_one_framework_alone_is_listed(ledger):
+    """A file or test that is marked for one framework has a line that says why, and no line is left over."""
+    marked = set()
+    for path in _FOLDER.glob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            where = [node.value] if isinstance(node, ast.Assign) else getattr(node, "decorator_list", [])
+            text = " ".join(map(ast.unparse, where))
+            if re.search(r"mark\.platforms\('\w+'\)", text):
+                marked.add(path.name if isinstance(node, ast.Assign) else f"{path.name}::{node.name}")
+    assert marked == set(ledger.ONE_FRAMEWORK)
 
 
 def test_the_night_requires_as_many_tests_as_there_are(platform_name, ledger):
