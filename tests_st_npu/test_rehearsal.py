@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
+from hyper_parallel.verify.contract.results import examine
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -113,6 +115,14 @@ outcome = examine("torch", 3, "simulated", facets, device="npu")
 assert outcome.ok, outcome.failures()
 print(outcome.names)
 """
+
+
+def test_the_contract_holds_over_plain_gloo(monkeypatch):
+    """The other rehearsals follow HCCL's rules; the engine that trains on CPUs has the whole contract, too."""
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    outcome = examine("torch", 3, "processes")
+    assert outcome.ok, outcome.failures()
+    assert set(outcome.members) == {member for members in MEMBERS.values() for member in members}
 
 
 @pytest.fixture(scope="session")

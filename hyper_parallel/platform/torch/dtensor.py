@@ -334,8 +334,9 @@ class TorchDTensor(DTensor, Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        self._share(value, "data")
+        writes = self._share(value, "data")
         self._local.data = value._local
+        writes.share_with(self._local)
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented in PyTorch's extending guide
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
 
@@ -349,20 +350,24 @@ class TorchDTensor(DTensor, Tensor):
         if others or named:
             msg = "set_() of a DTensor takes another DTensor, and no storage, sizes or strides"
             raise UnsupportedOperatorError(msg)
-        self._share(source, "the source of set_()")
+        writes = self._share(source, "the source of set_()")
         self._local.set_(source._local)
+        writes.share_with(self._local)
         return self
 
-    def _share(self, source: Any, what: str) -> None:
-        """Prepare to take the storage of ``source``."""
+    def _share(self, source: Any, what: str) -> UncountedWrites:
+        """Prepare to take the storage of ``source``; return what counts the writes to it."""
         check_source(what, self, source)
         self.drop_views()
-        self._uncounted = source._uncounted_writes()  # noqa: SLF001 - of its own class
+        writes: UncountedWrites = source._uncounted_writes()  # noqa: SLF001 - of its own class
+        writes.share_with(source._local)
+        self._uncounted = writes
+        return writes
 
     def _uncounted_writes(self) -> UncountedWrites:
         """What this tensor shares with its aliases."""
         if self._uncounted is None:
-            self._uncounted = UncountedWrites()
+            self._uncounted = UncountedWrites.of(self._local)
         return self._uncounted
 
     def data_ptr(self) -> int:

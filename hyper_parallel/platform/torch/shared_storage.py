@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
@@ -17,12 +19,40 @@ __all__ = ["UncountedWrites", "check_source", "check_unfollowed", "is_shared"]
 
 
 class UncountedWrites:
-    """Writes through ``.data`` of a tensor and its aliases, which the version counter of autograd does not count."""
+    """Writes to a storage that the version counter of one local tensor of it does not count.
 
-    __slots__ = ("_storage",)
+    They go through ``.data`` of the tensor and its aliases, or through a tensor that took the storage by ``set_()`` or
+    ``.data =`` and has a version counter of its own.
+    """
+
+    __slots__ = ("_storage", "_takers")
 
     def __init__(self) -> None:
         self._storage: Tensor | None = None
+        # Version counters of local tensors, by id, with their values when those began to share this storage.
+        self._takers: dict[int, tuple[Tensor, int]] = {}
+
+    @classmethod
+    def of(cls, local: Tensor) -> UncountedWrites:
+        """Return those of the storage of ``local``: a view's are those of the tensor that it is a view of."""
+        owner = local if local._base is None else local._base  # noqa: SLF001 - no public spelling
+        with _LOCK:
+            writes: UncountedWrites | None = _WRITES.get(owner)
+            if writes is None:
+                writes = _WRITES[owner] = cls()
+        return writes
+
+    def share_with(self, local: Tensor) -> None:
+        """Count the writes to ``local``, which has this storage from now on, and those to its views."""
+        with _LOCK:
+            _WRITES[local] = self
+            if local.is_inference():
+                return  # it has no version counter
+            counter: Tensor | None = _COUNTERS.get(local)
+            if counter is None:
+                counter = _COUNTERS[local] = local.detach()
+                counter.data = local.new_empty(0)  # the version counter alone: the storage may be replaced
+            self._takers.setdefault(id(counter), (counter, counter._version))  # noqa: SLF001 - no public spelling
 
     def through(self, local: Tensor) -> Tensor:
         """Return what ``.data`` of the tensor over ``local`` hands out: writes to it are counted here."""
@@ -33,7 +63,14 @@ class UncountedWrites:
     @property
     def version(self) -> int:
         """Number of writes."""
-        return 0 if self._storage is None else self._storage._version  # noqa: SLF001 - no public spelling
+        through_data = 0 if self._storage is None else self._storage._version  # noqa: SLF001 - no public spelling
+        return through_data + sum(counter._version - before for counter, before in self._takers.values())  # noqa: SLF001
+
+
+# Of local tensors, while they live; attributes of a tensor would be pickled with it.
+_WRITES: Any = WeakTensorKeyDictionary()
+_COUNTERS: Any = WeakTensorKeyDictionary()
+_LOCK = threading.Lock()
 
 
 def check_source(what: str, target: Any, source: Any) -> None:

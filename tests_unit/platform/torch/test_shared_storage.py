@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import re
 import weakref
 
@@ -87,6 +88,71 @@ def test_a_copy_in_the_place_of_a_view_is_stale_after_any_write(alias, write):
             view.full_tensor()
         with pytest.raises(UnsupportedOperatorError, match=r"cannot be written to|is stale"):
             view.add_(1)
+
+    on_ranks(rank)
+
+
+def _set_on(x, y):
+    y.set_(x)
+    return y
+
+
+def _data_of(x, y):
+    y.data = x
+    return y
+
+
+SHARED = {
+    "a view": lambda x, _: (x.view_as(x), x.data),
+    "a view of a view": lambda x, _: (x.view_as(x).view_as(x), x.data),
+    "a view after .data =": lambda x, y: (_data_of(y, x).view_as(x), x.data),
+    "set_": lambda x, y: (x, _set_on(x, y)),
+    "set_, of the target": lambda x, y: (_set_on(x, y), x),
+    ".data =": lambda x, y: (x, _data_of(x, y)),
+    ".data =, twice": lambda x, y: (x, _data_of(_data_of(y.detach().clone(), x), y)),
+    ".data =, of a view": lambda x, y: (x.view_as(x), _data_of(x, y)),
+    ".data of set_": lambda x, y: (x, _set_on(x, y).data),
+}
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("name", SHARED)
+def test_a_write_by_another_tensor_of_the_storage_makes_a_copy_stale(name, is_read):
+    """A copy of a part of one tensor is not read any more once another tensor of its storage was written."""
+
+    def rank(place):
+        x, y = place(numbers(9), Shard(0)), place(numbers(9, seed=1), Shard(0))
+        read, written = SHARED[name](x, y)
+        part = read[:3]
+        if is_read:
+            assert whole(part).equal(whole(read)[:3])
+        written.mul_(2)
+        with pytest.raises(UnsupportedOperatorError, match="is stale: "):
+            part.full_tensor()
+        assert whole(read[:3]).equal(whole(read)[:3])
+
+    on_ranks(rank)
+
+
+def test_shared_storage_is_freed():
+    """Counting the writes of tensors that share storage keeps neither of them, nor a storage that was replaced."""
+    import torch
+
+    def rank(place):
+        x, y = place(numbers(9), Shard(0)), place(numbers(9, seed=1), Shard(0))
+        replaced = weakref.ref(x.to_local().untyped_storage())
+        for _ in range(3):
+            x.data = y
+            y.data = x.detach().clone()
+        kept = [weakref.ref(tensor.to_local()) for tensor in (x, y)]
+        file = io.BytesIO()
+        torch.save([x.to_local(), y[:3].full_tensor()], file)
+        file.seek(0)
+        assert torch.load(file, weights_only=True)[0].equal(x.to_local())
+        del x, y
+        gc.collect()
+        assert [tensor() for tensor in kept] == [None, None]
+        assert replaced() is None
 
     on_ranks(rank)
 

@@ -115,8 +115,8 @@ def _forms(platform_name):
         "barrier": (lambda late: platform.barrier(None, late), None),
     }
     for name, (form, want) in checks.items():
-        for turn in range(size + 1):
-            result = form(late := me != turn)
+        for turn in (*range(size + 1), None):  # one rank blocks, all have started it, all block
+            result = form(late := turn is not None and me != turn)
             if late and name != "rows":
                 result = (result if name == "barrier" else result[1]).wait()
             result = result[0] if name == "all_to_all" and not late else result
