@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, mint, nn
 from mindspore.common.api import _JitExecutor
 from mindspore.common.recompute import _RecomputeCell
 from mindspore.experimental import optim
@@ -20,6 +20,7 @@ from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
+from hyper_parallel.transport.mindspore_comm.host import on_card
 
 __all__ = [
     "BY_ELEMENT",
@@ -139,6 +140,7 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         check_current("the optimizer", list(self.parameters))
         check_reduced(self.parameters)
+        _check_counts_steps(self)
         lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
         for grads in lists:
             for parameter, grad in zip(self.parameters, grads, strict=False):
@@ -154,6 +156,26 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             os.environ["MS_JIT"] = "0"
 
     return call
+
+
+def _check_counts_steps(optimizer: Any) -> None:
+    """Refuse an optimizer of ``mint.optim`` that would take every step for the first.
+
+    It counts steps in a plain tensor by a write in place, which MindSpore's CPU build loses.
+
+    Raises:
+        UnsupportedOperatorError: that is so, and a parameter is a DTensor.
+    """
+    counts = isinstance(optimizer, mint.optim.Adam) or (
+        isinstance(optimizer, mint.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
+    )
+    if counts and not on_card() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
+        name = type(optimizer).__name__
+        msg = (
+            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
+            f"taken for the first; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
+        )
+        raise UnsupportedOperatorError(msg)
 
 
 def refusing_copies(init: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from hyper_parallel import ColwiseParallel, init_device_mesh, parallelize_module
+from hyper_parallel import ColwiseParallel, Shard, distribute_tensor, init_device_mesh, parallelize_module
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.verify import simulate
 
@@ -67,5 +67,33 @@ def test_centralised_gradients_are_refused_by_name():
         optimizer = nn.SGD([{"params": net.trainable_params(), "grad_centralization": True}])
         with pytest.raises(UnsupportedOperatorError, match=re.escape(message) + "$"):
             optimizer(tuple(net.trainable_params()))
+
+    simulate(step, 3, platform="mindspore")
+
+
+@pytest.mark.parametrize("name, options", [("SGD", {"momentum": 0.9}), ("Adam", {}), ("SGD", {})])
+def test_an_optimizer_that_cannot_count_its_steps_is_refused(name, options):
+    """On CPU, mint.optim would begin anew at each step; what keeps nothing from step to step is served."""
+    message = (
+        f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
+        f"taken for the first; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
+    )
+
+    def step():
+        from mindspore import Parameter, Tensor, mint
+
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        whole = np.arange(7, dtype=np.float32)
+        weight = Parameter(distribute_tensor(Tensor(whole), mesh, [Shard(0)]), name="w")
+        gradient = distribute_tensor(Tensor(whole + 1), mesh, [Shard(0)])
+        optimizer = mint.optim.__dict__[name]([weight], lr=0.5, **options)
+        if options or name == "Adam":
+            with pytest.raises(UnsupportedOperatorError, match=re.escape(message) + "$"):
+                optimizer((gradient,))
+            np.testing.assert_array_equal(weight.full_tensor().asnumpy(), whole)
+        else:
+            for _ in range(2):
+                optimizer((gradient,))
+            np.testing.assert_array_equal(weight.full_tensor().asnumpy(), whole - (whole + 1))
 
     simulate(step, 3, platform="mindspore")
