@@ -134,6 +134,20 @@ def test_a_write_by_another_tensor_of_the_storage_makes_a_copy_stale(name, is_re
     on_ranks(rank)
 
 
+def test_storage_is_shared_in_inference_mode():
+    """Tensors of inference mode have no version counter; ``set_()`` shares their storage all the same."""
+    import torch
+
+    def rank(place):
+        with torch.inference_mode():
+            x, y = place(numbers(9), Shard(0)), place(numbers(9, seed=1), Shard(0))
+            y.set_(x)
+            x.mul_(2)
+            assert whole(y).equal(numbers(9) * 2)
+
+    on_ranks(rank)
+
+
 def test_shared_storage_is_freed():
     """Counting the writes of tensors that share storage keeps neither of them, nor a storage that was replaced."""
     import torch
