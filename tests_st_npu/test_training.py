@@ -147,6 +147,36 @@ def test_every_optimizer_steps_like_one_device(on_ranks, suite_device, platform_
                 np.testing.assert_allclose(array, weights[path], rtol=1e-4, atol=1e-5, err_msg=f"{name}: {path}")
 
 
+def _classes_in_parallel(device, dtype="float32"):
+    """The loss of a step over logits whose classes are sharded, and the weights that it leaves."""
+    from hyper_parallel import ColwiseParallel, Shard, init_device_mesh, loss_parallel, parallelize_module
+    from hyper_parallel.transport.base import active_transport
+
+    (model, x, y), world = _model(device, dtype), active_transport().world_size
+    if world > 1:
+        plan = {
+            "up": ColwiseParallel(use_local_output=False),
+            "down": ColwiseParallel(input_layouts=Shard(-1), use_local_output=False),
+        }
+        parallelize_module(model, init_device_mesh(device, (world,)), plan)
+    platform, optimizer = _optimizer_of(model, "sgd")
+    with loss_parallel(), platform.on_device(device):
+        result = platform.training_step(model, lambda: platform.reference_loss(model(x), y))
+        optimizer(result)
+    return float(_array(result.loss)), {path: _array(weight) for path, weight in platform.trainable(model).items()}
+
+
+def test_a_loss_over_sharded_classes_is_that_of_one_device(on_ranks, suite_device):
+    """Five classes over three ranks: loss and weights after a step are those of one rank on CPU in float64."""
+    ((expected, weights),) = on_ranks(_classes_in_parallel, 1, "cpu", "float64", device="cpu")
+    for loss, values in on_ranks(_classes_in_parallel, 3, suite_device):
+        np.testing.assert_allclose(loss, expected, rtol=2e-5)
+        assert list(values) == list(weights)
+        for path, array in values.items():
+            np.testing.assert_allclose(array, weights[path], rtol=1e-4, atol=1e-5, err_msg=path)
+            assert not np.allclose(array, _data("float32")[0][path], atol=1e-4), path
+
+
 def _many(steps, device):
     """Losses of many steps, and what was left over after ten of them and after all."""
     model, x, y, optimizer = _ready("adamw", device)
