@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.platform.contract.benchmark import MEDIAN
 from hyper_parallel.verify.report_files import read_json_rows, reading
 
 __all__ = ["BAND", "earlier_ratios", "held_to"]
@@ -22,7 +23,7 @@ def earlier_ratios(path: Path) -> dict[str, float]:
     """
     rows = read_json_rows(path, ("name", "budget"), "hyper-parallel bench")
     with reading(path):
-        ratios = {row["name"]: float(row["ratio"]) for row in rows if "ratio" in row}
+        ratios = {_lasting(row["name"]): float(row["ratio"]) for row in rows if "ratio" in row}
     if not ratios:
         msg = f"--baseline {path} has no ratios; write one with `hyper-parallel bench --report {path}`"
         raise ValueError(msg)
@@ -32,22 +33,20 @@ def earlier_ratios(path: Path) -> dict[str, float]:
 def held_to(rows: Sequence[dict[str, Any]], ratios: dict[str, float], path: Path) -> list[dict[str, Any]]:
     """Return ``rows`` with the earlier ratios times :data:`BAND` as budgets.
 
-    The median operator is another one from run to run; it has the name that it has now.
-
     Raises:
         ValueError: a row has no earlier ratio.
     """
-    medians = [ratio for name, ratio in ratios.items() if name.startswith(_MEDIAN)]
-    known = {**ratios, **{row["name"]: ratio for row in rows for ratio in medians if row["name"].startswith(_MEDIAN)}}
-    missing = [row["name"] for row in rows if "ratio" in row and row["name"] not in known]
+    missing = [row["name"] for row in rows if "ratio" in row and _lasting(row["name"]) not in ratios]
     if missing:
         names = ", ".join(map(repr, missing))
         msg = f"--baseline {path} has no ratio of {names}; write it anew with `hyper-parallel bench --report {path}`"
         raise ValueError(msg)
-    return [_held(row, known[row["name"]] * BAND) if "ratio" in row else row for row in rows]
+    return [_held(row, ratios[_lasting(row["name"])] * BAND) if "ratio" in row else row for row in rows]
 
 
-_MEDIAN = "median operator: "
+def _lasting(name: str) -> str:
+    """Return the part of a row's name that is the same in each run."""
+    return MEDIAN if name.startswith(MEDIAN) else name
 
 
 def _held(row: dict[str, Any], budget: float) -> dict[str, Any]:

@@ -176,11 +176,6 @@ class ReduceExchange(_SliceExchange):
     def _own_boxes(self) -> tuple[ReducedBox, ...]:
         return self.reduced_boxes(self._own_origin)
 
-    @property
-    def loads(self) -> Any:
-        """Elements that each member of the first slice receives: partial values to sum, and sums of other members."""
-        return self._loads(self._first_origin, self._sums(self._first_origin))
-
     @cached_property
     def _price(self) -> tuple[int, float, int]:
         """What the worst rank receives, what a rank receives on average, and the messages of the worst rank."""
@@ -234,6 +229,7 @@ class ReduceExchange(_SliceExchange):
         return int(self._loads(origin, self._sums(origin))[self._position(coordinate)])
 
     def _loads(self, origin: Coordinate, sums: SumParts) -> Any:
+        """Elements that each member of a slice receives: partial values to sum, and sums of other members."""
         needed = volumes(bounds_at(self.target, member_indices(self.source.mesh, self.axes, origin)))
         received = np.array(np.broadcast_to(needed, (self.members,)))
         # A reducer's own sums, which are part of what it needs, are not sent.

@@ -67,24 +67,18 @@ class Step(abc.ABC):
         """Return the number of elements that the rank at ``coordinate`` receives."""
         return int(self.received_by(coordinate))
 
-    @property
-    def loads(self) -> Any:
-        """Elements that each member of the first group receives; the first group's shards are the largest.
+    @cached_property
+    def _most_and_mean(self) -> tuple[int, float]:
+        """Elements that the worst rank receives, and that a rank receives on average; a step keeps no array.
 
-        Returns:
-            an array, or, of few members, a list.
+        They are those of the first group, whose shards are the largest.
         """
         mesh, origin = self.source.mesh, (0,) * self.source.mesh.ndim
         if self.members <= SMALL:
-            return [self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)]
-        return np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
-
-    @cached_property
-    def _most_and_mean(self) -> tuple[int, float]:
-        """Elements that the worst rank receives, and that a rank receives on average; a step keeps no array."""
-        loads = self.loads
-        most, total = (max(loads), sum(loads)) if isinstance(loads, list) else (loads.max(), loads.sum())
-        return int(most), float(total) / self.members
+            loads = [self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)]
+            return int(max(loads)), float(sum(loads)) / self.members
+        of_each = np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
+        return int(of_each.max()), float(of_each.sum()) / self.members
 
     @property
     def received(self) -> int:

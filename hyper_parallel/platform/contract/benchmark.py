@@ -18,8 +18,10 @@ from typing import Any
 from hyper_parallel._text import near_names
 from hyper_parallel.platform.contract.call_profile import CallProfile, profile_of
 
-__all__ = ["BenchmarkCase", "BenchmarkRow", "measured", "median_operator", "profile"]
+__all__ = ["MEDIAN", "BenchmarkCase", "BenchmarkRow", "measured", "median_operator", "profile"]
 
+MEDIAN = "median operator: "
+"""How the name of a row begins that repeats the operator with the median ratio: another one from run to run."""
 _WARM_UP = 20
 _TURNS = 25
 """Turns of each implementation in a round."""
@@ -116,7 +118,7 @@ def median_operator(rows: Sequence[BenchmarkRow], budget: float) -> BenchmarkRow
     """Return the row of the operator with the median ratio, of two in the middle the lower one, with ``budget``."""
     ratio = statistics.median_low(row.ratio for row in rows)
     row = next(row for row in rows if row.ratio == ratio)
-    return replace(row, name=f"median operator: {row.name}", budget=budget)
+    return replace(row, name=f"{MEDIAN}{row.name}", budget=budget)
 
 
 def profile(name: str, cases: Iterable[BenchmarkCase]) -> CallProfile:
