@@ -262,20 +262,24 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
                 else redistribute(local, plan_transition(self._layout, target), platform, cause)
             )
         key, views = (target, varying), self._views
-        version, active = platform.version(local), watchers()
-        if views is not None:
-            kept = views.get(key)
-            # The node of a view notifies the watchers that were active when it was made.
-            if kept is not None and kept[0] == version and kept[2] is active:
-                return kept[1]
+        # The node of a view notifies the watchers that were active when it was made.
+        view = None if views is None else views.get(key)
+        if view is not None and view[0] == platform.version(local) and view[2] is watchers():
+            return view[1]
+        return self.new_view(target, varying, cause)
+
+    def new_view(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
+        """Return what :meth:`local_for` does of a tensor whose gradient is recorded, and keep it."""
+        platform, local = self._platform, self._local
         if not platform.may_cache_view(self):
             return self._view(target, varying, cause, None)
         # A view of a leaf keeps no graph alive, so it serves later forwards too.
         outlives_backward = target is self._layout and not platform.passes_gradient(local)
+        key = (target, varying)
         view = self._view(target, varying, cause, None if outlives_backward else _DropView(self, key))
-        if views is None:
-            views = self._views = {}
-        views[key] = (version, view, active)
+        if self._views is None:
+            self._views = {}
+        self._views[key] = (platform.version(local), view, watchers())
         return view
 
     def _view(

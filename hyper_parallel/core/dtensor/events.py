@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hyper_parallel.errors import StrictModeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hyper_parallel.core.dtensor.transition import Transition
 
@@ -284,14 +284,11 @@ def set_module_path(path: str) -> None:
     _MODULE.set(path)
 
 
-def module_path() -> str:
-    """Return the path of the module that runs, or ``""``."""
-    return _MODULE.get()
-
-
-def watchers() -> tuple[Watcher, ...]:
-    """Return the watchers of this context, usually none."""
-    return _WATCHERS.get()
+# The variables' own methods, since every operation asks.
+module_path: Callable[[], str] = _MODULE.get
+"""Return the path of the module that runs, or ``""``."""
+watchers: Callable[[], tuple[Watcher, ...]] = _WATCHERS.get
+"""Return the watchers of this context, usually none."""
 
 
 def notify(notified: tuple[Watcher, ...], redistribution: PendingRedistribution) -> None:

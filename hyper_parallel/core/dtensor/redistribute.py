@@ -150,7 +150,8 @@ def gathered_view(
         return gathered_local
     varying = plan_transition(transition.source, transition.target, axes)
     context = _Context(platform, None, module_path(), watchers(), on_backward)
-    return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, context)
+    # In a tuple: as an argument of its own, which is no operand, it would have to be detached twice.
+    return _functions(platform).gathered.apply(source_local, (gathered_local,), varying, context)
 
 
 def reduce_deferred(grad: Any, transition: Transition, platform: Platform, cause: Cause | None, module: str) -> Any:
@@ -291,11 +292,11 @@ def _gathered_function(base: Any) -> Any:
         """Forward returns the gathered value; backward runs the adjoint of the gather."""
 
         @staticmethod
-        def forward(ctx: Any, source: Any, gathered: Any, transition: Transition, context: _Context) -> Any:
+        def forward(ctx: Any, source: Any, gathered: tuple[Any], transition: Transition, context: _Context) -> Any:
             """Return the value that was gathered before; ``source`` only ties the result to the graph."""
             del source
             ctx.transition, ctx.context = transition, context
-            return context.platform.detach(gathered)  # an argument that is returned may not be written in place
+            return context.platform.detach(gathered[0])  # of no graph but the one that this function makes
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:

@@ -51,6 +51,7 @@ class Transition:
     __slots__ = (
         "_adjoint",
         "_costs",
+        "_gathered",
         "_trivial",
         "communicates",
         "extremum",
@@ -79,6 +80,7 @@ class Transition:
         self._adjoint = adjoint
         self._trivial: bool | None = None
         self._costs: dict[int, Cost] = {}
+        self._gathered: frozenset[int] | None = None  # axes that split the source
 
     @property
     def is_identity(self) -> bool:
@@ -117,8 +119,9 @@ class Transition:
 
         A gradient that varies along ``axes`` then goes straight to the source, by a reduce-scatter.
         """
-        gathered = {axis for axes in self.source.dim_axes for axis in axes}
-        return self.extremum is None and any(axis in gathered for axis in axes)
+        if self._gathered is None:
+            self._gathered = frozenset(axis for axes in self.source.dim_axes for axis in axes)
+        return self.extremum is None and not self._gathered.isdisjoint(axes)
 
     def __repr__(self) -> str:
         """Return layouts and steps in the notation of messages."""

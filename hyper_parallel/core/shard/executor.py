@@ -6,11 +6,13 @@ whose placement ignores them) is read from the caller's arguments at each call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import register
 from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
@@ -77,7 +79,6 @@ def compile_plan(
         two closures over the caller's arguments: of the first call, and of later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
-    no_operand_moves = all(fetch is _LOCAL or fetch is _identity for fetch in fetches.values())
     call = local_call(platform, entry, plan, args, kwargs, marks, fetches)
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     thin = any(map(is_thin, (*plan.choice.targets, *plan.choice.outputs)))
@@ -108,7 +109,7 @@ def compile_plan(
         reason = _readonly(plan) or _VIEWS_LOSE_WRITES
         return _read_only(platform, plan, checked, reason), _read_only(platform, plan, call, reason)
     first = _wrapped(platform, plan, checked, inherit)
-    may_fuse = no_operand_moves and inherit is None and not replays and not ordered
+    may_fuse = inherit is None and not replays and not ordered
     fused = _fused(platform, entry, plan, args, kwargs, fetches) if may_fuse else None
     return first, fused or _wrapped(platform, plan, call, inherit)
 
@@ -156,7 +157,7 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
         # As in local_for, in line: the second and third consumer of a value come here.
         if view is not None and view[0] == version(local) and view[2] is watchers():
             return view[1]
-        return tensor.local_for(target, varying, cause)
+        return tensor.new_view(target, varying, cause)
 
     return enter
 
@@ -184,31 +185,58 @@ def _function(platform: Platform, plan: OpPlan, func: Callable[..., Any]) -> Cal
     return func if has_empty_shard(plan) else platform.on_elements(func)
 
 
-def _framework_call(  # noqa: PLR0911 - one closure per form
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]
+def _framework_call(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fetches: dict[int, Fetch],
+    output: tuple[Callable[[Any, Any], Any], Any] | None = None,
 ) -> Run:
-    """The caller's own call, on locals."""
-    slots = [_argument_converter(arg, fetches) for arg in args]
+    """The caller's own call, on locals; ``output``: the function that wraps its result, and the layout of that."""
+    converters = [_argument_converter(arg, fetches) for arg in args]
     named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
-    if named and all(slot is _identity for slot in named.values()):
-        if len(slots) == 1:
-            (only,) = slots
-            return lambda args, kwargs: func(only(args[0]), **kwargs)
-        return lambda args, kwargs: func(*[slot(arg) for slot, arg in zip(slots, args)], **kwargs)  # noqa: B905 - hot
-    if not named:
-        if len(slots) == 1:
-            (only,) = slots
-            return lambda args, _: func(only(args[0]))
-        if slots[:1] == [_LOCAL] and all(slot is _identity for slot in slots[1:]):
-            return lambda args, _: func(args[0]._local, *args[1:])
-        if len(slots) == 2:
-            first, second = slots
-            return lambda args, _: func(first(args[0]), second(args[1]))
-        return lambda args, _: func(*[slot(arg) for slot, arg in zip(slots, args)])  # noqa: B905 - hot; one key, one length
-    return lambda args, kwargs: func(
-        *[slot(arg) for slot, arg in zip(slots, args)],  # noqa: B905 - hot; one key, one length
-        **{name: named[name](value) for name, value in kwargs.items()},
-    )
+    names = tuple(zip(named, map(_source_of, named.values()), strict=True))
+    used = [converter for converter in (*converters, *named.values()) if _source_of(converter) is _CONVERTED]
+    return _call_form(tuple(map(_source_of, converters)), names, output is not None)(func, *(output or ()), *used)
+
+
+# Where an argument of the local call comes from, as source text of the caller's argument.
+_SAME, _LOCAL_OF, _CONVERTED = "{}", "{}._local", "convert_{}({})"
+
+
+def _source_of(converter: Fetch) -> str:
+    return _SAME if converter is _identity else _LOCAL_OF if converter is _LOCAL else _CONVERTED
+
+
+@lru_cache(maxsize=1024)
+def _call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], wraps: bool) -> Callable[..., Run]:
+    """Return the function that makes the closure of a call of this form, without a loop over its arguments.
+
+    Args:
+        positional: where each positional argument comes from.
+        named: name of each keyword argument, which is that of a parameter, and where it comes from.
+        wraps: whether the closure wraps the result.
+
+    Returns:
+        a function of the function to call, how to wrap its result and the layout of that if ``wraps``, and the
+        converters.
+    """
+    places = [(source, f"args[{index}]") for index, source in enumerate(positional)]
+    places += [(source, f"kwargs[{name!r}]") for name, source in named]
+    count = itertools.count()
+    values = [
+        source.format(next(count), place) if source is _CONVERTED else source.format(place) for source, place in places
+    ]
+    values[len(positional) :] = [
+        f"{name}={value}" for (name, _), value in zip(named, values[len(positional) :], strict=True)
+    ]
+    call = f"func({', '.join(values)})"
+    parameters = ["func", *(("wrap", "layout") if wraps else ()), *(f"convert_{index}" for index in range(next(count)))]
+    text = f"lambda {', '.join(parameters)}: lambda args, kwargs: {f'wrap({call}, layout)' if wraps else call}"
+    return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - made here, of numbers and parameters' names
+
+
+register("forms of calls", _call_form)
 
 
 def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:
@@ -478,7 +506,7 @@ def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
     return wrap
 
 
-def _fused(  # noqa: PLR0911 - one closure per form
+def _fused(
     platform: Platform,
     entry: OpEntry,
     plan: OpPlan,
@@ -486,24 +514,12 @@ def _fused(  # noqa: PLR0911 - one closure per form
     kwargs: dict[str, Any],
     fetches: dict[int, Fetch],
 ) -> Run | None:
-    """Return a shorter closure for calls of one or two positional arguments, none redistributed; otherwise None."""
-    if kwargs or plan.many or plan.local is not None or entry.canonical:
+    """Return one closure that fetches operands, calls the framework and wraps the result; None if that is not all."""
+    (layout, *others) = plan.choice.outputs
+    if others or plan.many or plan.local is not None or entry.canonical or layout.shape is None:
         return None
-    if plan.impl is not None or plan.choice.outputs[0].shape is None:
-        return None
-    wrap, func, (layout,) = platform.wrap, _function(platform, plan, entry.func), plan.choice.outputs
-    local = [isinstance(arg, TensorArgument) and fetches[id(arg)] is _LOCAL for arg in args]
-    if any(isinstance(arg, (list, tuple)) for arg in args):
-        return None
-    if local == [True]:
-        return lambda args, _: wrap(func(args[0]._local), layout)
-    if local == [True, True]:
-        return lambda args, _: wrap(func(args[0]._local, args[1]._local), layout)
-    if local == [True, False]:
-        return lambda args, _: wrap(func(args[0]._local, args[1]), layout)
-    if local[:1] == [True] and not any(local[1:]):
-        return lambda args, _: wrap(func(args[0]._local, *args[1:]), layout)
-    return None
+    func = plan.impl or _function(platform, plan, entry.func)
+    return _framework_call(func, args, kwargs, fetches, (platform.wrap, layout))
 
 
 def _readonly(plan: OpPlan) -> str | None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.entry import Run
     from hyper_parallel.core.shard.op_plan import OpPlan
-    from hyper_parallel.core.shard.rule import Shape
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["copying_where_others_do", "has_empty_shard", "is_thin", "stored_as_on_one_device"]
@@ -48,23 +47,23 @@ def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operand
         call: the local call.
         operands: reads each tensor from the caller's arguments.
     """
-    stays = [target is operand.layout for target, operand in zip(plan.choice.targets, plan.call.operands, strict=True)]
+    store = platform.storing_like(
+        [layout.shape for layout in plan.choice.targets],  # type: ignore[misc] # an elementwise rule knows its shapes
+        [target is operand.layout for target, operand in zip(plan.choice.targets, plan.call.operands, strict=True)],
+    )
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
         if out is NotImplemented:
             return out
-        tensors = [operand(args, kwargs) for operand in operands]
-        locals_ = [tensor._local if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-        if any(out is local for local in locals_):
-            return out
-        sources: list[tuple[Any, Shape]] = [
-            (local if stayed else None, layout.shape)  # type: ignore[misc] # an elementwise rule knows its shapes
-            for local, stayed, layout in zip(locals_, stays, plan.choice.targets, strict=True)
-        ]
-        if plan.many:
-            return rebuild(out, [platform.stored_like(part, sources) for part in out])
-        return platform.stored_like(out, sources)
+        locals_ = []
+        for operand in operands:
+            tensor = operand(args, kwargs)
+            local = tensor._local if isinstance(tensor, DTensor) else tensor
+            if out is local:
+                return out
+            locals_.append(local)
+        return rebuild(out, [store(part, locals_) for part in out]) if plan.many else store(out, locals_)
 
     return run
 

@@ -94,18 +94,21 @@ class TensorsFacet(abc.ABC):
         del local, shape, target
         return True
 
-    def stored_like(self, data: Any, operands: Sequence[tuple[Any, Sequence[int]]]) -> Any:
-        """Return ``data`` with its dims in the order in memory of the whole result of an elementwise operator.
+    def storing_like(
+        self, shapes: Sequence[Sequence[int]], stays: Sequence[bool]
+    ) -> Callable[[Any, Sequence[Any]], Any]:
+        """Return a function that stores an elementwise result in the order of dims that the whole one would have.
 
         Args:
-            data: this rank's part of the result.
-            operands: of every operand this rank's part, or None where it was just received, and the whole shape.
+            shapes: of every operand the whole shape.
+            stays: whether an operand's part is used as it is; if not, it was just received.
 
         Returns:
-            ``data``, or the same values stored anew, on the graph.
+            a function of this rank's part of the result and of the operands' parts. It returns the result, or the same
+            values stored anew, on the graph.
         """
-        del operands
-        return data
+        del shapes, stays
+        return lambda data, _: data
 
     @abc.abstractmethod
     def detach(self, data: Any) -> Any:

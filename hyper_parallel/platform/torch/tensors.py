@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -70,20 +70,28 @@ class TorchTensors(TensorsFacet):
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
         """By strides; where ``local`` is contiguous, so is the whole tensor."""
-        return _can_view(tuple(shape), global_strides(local, shape), tuple(target))
+        return _can_view(local.shape, local.stride(), tuple(shape), tuple(target))
 
-    def stored_like(self, data: Any, operands: Sequence[tuple[Any, Sequence[int]]]) -> Any:
-        """By strides, whose order PyTorch takes from the operands."""
-        sources = tuple([
-            (shape, None if local is None else (local.shape, local.stride())) for local, shape in operands
-        ])  # fmt: skip
-        order = _order_to_store(data.shape, data.stride(), sources)
-        if order is None:
-            return data
-        ordered = data.permute(order)
-        back = sorted(range(data.ndim), key=order.__getitem__)
-        stored = data.new_empty(ordered.shape).permute(back).detach()  # no view: writes must not lead to a base
-        return stored.copy_(data)
+    def storing_like(
+        self, shapes: Sequence[Sequence[int]], stays: Sequence[bool]
+    ) -> Callable[[Any, Sequence[Any]], Any]:
+        """By strides, whose order PyTorch takes from the operands; if all have the same, the result has them too."""
+        wholes = [tuple(shape) for shape in shapes]
+        is_alike = all(stays) and len(set(wholes)) == 1
+
+        def store(data: Any, operands: Sequence[Any]) -> Any:
+            strides = data.stride()
+            if is_alike:
+                for operand in operands:
+                    if operand.stride() != strides:
+                        break
+                else:
+                    return data
+            parts = [(x.shape, x.stride()) if stayed else None for x, stayed in zip(operands, stays, strict=True)]
+            order = _order_to_store(data.shape, strides, tuple(zip(wholes, parts, strict=True)))
+            return data if order is None else _stored(data, order)
+
+        return store
 
     def detach(self, data: Any) -> Any:
         """Same storage, off the graph."""
@@ -246,6 +254,14 @@ class TorchTensors(TensorsFacet):
         return TensorTransform()
 
 
+def _stored(data: Any, order: Sequence[int]) -> Any:
+    """The values of ``data`` in new storage, its dims in ``order``, from the outermost to the innermost."""
+    ordered = data.permute(order)
+    back = sorted(range(data.ndim), key=order.__getitem__)
+    stored = data.new_empty(ordered.shape).permute(back).detach()  # no view: writes must not lead to a base
+    return stored.copy_(data)
+
+
 _Source = tuple[tuple[int, ...], "tuple[tuple[int, ...], tuple[int, ...]] | None"]
 """Shape of a whole operand, and shape and strides of its local tensor; None if the whole one is contiguous."""
 
@@ -316,10 +332,12 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _can_view(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether PyTorch can view a tensor of ``shape`` and ``strides`` as ``target``."""
+def _can_view(
+    part: tuple[int, ...], part_strides: tuple[int, ...], shape: tuple[int, ...], target: tuple[int, ...]
+) -> bool:
+    """Whether PyTorch can view a tensor of ``shape``, stored in the order of dims of a local one, as ``target``."""
     try:
-        torch.empty_strided(shape, strides, device="meta").view(target)
+        torch.empty_strided(shape, _global_strides(part, part_strides, shape), device="meta").view(target)
     except RuntimeError:
         return False
     return True

@@ -157,7 +157,7 @@ def _hash_tensor(x: Tensor, dim: Any, keepdim: bool, mode: int) -> Tensor:
 # -- softmaxes and running sums ----------------------------------------------------------------------------------------
 
 for _op in ("softmax", "log_softmax"):
-    spelling(_op, canonical=True)
+    spelling(_op)
 for _op in ("softmax", "log_softmax", "softmin"):
     spelling(_op, getattr(F, _op), signature="x, dim, _stacklevel=3, dtype=None")
 spelling("softmax", aten._softmax.default, signature="x, dim, half_to_float=False")
@@ -172,19 +172,9 @@ spelling("cummax", "cummax", aten.cummax.default)
 spelling("cummin", "cummin", aten.cummin.default)
 
 
-@kernel("softmax")
-def _softmax(x: Tensor, dim: int, dtype: Any) -> Tensor:
-    return torch.softmax(x, dim, dtype)
-
-
 @kernel("softmin")
 def _softmin(x: Tensor, dim: int, dtype: Any) -> Tensor:
     return torch.softmax(-x, dim, dtype)
-
-
-@kernel("log_softmax")
-def _log_softmax(x: Tensor, dim: int, dtype: Any) -> Tensor:
-    return torch.log_softmax(x, dim, dtype)
 
 
 @kernel("safe_softmax")
