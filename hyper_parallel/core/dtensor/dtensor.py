@@ -215,7 +215,7 @@ class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
         platform, local = self._platform, self._local
         transition = plan_transition(self._layout, target)
         result: DTensor = platform.wrap(redistribute(local, transition, platform, cause), target)
-        if platform.needs_grad(local) and platform.grad_enabled():
+        if transition.gathered and platform.needs_grad(local) and platform.grad_enabled():
             result._origin = (local, (platform.version(local), platform.version(result._local)), transition)
         return result
 

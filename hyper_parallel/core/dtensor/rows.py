@@ -96,14 +96,13 @@ class GatheredRows(_Rows):
 
     @cached_property
     def by_dim(self) -> Rearrangement:
-        """Rows with the members' dim before ``dim``."""
+        """Rows with the members' dim before ``dim``, of which it becomes a part."""
         order = (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
-        return Rearrangement.of((len(self.shapes), *self.shape), order)
+        return Rearrangement.of((len(self.shapes), *self.shape), order, self.whole)
 
     def joined(self, rows: Any, platform: Platform) -> Any:
         """Return the rows, concatenated along ``dim``, without their padding, contiguous."""
-        dense = platform.rearranged(rows, self.by_dim) if self.copied else platform.contiguous(rows)
-        whole = dense.reshape(self.whole)
+        whole = platform.rearranged(rows, self.by_dim) if self.copied else platform.contiguous(rows).reshape(self.whole)
         return platform.contiguous(platform.narrow(whole, self.dim, 0, self.length)) if self.uneven else whole
 
 

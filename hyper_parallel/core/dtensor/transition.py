@@ -80,7 +80,7 @@ class Transition:
         self._adjoint = adjoint
         self._trivial: bool | None = None
         self._costs: dict[int, Cost] = {}
-        self._gathered: frozenset[int] | None = None  # axes that split the source
+        self._gathered: frozenset[int] | None = None
 
     @property
     def is_identity(self) -> bool:
@@ -114,14 +114,20 @@ class Transition:
             cost = self._costs[itemsize] = cost_of(self.steps, itemsize)
         return cost
 
-    def gathers_along(self, axes: Sequence[int]) -> bool:
-        """Return True if the source is sharded along one of ``axes``.
+    @property
+    def gathered(self) -> frozenset[int]:
+        """The axes that split the source; none if the transition is not linear.
 
-        A gradient that varies along ``axes`` then goes straight to the source, by a reduce-scatter.
+        A gradient that varies along one of them goes straight to the source, by a reduce-scatter.
         """
         if self._gathered is None:
-            self._gathered = frozenset(axis for axes in self.source.dim_axes for axis in axes)
-        return self.extremum is None and not self._gathered.isdisjoint(axes)
+            split = frozenset(axis for axes in self.source.dim_axes for axis in axes)
+            self._gathered = split if self.extremum is None else frozenset()
+        return self._gathered
+
+    def gathers_along(self, axes: Sequence[int]) -> bool:
+        """Return True if the source is sharded along one of ``axes``, and the transition is linear."""
+        return not self.gathered.isdisjoint(axes)
 
     def __repr__(self) -> str:
         """Return layouts and steps in the notation of messages."""

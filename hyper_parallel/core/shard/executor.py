@@ -6,16 +6,15 @@ whose placement ignores them) is read from the caller's arguments at each call.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel._caches import register
 from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
+from hyper_parallel.core.shard.call_form import CONVERTED, LOCAL, SAME, call_form
 from hyper_parallel.core.shard.entry import KeywordCall
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.refusals import read_only_error
@@ -195,48 +194,18 @@ def _framework_call(
     """The caller's own call, on locals; ``output``: the function that wraps its result, and the layout of that."""
     converters = [_argument_converter(arg, fetches) for arg in args]
     named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
-    names = tuple(zip(named, map(_source_of, named.values()), strict=True))
-    used = [converter for converter in (*converters, *named.values()) if _source_of(converter) is _CONVERTED]
-    return _call_form(tuple(map(_source_of, converters)), names, output is not None)(func, *(output or ()), *used)
+    form = call_form(
+        tuple(map(_kind, converters)),
+        tuple((name, _kind(converter)) for name, converter in named.items()),
+        output is not None,
+    )
+    used = [converter for converter in (*converters, *named.values()) if _kind(converter) == CONVERTED]
+    return form(func, *(output or ()), *used)
 
 
-# Where an argument of the local call comes from, as source text of the caller's argument.
-_SAME, _LOCAL_OF, _CONVERTED = "{}", "{}._local", "convert_{}({})"
-
-
-def _source_of(converter: Fetch) -> str:
-    return _SAME if converter is _identity else _LOCAL_OF if converter is _LOCAL else _CONVERTED
-
-
-@lru_cache(maxsize=1024)
-def _call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], wraps: bool) -> Callable[..., Run]:
-    """Return the function that makes the closure of a call of this form, without a loop over its arguments.
-
-    Args:
-        positional: where each positional argument comes from.
-        named: name of each keyword argument, which is that of a parameter, and where it comes from.
-        wraps: whether the closure wraps the result.
-
-    Returns:
-        a function of the function to call, how to wrap its result and the layout of that if ``wraps``, and the
-        converters.
-    """
-    places = [(source, f"args[{index}]") for index, source in enumerate(positional)]
-    places += [(source, f"kwargs[{name!r}]") for name, source in named]
-    count = itertools.count()
-    values = [
-        source.format(next(count), place) if source is _CONVERTED else source.format(place) for source, place in places
-    ]
-    values[len(positional) :] = [
-        f"{name}={value}" for (name, _), value in zip(named, values[len(positional) :], strict=True)
-    ]
-    call = f"func({', '.join(values)})"
-    parameters = ["func", *(("wrap", "layout") if wraps else ()), *(f"convert_{index}" for index in range(next(count)))]
-    text = f"lambda {', '.join(parameters)}: lambda args, kwargs: {f'wrap({call}, layout)' if wraps else call}"
-    return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - made here, of numbers and parameters' names
-
-
-register("forms of calls", _call_form)
+def _kind(converter: Fetch) -> str:
+    """What an argument of the local call is to :func:`call_form`."""
+    return SAME if converter is _identity else LOCAL if converter is _LOCAL else CONVERTED
 
 
 def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:

@@ -78,11 +78,10 @@ def copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operand
         operand: reads the tensor to be viewed from the caller's arguments.
     """
     shape, target = plan.choice.targets[0].shape, plan.choice.outputs[0].shape
-    clone = platform.local_op("clone")
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
         may_share = platform.can_view(operand(args, kwargs)._local, shape, target)  # type: ignore[arg-type] # known
-        return out if may_share else clone(out, memory_format=None)
+        return out if may_share else platform.dense_copy(out)
 
     return run

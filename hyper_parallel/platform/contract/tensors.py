@@ -28,25 +28,28 @@ def dtype_name(dtype_str: Any) -> str:
 
 
 class Rearrangement(NamedTuple):
-    """An order of the elements of a tensor: those of ``reshape(shape).permute(order)``.
+    """An order of the elements of a tensor: those of ``reshape(shape).permute(order).reshape(result)``.
 
     Attributes:
         shape: in which the tensor is seen.
         order: dims of ``shape`` in their new order.
-        sizes: of the result.
-        strides: with which a dense tensor, read in ``sizes``, gives the result.
+        result: shape of the result.
+        sizes: of the dims in their new order.
+        strides: with which a dense tensor, read in ``sizes``, gives the elements of the result.
     """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    result: tuple[int, ...]
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], order: tuple[int, ...]) -> Rearrangement:
-        """Return the rearrangement; sizes and strides follow."""
+    def of(cls, shape: tuple[int, ...], order: tuple[int, ...], result: tuple[int, ...] | None = None) -> Rearrangement:
+        """Return the rearrangement; without ``result``, the dims stay as they are in their new order."""
+        sizes = tuple(shape[dim] for dim in order)
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-        return cls(shape, order, tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))
+        return cls(shape, order, sizes if result is None else result, sizes, tuple(strides[dim] for dim in order))
 
 
 class TensorsFacet(abc.ABC):
@@ -74,7 +77,7 @@ class TensorsFacet(abc.ABC):
 
     def rearranged(self, data: Any, how: Rearrangement) -> Any:
         """Return the elements of ``data``, off the graph, in another order: densely stored."""
-        return self.contiguous(data.reshape(how.shape).permute(how.order))
+        return self.contiguous(data.reshape(how.shape).permute(how.order)).reshape(how.result)
 
     @abc.abstractmethod
     def copy(self, data: Any) -> Any:

@@ -584,7 +584,7 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     if not local.requires_grad:
         tensor = _make(TorchDTensor, local, layout, False)
         return tensor
-    like = _LIKE.get((local.dtype, local.device))
+    like = _LIKE.get(local.dtype if local.is_cpu else (local.dtype, local.device))
     if like is None:
         like = _without_gradient(local)
     tensor = _make(TorchDTensor, like, layout, False)
@@ -593,8 +593,8 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
 
 
 _make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
-# Empty tensors by dtype and device.
-_LIKE: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+# Empty tensors by dtype and device, those of the CPU by dtype alone.
+_LIKE: dict[Any, Tensor] = {}
 _LOCK = threading.Lock()
 
 
@@ -605,7 +605,7 @@ def _without_gradient(local: Tensor) -> Tensor:
         return local.detach()
     like = torch.empty(0, dtype=local.dtype, device=local.device)  # dense, whatever the local tensor is
     with _LOCK:
-        _LIKE[local.dtype, local.device] = like
+        _LIKE[local.dtype if local.is_cpu else (local.dtype, local.device)] = like
     return like
 
 

@@ -51,7 +51,8 @@ class TorchTensors(TensorsFacet):
         """A dense tensor is read by the strides of the result: one call in the place of three."""
         values = materialized(data)
         if values.is_contiguous():
-            return torch.as_strided_copy(values, how.sizes, how.strides)
+            dense = torch.as_strided_copy(values, how.sizes, how.strides)
+            return dense if how.result is how.sizes else dense.resize_(how.result)  # reshape() would make a view
         return super().rearranged(values, how)
 
     def copy(self, data: Any) -> Any:

@@ -206,21 +206,12 @@ _EXECUTOR = "hyper_parallel.core.shard.executor"
 _SEARCH = "hyper_parallel.core.dtensor.cheapest_steps"
 _STRATEGY = "hyper_parallel.core.shard.strategy"
 _REDISTRIBUTE = "hyper_parallel.core.dtensor.redistribute"
-_UNFUSED = "only speed: the call is made by the general closure instead of the fused one"
-_ASKED_AGAIN = "only speed: local_for, which is asked then, looks at both"
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     *_of(_BINDER, "Binder.bind", "only speed: names that are all known are renamed to themselves",
          "kwargs.keys() <= self.parameters.keys() -> kwargs.keys() < self.parameters.keys()"),
     *_of(_DISPATCH, "Dispatcher.binary.call", "only speed: dispatch makes the same key",
          "of in loose -> of not in loose"),
-    *_of(_EXECUTOR, "compile_plan", _UNFUSED,
-         "fetch is _LOCAL or fetch is _identity -> fetch is _LOCAL and fetch is _identity",
-         "fetch is _LOCAL -> fetch is not _LOCAL"),
-    *_of(_EXECUTOR, "_fused", _UNFUSED,
-         "[True] -> [False]", "[True, False] -> [False, False]", "[True, False] -> [True, True]"),
-    *_of(_EXECUTOR, "_varying_fetch.enter", _ASKED_AGAIN,
-         "needs(local) and enabled() -> needs(local) or enabled()"),
     *_of(_EXECUTOR, "_canonical", "only speed: constants are filled in at each call, as for several tensors",
          "by_value or not scalars -> by_value and (not scalars)"),
     *_of(_EXECUTOR, "_canonical", "only speed: arguments without tensors are walked like those with",

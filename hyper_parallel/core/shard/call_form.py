@@ -1,0 +1,52 @@
+"""Closures of calls on local tensors, compiled once per form of a call: which of its arguments are converted, and how.
+
+A closure's code is made from the form, as ``dataclasses`` makes methods, so that no call loops over its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hyper_parallel._caches import register
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.entry import Run
+
+__all__ = ["CONVERTED", "LOCAL", "SAME", "call_form"]
+
+SAME, LOCAL, CONVERTED = "same", "local", "converted"
+"""An argument of the local call is the caller's, the local tensor of the caller's, or what a converter makes of it."""
+
+
+@lru_cache(maxsize=1024)
+def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], wraps: bool) -> Callable[..., Run]:
+    """Return the function that makes the closures of calls of one form.
+
+    Args:
+        positional: what each positional argument of the local call is.
+        named: for each keyword argument its name, which is that of a parameter, and what it is.
+        wraps: whether the result is wrapped.
+
+    Returns:
+        a function of the framework's function; if ``wraps``, of the function that wraps a result and of its second
+        argument, the layout; and of the converters, in the order of the arguments.
+    """
+    targets = [*("" for _ in positional), *(f"{name}=" for name, _ in named)]
+    places = [*(f"args[{index}]" for index in range(len(positional))), *(f"kwargs[{name!r}]" for name, _ in named)]
+    values: list[str] = []
+    converters: list[str] = []
+    for target, place, argument in zip(targets, places, [*positional, *(kind for _, kind in named)], strict=True):
+        if argument == CONVERTED:
+            converters.append(f"convert_{len(converters)}")
+            values.append(f"{target}{converters[-1]}({place})")
+        else:
+            values.append(f"{target}{place}._local" if argument == LOCAL else f"{target}{place}")
+    result = f"func({', '.join(values)})"
+    body, output = (f"wrap({result}, layout)", ["wrap", "layout"]) if wraps else (result, [])
+    text = f"lambda {', '.join(['func', *output, *converters])}: lambda args, kwargs: {body}"
+    return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - made above, of numbers and parameters' names
+
+
+register("forms of calls", call_form)
