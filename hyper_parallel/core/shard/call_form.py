@@ -14,24 +14,37 @@ from hyper_parallel._caches import register
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.entry import Run
 
-__all__ = ["CONVERTED", "LOCAL", "SAME", "call_form"]
+__all__ = ["CONVERTED", "LOCAL", "SAME", "UNWRAPPED", "VIEW", "WRAPPED", "call_form"]
 
 SAME, LOCAL, CONVERTED = "same", "local", "converted"
 """An argument of the local call is the caller's, the local tensor of the caller's, or what a converter makes of it."""
+UNWRAPPED, WRAPPED, VIEW = "unwrapped", "wrapped", "view"
+"""What is returned: the framework's result, a DTensor of it, or that where the caller's first argument is writable."""
+
+_OUTPUTS = {
+    UNWRAPPED: ((), "{}"),
+    WRAPPED: (("wrap", "layout"), "wrap({}, layout)"),
+    VIEW: (
+        ("wrap", "layout", "otherwise"),
+        "wrap({}, layout) if args[0]._readonly is None else otherwise(args, kwargs)",
+    ),
+}
+"""For each, further parameters of the function that makes the closure, and the closure's result."""
 
 
 @lru_cache(maxsize=1024)
-def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], wraps: bool) -> Callable[..., Run]:
+def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], output: str) -> Callable[..., Run]:
     """Return the function that makes the closures of calls of one form.
 
     Args:
         positional: what each positional argument of the local call is.
         named: for each keyword argument its name, which is that of a parameter, and what it is.
-        wraps: whether the result is wrapped.
+        output: what the closure returns.
 
     Returns:
-        a function of the framework's function; if ``wraps``, of the function that wraps a result and of its second
-        argument, the layout; and of the converters, in the order of the arguments.
+        a function of the framework's function; unless ``output`` is UNWRAPPED, of the function that wraps a result and
+        of its second argument, the layout; if it is VIEW, of the closure that runs where the first argument is
+        read-only; and of the converters, in the order of the arguments.
     """
     targets = [*("" for _ in positional), *(f"{name}=" for name, _ in named)]
     places = [*(f"args[{index}]" for index in range(len(positional))), *(f"kwargs[{name!r}]" for name, _ in named)]
@@ -43,9 +56,9 @@ def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], w
             values.append(f"{target}{converters[-1]}({place})")
         else:
             values.append(f"{target}{place}._local" if argument == LOCAL else f"{target}{place}")
-    result = f"func({', '.join(values)})"
-    body, output = (f"wrap({result}, layout)", ["wrap", "layout"]) if wraps else (result, [])
-    text = f"lambda {', '.join(['func', *output, *converters])}: lambda args, kwargs: {body}"
+    parameters, body = _OUTPUTS[output]
+    result = body.format(f"func({', '.join(values)})")
+    text = f"lambda {', '.join(['func', *parameters, *converters])}: lambda args, kwargs: {result}"
     return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - made above, of numbers and parameters' names
 
 

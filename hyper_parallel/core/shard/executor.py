@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
-from hyper_parallel.core.shard.call_form import CONVERTED, LOCAL, SAME, call_form
+from hyper_parallel.core.shard.call_form import CONVERTED, LOCAL, SAME, UNWRAPPED, VIEW, WRAPPED, call_form
 from hyper_parallel.core.shard.entry import KeywordCall
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.refusals import read_only_error
@@ -78,14 +78,13 @@ def compile_plan(
         two closures over the caller's arguments: of the first call, and of later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
-    call = local_call(platform, entry, plan, args, kwargs, marks, fetches)
+    call = direct = local_call(platform, entry, plan, args, kwargs, marks, fetches)
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     thin = any(map(is_thin, (*plan.choice.targets, *plan.choice.outputs)))
     ordered = thin and plan.ordered and not entry.in_place and not rule.view
     if ordered:
         call = stored_as_on_one_device(platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks])
-    replays = has_empty_shard(plan)  # of any operator: its result may be a view that is written afterwards
-    if replays:
+    if has_empty_shard(plan):  # of any operator: its result may be a view that is written afterwards
         call = platform.replaying_views(call)
     if rule.op == "view" and not plan.moves and is_thin(plan.choice.targets[0]):
         call = copying_where_others_do(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
@@ -107,10 +106,9 @@ def compile_plan(
     if inherit is not None and platform.loses_writes_through_views:
         reason = _readonly(plan) or _VIEWS_LOSE_WRITES
         return _read_only(platform, plan, checked, reason), _read_only(platform, plan, call, reason)
-    first = _wrapped(platform, plan, checked, inherit)
-    may_fuse = inherit is None and not replays and not ordered
-    fused = _fused(platform, entry, plan, args, kwargs, fetches) if may_fuse else None
-    return first, fused or _wrapped(platform, plan, call, inherit)
+    later = _wrapped(platform, plan, call, inherit)
+    fused = _fused(platform, entry, plan, args, kwargs, fetches, inherit, later) if call is direct else None
+    return _wrapped(platform, plan, checked, inherit), fused or later
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------
@@ -189,18 +187,19 @@ def _framework_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     fetches: dict[int, Fetch],
-    output: tuple[Callable[[Any, Any], Any], Any] | None = None,
+    output: str = UNWRAPPED,
+    *further: Any,
 ) -> Run:
-    """The caller's own call, on locals; ``output``: the function that wraps its result, and the layout of that."""
+    """The caller's own call, on locals; ``output`` and ``further`` as in :func:`call_form`."""
     converters = [_argument_converter(arg, fetches) for arg in args]
     named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
     form = call_form(
         tuple(map(_kind, converters)),
         tuple((name, _kind(converter)) for name, converter in named.items()),
-        output is not None,
+        output,
     )
     used = [converter for converter in (*converters, *named.values()) if _kind(converter) == CONVERTED]
-    return form(func, *(output or ()), *used)
+    return form(func, *further, *used)
 
 
 def _kind(converter: Fetch) -> str:
@@ -370,15 +369,6 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
         run = _wrapping(plan, call, wrap)
         return run if inherit is None else _views(platform, run, _readonly(plan), inherit)
     (layout,), copied = plan.choice.outputs, _readonly(plan)
-    if copied is None and inherit is _first_argument:
-
-        def run_view_of_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            view, base = wrap(call(args, kwargs), layout), args[0]
-            if base._readonly is not None:
-                _mark_read_only(platform, view, None, base)
-            return view
-
-        return run_view_of_first
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
@@ -482,13 +472,30 @@ def _fused(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     fetches: dict[int, Fetch],
+    inherit: Run | None,
+    otherwise: Run,
 ) -> Run | None:
-    """Return one closure that fetches operands, calls the framework and wraps the result; None if that is not all."""
-    (layout, *others) = plan.choice.outputs
-    if others or plan.many or plan.local is not None or entry.canonical or layout.shape is None:
+    """Return one closure that fetches operands, calls the framework and wraps the result; None if that is not all.
+
+    Args:
+        platform: the framework.
+        entry: the spelling.
+        plan: the plan of the call.
+        args: positional arguments with tensors marked.
+        kwargs: the keyword arguments likewise.
+        fetches: the functions that give local tensors, by mark.
+        inherit: of a view, reads the operand of which it is one.
+        otherwise: the closure that does the same in several steps, and protects a view of a read-only operand.
+    """
+    layout = plan.choice.outputs[0]
+    if plan.many or plan.local is not None or entry.canonical or layout.shape is None:
         return None
     func = plan.impl or _function(platform, plan, entry.func)
-    return _framework_call(func, args, kwargs, fetches, (platform.wrap, layout))
+    if inherit is None:
+        return _framework_call(func, args, kwargs, fetches, WRAPPED, platform.wrap, layout)
+    if inherit is not _first_argument or _readonly(plan) is not None:
+        return None
+    return _framework_call(func, args, kwargs, fetches, VIEW, platform.wrap, layout, otherwise)
 
 
 def _readonly(plan: OpPlan) -> str | None:
