@@ -23,7 +23,8 @@ __all__ = ["EQUIVALENT", "Equivalent", "SourceMutant", "apply_mutant", "equivale
 
 # What only refuses or prints is not held against values.
 _SPARED = ("_check", "_check_reductions", "_check_rows", "_check_in_place_layout", "__repr__", "__str__", "describe",
-           "_in_place_message", "_not_understood", "_refuse_plain_target", "_refuse_unhashable")  # fmt: skip
+           "_in_place_message", "_not_understood", "_refuse_plain_target", "_refuse_unhashable",
+           "_unknown_operand")  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -219,6 +220,10 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "isinstance(value, (list, tuple)) or any((isinstance(leaf, Ref) for leaf in leaves(value)))"),
     *_of(_EXECUTOR, "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
+    *_of(_EXECUTOR, "_with_constants", "only speed: constants are passed by name instead of by position",
+         ":1 -> :2"),
+    *_of(_EXECUTOR, "_function", "a function of PyTorch is the same for empty shards; MindSpore has two",
+         "has_empty_shard(plan) -> not has_empty_shard(plan)"),
     *_of(_SEARCH, "cheapest_steps", "of two plans of equal cost, the other is taken",
          "seconds < bound -> seconds <= bound"),
     *_of(_STRATEGY, "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),

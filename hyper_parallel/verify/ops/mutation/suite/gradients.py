@@ -98,6 +98,11 @@ def kept_views_serve_until_written(fixture: Fixture) -> None:
         out = fixture.call(entry, x, weight)
     out.sum().backward()
     assert log.collectives("backward") == ["all_reduce"], "who listened in forward hears of backward"
+    weight = fixture.spread(values(3), R).requires_grad_()
+    with fixture.platform.no_grad():
+        fixture.call(entry, x, weight)
+    fixture.call(entry, x, weight).sum().backward()  # not through what was used without a gradient
+    fixture.same(weight.grad, array.sum(0))
     whole = fixture.spread(np.arange(3), R)
     fixture.same(fixture.call(entry, x, whole), array * np.arange(3))
 

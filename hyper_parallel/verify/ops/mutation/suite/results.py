@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard.dispatch import implicit_replication, no_function
-from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.entry import Binder, KeywordCall, OpEntry
 from hyper_parallel.core.shard.rule import (
     Decomposition,
     FixedLayouts,
@@ -226,10 +228,22 @@ def local_calls_that_differ(fixture: Fixture) -> None:
     )
     for args in ((x, 1), (x, 1), (x,), (x,)):
         fixture.same(fixture.call(entry, *args), array * 3)
+    constant = strategies(LocalCall({"size": 3}))
+    scaled = KeywordCall(lambda x, size, *, scale: x * size * scale, "x, size, *, scale")
+    turned = KeywordCall(lambda size, x: size - x, "size, x")
+    for local, wanted in ((scaled, array * 6), (partial(_product, scale=2), array * 6), (turned, 3 - array)):
+        signature = "x, size, scale" if local is scaled else "x, size"
+        entry = fixture.entry(never, signature, constant, rule={"by_value": True}, local=local)
+        for _ in range(2):
+            fixture.same(fixture.call(entry, x, 5, *([2] if local is scaled else [])), wanted)
     refs = fixture.entry(never, "xs, n", lambda call: Strategies(
-        (Row((S0, S0), (S0,)),), (call.operands[0].shape,), lambda *_: LocalCall({"xs": [Ref(1), (Ref(0),)]})
-    ), local=lambda xs, n: (xs[0] - 2 * xs[1][0]) * n)  # fmt: skip
+        (Row((S0, S0), (S0,)),), (call.operands[0].shape,), lambda *_: LocalCall({"xs": [Ref(1), (Ref(0),), 2]})
+    ), local=lambda xs, n: (xs[0] - xs[2] * xs[1][0]) * n)  # fmt: skip
     fixture.same(fixture.call(refs, [x, fixture.spread(array * 5)], 2), (array * 5 - 2 * array) * 2)
+
+
+def _product(x: Any, size: int, scale: int) -> Any:
+    return x * size * scale
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -238,6 +252,13 @@ def local_calls_that_differ(fixture: Fixture) -> None:
 def writes_return_what_is_written(fixture: Fixture) -> None:
     """The object itself, written, by position and by name; what would have to move is refused and untouched."""
     array = values(4, 3)
+    double = fixture.entry(lambda x: x.mul_(2.0), "x", in_place=True)
+    for _ in range(2):
+        leaf = fixture.spread(array).to_local().requires_grad_()
+        written = DTensor.from_local(leaf, fixture.mesh, [S0] * fixture.mesh.ndim)
+        assert fixture.call(double, written) is written
+        written.sum().backward()
+        assert fixture.platform.tensor_to_numpy(leaf.grad).tolist() == np.full(leaf.shape, 2.0).tolist()
     for canonical in (False, True):
         entry = fixture.entry(lambda x, n=2.0: x.mul_(n), "x, n=2.0", in_place=True, canonical=canonical)
         x = fixture.spread(array)
@@ -263,11 +284,18 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
     pieces = fixture.entry(lambda x: x.split(2, 1), "x", lambda call: Strategies(
         (Row((S0,), (S0, S0)), Row((R,), (R, R))), ((call["x"].shape[0], 2), (call["x"].shape[0], 1)), many=True
     ), rule={"view": True})  # fmt: skip
+    moved_pieces = fixture.entry(lambda x: x.split(2, 1), "x", lambda call: Strategies(
+        (Row((R,), (R, R)),), ((call["x"].shape[0], 2), (call["x"].shape[0], 1)), many=True
+    ), rule={"view": True})  # fmt: skip
     moves_one = fixture.entry(lambda x, _: x.view(-1, 3), "x, y", lambda call: Strategies(
         (Row((R, R), (R,)),), (call["x"].shape,)
     ), rule={"view": True})  # fmt: skip
     write = fixture.entry(lambda x: x.mul_(2.0), "x", in_place=True)
+    last = fixture.entry(lambda _, x: x.view(-1, 3), "n, x", rule={"view": True})
     for _ in range(2):
+        x = fixture.spread(array)
+        fixture.call(write, fixture.call(last, 1, x))
+        fixture.same(x, array * 2)
         x = fixture.spread(array)
         fixture.call(write, fixture.call(stay, x))
         fixture.same(x, array * 2)
@@ -277,7 +305,13 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
         fixture.same(x, array * np.array([4, 4, 2.0]))
         x = fixture.spread(array)
         copied = fixture.call(move, x)
-        for view in (copied, fixture.call(stay, copied), *fixture.call(pieces, copied)):
+        for view in (
+            *fixture.call(moved_pieces, x),
+            copied,
+            fixture.call(stay, copied),
+            fixture.call(last, 1, copied),
+            *fixture.call(pieces, copied),
+        ):
             text = raises(UnsupportedOperatorError, lambda view=view: fixture.call(write, view))  # type: ignore[misc] # a default
             assert "had to redistribute x to" in text
         fixture.same(x, array)
@@ -288,8 +322,11 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
 
 
 def shards_that_are_contiguous_by_chance(fixture: Fixture) -> None:
-    """A shard that happens to be contiguous is copied like on other ranks, if a copy was requested."""
+    """A shard that happens to be contiguous is copied and stored like on other ranks, whose shards are not."""
+    array = values(5, fixture.mesh.size())
+    turned = fixture.spread(array, *[Shard(1)] * fixture.mesh.ndim).t()
     x = fixture.spread(values(fixture.mesh.size(), 5)).t()
+    column = fixture.spread(values(5, 1), *[R] * fixture.mesh.ndim)
     asis = fixture.entry(lambda x: x, "x", lambda call: Strategies(
         (Row((Shard(1),), (Shard(1),)),), (call["x"].shape,)
     ), rule={"itself": True})  # fmt: skip
@@ -298,6 +335,9 @@ def shards_that_are_contiguous_by_chance(fixture: Fixture) -> None:
         assert copied is not x
         assert copied.contiguous() is copied
         assert fixture.call(asis, x) is x
+        assert (x * 2.0).stride() == (x * column).stride() == x.stride()
+        turned.reshape(-1).mul_(2.0)
+        fixture.same(turned, array.T)
 
 
 def the_operand_itself(fixture: Fixture) -> None:
