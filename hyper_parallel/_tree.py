@@ -105,6 +105,8 @@ def rebuild(like: Any, items: Any) -> Any:
     container_type = type(like)
     if container_type is list or container_type is dict:
         return items
+    if container_type is tuple:
+        return tuple(items)
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return container_type(*items)
     if isinstance(like, MutableMapping):

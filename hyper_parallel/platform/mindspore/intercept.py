@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Interception", "call", "fallback", "holds_dtensor", "interception", "start"]
+__all__ = ["Interception", "at_once", "call", "fallback", "holds_dtensor", "interception", "start"]
 
 METHOD = "Tensor."  # the prefix of methods that differ from the function of their name
 LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
@@ -96,6 +96,27 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     if user is not None:
         return user.run(started.dispatcher, _rebuilt(func, primitive), tuple(operands), kwargs)
     raise UnsupportedOperatorError(_message(name, tuple(operands), kwargs))
+
+
+def at_once(name: str, args: Any, primitive: Any = None) -> Any:
+    """Serve a registered function or legacy primitive without MindSpore's search for :func:`fallback`.
+
+    Args:
+        name: of the operator.
+        args: positional arguments as MindSpore passes them on, with a DTensor among them.
+        primitive: the legacy primitive, or None.
+
+    Returns:
+        what :func:`fallback` would; :data:`UNSEEN` where that depends on more.
+    """
+    if open_blocks():
+        return UNSEEN
+    started = _STARTED["mindspore"]
+    again = started.repeated.get(name) if primitive is None else None
+    result = UNSEEN if again is None else again(args)
+    if result is UNSEEN and (handler := started.handlers.get(name)) is not None:
+        return handler(started.dispatcher, primitive, tuple(args), {})
+    return result
 
 
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, primitive: Any = None) -> Any:

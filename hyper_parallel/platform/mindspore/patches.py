@@ -28,6 +28,8 @@ from mindspore.ops.operations._inner_ops import CellBackwardHook
 from mindspore.train import serialization
 
 from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard.dispatch import UNSEEN
 from hyper_parallel.platform.contract.memory import replayable_constructor
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.gradients import (
@@ -99,15 +101,54 @@ def install() -> None:
 # -- calls that skip ``__fallback__`` ----------------------------------------------------------------------------------
 
 
-def _intercepted_lists(run: Callable[..., Any]) -> Callable[..., Any]:
+_PLAIN = frozenset({Tensor, int, float, bool, str, type(None)})  # operands that call for nothing
+
+
+def _intercepted_at_once(run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)
     def run_op(primitive: Any, name: str, args: tuple[Any, ...]) -> Any:
         for operand in args:
+            if type(operand) in _PLAIN:
+                continue
+            if isinstance(operand, DTensor):
+                result = intercept.at_once(name, args, primitive)
+                if result is not UNSEEN:
+                    return result
+                break
             if type(operand) in (list, tuple) and intercept.holds_dtensor(operand):
                 return intercept.call(name, args, primitive=primitive)
         return run(primitive, name, args)
 
     return run_op
+
+
+def _function_at_once(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what MindSpore's Python layer calls with an operator and its operands."""
+
+    @wraps(call)
+    def run(primitive: Any, operands: list[Any]) -> Any:
+        first = operands[0]
+        if type(first) is not Tensor and intercept.holds_dtensor((first,)):
+            result = intercept.at_once(primitive.name, operands)
+            if result is not UNSEEN:
+                return result
+        return call(primitive, operands)
+
+    return run
+
+
+def _operator_at_once(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an operator that MindSpore's Python layer calls with its operands."""
+
+    @wraps(call)
+    def run(operator: Any, *operands: Any) -> Any:
+        if operands and type(operands[0]) is not Tensor and intercept.holds_dtensor(operands[:1]):
+            result = intercept.at_once(name, operands)
+            if result is not UNSEEN:
+                return result
+        return call(operator, *operands)
+
+    return run
 
 
 def _dispatched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +239,7 @@ _CALLED = "call it, which runs it uncompiled"
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
+_SEARCHES = "looking for the handler of a DTensor takes MindSpore as long as a light operator"
 _SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
 
 PATCHES: tuple[Patch, ...] = (
@@ -208,8 +250,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         ((primitives, "_run_op"),),
-        _intercepted_lists,
-        "legacy primitives do not look for DTensors in lists: ops.stack and ops.addn would use the local tensors",
+        _intercepted_at_once,
+        "legacy primitives do not look for DTensors in lists: ops.stack and ops.addn would use the local tensors; and "
+        + _SEARCHES,
     ),
     *(
         Patch(
@@ -269,6 +312,15 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
     Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
+    Patch(
+        tuple((gen_ops_prim, name) for name in vars(gen_ops_prim) if name.startswith("pyboost_")),
+        _function_at_once,
+        _SEARCHES,
+    ),
+    *(
+        Patch(((type(operator), "__call__"),), partial(_operator_at_once, name), _SEARCHES)
+        for name, operator in (("Concat", pyboost_inner_prim.concat_impl), ("Softmax", pyboost_inner_prim.softmax_impl))
+    ),
     Patch(
         _places_of(serialization.save_checkpoint),
         saving_whole,

@@ -114,9 +114,7 @@ class MindSporePlatform(
         """True inside a differentiated function, and there outside ``no_grad``."""
         return _pynative_executor.requires_grad
 
-    def needs_grad(self, local: Any) -> bool:
-        """True where the gradient engine has a node for the tensor."""
-        return requires_grad(local)
+    needs_grad = staticmethod(requires_grad)  # True where the gradient engine has a node for the tensor
 
     def passes_gradient(self, plain: Any) -> bool:
         """While a function is differentiated: inputs and parameters too get theirs through the graph."""

@@ -495,3 +495,55 @@ def test_light_methods_by_keyword_and_in_a_block():
         assert isinstance(x.exp(), MindSporeDTensor)
         with SkipDTensorDispatch():
             assert not isinstance(x.exp(), MindSporeDTensor)
+
+
+# -- functions that do not ask MindSpore -------------------------------------------------------------------------------
+
+
+def _functions():
+    from mindspore import mint, ops
+    from mindspore.mint.nn import functional as F
+
+    norm = ops.LayerNorm(1, 1, 1e-3)
+    return {
+        "a function": mint.exp,
+        "one with numbers": lambda x: mint.sum(x, 1),
+        "a view": lambda x: mint.reshape(x, (3, 5)),
+        "one of a list": lambda x: mint.cat([x, x], 1),
+        "several results": lambda x: mint.chunk(x, 3, 1)[1],
+        "a decomposition": lambda x: F.softmax(x, -1),
+        "a legacy primitive": lambda x: norm(x, x[0], x[1])[0],
+    }
+
+
+def test_functions_are_served_without_a_search(monkeypatch):
+    """A registered function or primitive of a DTensor never makes MindSpore look for its handler, seen or not."""
+    from hyper_parallel.platform.mindspore import dtensor
+
+    plain, asked = platform_named("mindspore").from_numpy(A), []
+    x = _placed(A, Replicate())
+    monkeypatch.setattr(dtensor.MindSporeDTensor, "__fallback__", lambda _, func, *__: asked.append(func.name))
+    for name, function in _functions().items():
+        for _ in range(3):
+            result = function(x)
+            assert isinstance(result, dtensor.MindSporeDTensor), name
+            np.testing.assert_allclose(result.asnumpy(), function(plain).asnumpy(), rtol=1e-6, atol=1e-6, err_msg=name)
+    assert asked == []
+
+
+def test_functions_in_a_block():
+    """Inside of a block that skips dispatch functions compute on local tensors, except those that it names."""
+    from mindspore import mint
+
+    from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
+    from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor
+
+    x = _placed(A, Replicate())
+    for _ in range(2):
+        for name, function in _functions().items():
+            assert isinstance(function(x), MindSporeDTensor), name
+            with SkipDTensorDispatch():
+                assert not isinstance(function(x), MindSporeDTensor), name
+        with SkipDTensorDispatch(no_skip=["Exp"]):
+            assert isinstance(mint.exp(x), MindSporeDTensor)
+            assert not isinstance(mint.tanh(x), MindSporeDTensor)

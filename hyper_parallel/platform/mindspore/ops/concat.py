@@ -37,8 +37,11 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor
         sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
     else:
         sizes = list(split_size_or_sections)
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(mint.narrow(x, dim, start, size))
+        start += size
+    return tuple(parts)
 
 
 @kernel("chunk", empty_shape=COMPUTED)

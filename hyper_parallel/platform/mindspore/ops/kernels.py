@@ -47,9 +47,9 @@ HALF = (mindspore.float16, mindspore.bfloat16)
 _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 
-def requires_grad(tensor: Tensor) -> bool:
-    """Return True where the gradient engine has a node for ``tensor``; there is no public API for it."""
-    return bool(tensor._requires_grad)  # noqa: SLF001 - no public spelling
+def requires_grad(local: Tensor) -> bool:
+    """Return True where the gradient engine has a node for ``local``; there is no public API for it."""
+    return bool(local._requires_grad)  # noqa: SLF001 - no public spelling
 
 
 def is_leaf(tensor: Tensor) -> bool:

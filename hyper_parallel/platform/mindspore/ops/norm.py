@@ -1,19 +1,32 @@
-"""Normalizations of MindSpore, composed of kernels that CPU has too."""
+"""Normalizations of MindSpore: layer norm of float32 by its kernel, else composed of kernels that CPU has too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
+from mindspore.common._grad_function import _Function
+from mindspore.common.api import _pynative_executor
+from mindspore.ops.auto_generate import LayerNormGrad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.core.shard.rules.norm import unbiased
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.mindspore.ops.dims import MATRIX
-from hyper_parallel.platform.mindspore.ops.kernels import HALF, single_precision
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, unless_constant
+from hyper_parallel.platform.mindspore.ops.empty_shards import empty_safe
+from hyper_parallel.platform.mindspore.ops.kernels import HALF, requires_grad, single_precision
+from hyper_parallel.platform.mindspore.ops.registry import (
+    computes_on_cpu,
+    decomposition,
+    expect,
+    kernel,
+    unless_constant,
+)
 
 __all__: list[str] = []
 
@@ -35,8 +48,10 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    # The kernel behind mint's is missing on CPU, the older one knows no float64.
-    return _affine(_standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)[0], weight, bias, x.dtype)
+    begin = x.ndim - len(normalized_shape)
+    if _has_native(x, weight, bias, normalized_shape):
+        return _native(x, weight, bias, begin, eps)[0]
+    return _affine(_standard(x, tuple(range(begin, x.ndim)), eps)[0], weight, bias, x.dtype)
 
 
 @kernel("native_layer_norm")
@@ -44,9 +59,125 @@ def _native_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics are float32 whatever the input is, as MindSpore's are."""
-    out, *statistics = _standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)
+    begin = x.ndim - len(normalized_shape)
+    if _has_native(x, weight, bias, normalized_shape):
+        out, mean, variance = _native(x, weight, bias, begin, eps)
+        return out, mean, mint.rsqrt(variance + eps)
+    out, *statistics = _standard(x, tuple(range(begin, x.ndim)), eps)
     mean, scale = (ops.cast(ops.stop_gradient(statistic), mindspore.float32) for statistic in statistics)
     return _affine(out, weight, bias, x.dtype), mean, scale
+
+
+def _with_variance(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with the variance in place of the reciprocal deviation."""
+    begin = x.ndim - len(normalized_shape)
+    if _has_native(x, weight, bias, normalized_shape):
+        return _native(x, weight, bias, begin, eps)
+    out, mean, _ = _native_layer_norm(x, normalized_shape, weight, bias, eps)
+    wide = ops.stop_gradient(single_precision(x))
+    dims = tuple(range(begin, x.ndim))
+    centred = wide - mint.mean(wide, dims, True)
+    return out, mean, ops.cast(mint.mean(centred * centred, dims, True), mindspore.float32)
+
+
+def _has_native(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: Sequence[int]) -> bool:
+    """True where MindSpore's kernel is right.
+
+    On CPU it computes float64 in float32 and means of float16 in float16, and knows no bfloat16. Its counterpart for
+    NPU, with other statistics, has never been tried.
+    """
+    for operand in (x, weight, bias):
+        # Comparing MindSpore's dtypes takes ten times as long as finding the same object.
+        if operand is not None and operand.dtype is not SINGLE and operand.dtype != SINGLE:
+            return False
+    return bool(normalized_shape) and _on_cpu()
+
+
+SINGLE = mindspore.float32
+
+
+@cache
+def _on_cpu() -> bool:
+    """As ``computes_on_cpu``; from its first operator on a process keeps to its device."""
+    return computes_on_cpu()
+
+
+def _native(x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: int, eps: float) -> Any:
+    """Return the normalised tensor, its mean and its variance."""
+    if _pynative_executor.requires_grad() and any(
+        operand is not None and requires_grad(operand) for operand in (x, weight, bias)
+    ):
+        return _NativeLayerNorm.apply(x, weight, bias, begin, eps)
+    return _run(_FORWARD, x, *_or_constant(x, weight, bias, begin), begin, begin, eps)
+
+
+def _or_constant(x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: int) -> tuple[Tensor, Tensor]:
+    """Return ones and zeros in place of a weight and a bias that are None."""
+    return (
+        mint.ones(tuple(x.shape[begin:]), dtype=x.dtype) if weight is None else weight,
+        mint.zeros(tuple(x.shape[begin:]), dtype=x.dtype) if bias is None else bias,
+    )
+
+
+def _run(primitive: Any, *args: Any) -> Any:
+    """Call a primitive with all that its constructor would have kept, and that MindSpore's Python layer would add."""
+    return _pynative_executor.run_op_async(primitive, primitive.name, args)
+
+
+_FORWARD, _BACKWARD = ops.LayerNorm(), LayerNormGrad()
+
+
+class _NativeLayerNorm(_Function):
+    """MindSpore's kernel, its gradient by MindSpore's other one, which has none: a second gradient is composed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised tensor, and its mean and variance, which take no gradient."""
+        gamma, beta = _or_constant(x, weight, bias, begin)
+        out, mean, variance = _run(_FORWARD, x, gamma, beta, begin, begin, eps)
+        ctx.save_for_backward(x, gamma, mean, variance)
+        ctx.begin, ctx.eps, ctx.absent = begin, eps, (weight is None, bias is None)
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+        return out, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients of input, weight and bias."""
+        x, gamma, mean, variance = ctx.saved_tensors
+        if _pynative_executor.requires_grad() or ctx.eps < BACKWARD_EPSILON:  # differentiated again, or inexact
+            grads = _composed_gradients(x, gamma, grad, ctx.begin, ctx.eps)
+        else:
+            if ctx.eps > BACKWARD_EPSILON:
+                variance = variance + (ctx.eps - BACKWARD_EPSILON)
+            grads = _run(_BACKWARD, x, grad, variance, mean, gamma, ctx.begin, ctx.begin)
+        dx, dweight, dbias = grads
+        without_weight, without_bias = ctx.absent
+        return dx, None if without_weight else dweight, None if without_bias else dbias, None, None
+
+
+BACKWARD_EPSILON = 1e-7
+"""What the kernel of the gradient adds to the variance; it takes no epsilon from Python.
+
+A larger epsilon is made up for by a larger variance. For a smaller one something near to 1e-7 would be taken off, and
+nothing be left of the digits of a small variance.
+"""
+
+
+def _composed_gradients(
+    x: Tensor, gamma: Tensor, grad: Tensor, begin: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias, of operators that have gradients; none of them is a view."""
+    dims, rows = tuple(range(begin, x.ndim)), tuple(range(begin))
+    normal, _, scale = _standard(x, dims, eps)
+    wide = grad * gamma
+    dx = scale * (wide - mint.mean(wide, dims, True) - normal * mint.mean(wide * normal, dims, True))
+    by_weight = grad * normal
+    return dx, mint.sum(by_weight, rows) if rows else by_weight, mint.sum(grad, rows) if rows else grad * 1
 
 
 def _standard(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,23 +226,31 @@ def _group_norm(
 # that values and placements can be verified; they have never run on a device, and their kernels are not called.
 
 
-@decomposition("LayerNorm")
-def _legacy_layer_norm(ops: Any, primitive: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    """Return the normalised tensor, the mean and the deviation, as the primitive does."""
+@decomposition("LayerNorm", with_dispatcher=True)
+def _legacy_layer_norm(dispatcher: Any, primitive: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    """Return what the primitive does: the normalised tensor, the mean, and the variance (on NPU 1 / the deviation)."""
     begin = rest[0] if rest else primitive.begin_norm_axis
     eps = rest[2] if len(rest) > MATRIX else getattr(primitive, "epsilon", 1e-7)
-    return ops.native_layer_norm(x, tuple(x.shape[begin % len(x.shape) :]), weight, bias, eps)
+    shape = x.shape
+    args = (x, shape[begin % len(shape) :], weight, bias, eps)
+    return dispatcher.dispatch(_variance_entry(), args, {}) if _on_cpu() else dispatcher.ops.native_layer_norm(*args)
+
+
+@cache
+def _variance_entry() -> OpEntry:
+    """The entry of :func:`_with_variance`, whose results have the layouts of ``native_layer_norm``."""
+    rule = find_rule("native_layer_norm")
+    assert isinstance(rule, Rule)  # noqa: S101 - it is no decomposition
+    local = empty_safe("LayerNorm", _with_variance)
+    return OpEntry("LayerNorm", local, binder(rule.signature), rule, local)
 
 
 @decomposition("LayerNormExt")
 def _layer_norm_ext(
     ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Behind ``mint.nn.functional.layer_norm``; with the mean and the deviation."""
-    weight, bias = unless_constant(weight, 1), unless_constant(bias, 0)
-    if weight is None or bias is None:
-        return ops.layer_norm(x, tuple(shape), weight, bias, eps), None, None
-    return ops.native_layer_norm(x, tuple(shape), weight, bias, eps)
+    """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
+    return ops.layer_norm(x, tuple(shape), unless_constant(weight, 1), unless_constant(bias, 0), eps), None, None
 
 
 @decomposition("GroupNorm")
