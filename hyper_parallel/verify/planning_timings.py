@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _SHAPE = (1000, 777, 65)
 _PLACEMENTS = (Shard(0), Shard(1), Replicate(), Partial())
 _PLANS = 200
 """Plans that are timed on a mesh, at most: pairs of placements at equal distances in the list of all."""
+_MANY = 10_000
+"""Plans between layouts of a small mesh, of which a second is to be enough."""
 _AXES = ("dp", "tp", "cp")
 
 _MODEL = """\
@@ -79,6 +82,10 @@ def planning_figures() -> list[Figure]:
         Figure(f"slowest plan on {'x'.join(map(str, sizes))} ranks", budget, partial(_slowest_plan, sizes))
         for sizes, budget in (((64, 64), 0.05), ((512, 8), 0.05), ((1024, 8, 8), 1.0))
     ]
+    result.extend(
+        Figure(f"{_MANY:,} plans on {'x'.join(map(str, sizes))} ranks", 1.0, partial(_many_plans, sizes))
+        for sizes in ((8,), (2, 3))
+    )
     models = (("46 M", "small", (64, 8), 2.0), ("70 B", "large", (512, 8), 10.0))
     for size, name, mesh, budget in models:
         what = f"explain {size} parameters on {'x'.join(map(str, mesh))} ranks"
@@ -88,18 +95,38 @@ def planning_figures() -> list[Figure]:
 
 def _slowest_plan(sizes: Sequence[int]) -> tuple[float, str]:
     """Plan between layouts that were not planned yet; return the CPU time of the slowest plan."""
+    with _pairs_of_layouts(sizes) as pairs:
+        return max(_planned(pairs[:: -(-len(pairs) // _PLANS)])), ""
+
+
+def _many_plans(sizes: Sequence[int]) -> tuple[float, str]:
+    """Plan between all layouts again and again, and forget the plans each time; return the CPU time of many plans."""
+    seconds: list[float] = []
+    with _pairs_of_layouts(sizes) as pairs:
+        while len(seconds) < _MANY:
+            seconds.extend(_planned(pairs))
+    return sum(seconds[:_MANY]), ""
+
+
+@contextlib.contextmanager
+def _pairs_of_layouts(sizes: Sequence[int]) -> Iterator[list[tuple[Layout, Layout]]]:
+    """Yield every layout and every one to go to, on a mesh of ``sizes``."""
     with use_platform("torch"), use_transport(rehearsed_transport("torch", math.prod(sizes), 0)):
         mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=_AXES[: len(sizes)])
-        places = list(itertools.product(_PLACEMENTS, repeat=len(sizes)))
-        pairs = list(itertools.product(places, repeat=2))
-        clear_transition_cache()
-        seconds = []
-        for before, after in pairs[:: -(-len(pairs) // _PLANS)]:
-            source, target = (Layout.place(mesh, placements, _SHAPE) for placements in (before, after))
-            start = time.thread_time()
-            plan_transition(source, target)
-            seconds.append(time.thread_time() - start)
-    return max(seconds), ""
+        placements = itertools.product(_PLACEMENTS, repeat=len(sizes))
+        layouts = [Layout.place(mesh, places, _SHAPE) for places in placements]
+        yield list(itertools.product(layouts, layouts))
+
+
+def _planned(pairs: Iterable[tuple[Layout, Layout]]) -> list[float]:
+    """Plan from the first to the second layout of each pair, without a plan from before; return CPU times."""
+    clear_transition_cache()
+    seconds = []
+    for source, target in pairs:
+        start = time.thread_time()
+        plan_transition(source, target)
+        seconds.append(time.thread_time() - start)
+    return seconds
 
 
 def _explained(name: str, mesh: Sequence[int]) -> tuple[float, str]:

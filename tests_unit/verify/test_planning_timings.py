@@ -22,11 +22,13 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_every_promised_figure_is_timed():
-    """Plans of 4,096 and 65,536 ranks, and explanations of a small and a large model, have a budget of seconds each."""
+    """Plans on small and large meshes, and explanations of a small and a large model, have a budget of seconds each."""
     assert [(figure.name, figure.budget) for figure in planning_figures()] == [
         ("slowest plan on 64x64 ranks", 0.05),
         ("slowest plan on 512x8 ranks", 0.05),
         ("slowest plan on 1024x8x8 ranks", 1.0),
+        ("10,000 plans on 8 ranks", 1.0),
+        ("10,000 plans on 2x3 ranks", 1.0),
         ("explain 46 M parameters on 64x8 ranks", 2.0),
         ("explain 70 B parameters on 512x8 ranks", 10.0),
     ]
@@ -52,6 +54,17 @@ def test_models_are_explained(monkeypatch):
         lambda *args, **options: replace(explained(*args, **options), wrong=["a gradient"], with_values="it reads"),
     )
     assert planning_timings._explained("small", (4, 2))[1] == "a gradient; with values: it reads"
+
+
+def test_many_plans_are_timed(monkeypatch):
+    """The figure is the time of exactly as many plans as its name says, none of which was made before."""
+    made = []
+    monkeypatch.setattr(planning_timings, "_MANY", 70)
+    monkeypatch.setattr(planning_timings, "plan_transition", lambda *pair: made.append(plan_transition(*pair)))
+    seconds, problem = planning_timings._many_plans((2,))
+    assert seconds > 0
+    assert problem == ""
+    assert len({id(plan) for plan in made}) == len(made) == 5 * 16  # whole rounds, of which 70 plans count
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (512, 8), (1024, 8, 8)])

@@ -1,19 +1,28 @@
-"""Index ranges of many ranks at once, as arrays: what steps cost is computed from them, without a loop over ranks."""
+"""Index ranges of all ranks of a slice, from which it is computed what steps cost.
+
+Those of many ranks are arrays, without a loop over ranks; those of few ranks are tuples, since a loop is faster then.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.boxes import contains, coordinates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.placements import DimAxes
 
 __all__ = [
     "SMALL",
@@ -22,13 +31,23 @@ __all__ = [
     "all_inside",
     "bounds_at",
     "count_pieces",
+    "first_share",
+    "first_sizes",
+    "first_sizes_of",
+    "least_share",
     "member_indices",
+    "member_ranges",
+    "most_pieces",
+    "shared_parts",
+    "shared_sizes",
     "shared_volumes",
     "volumes",
 ]
 
 SMALL = 32
 """Ranks up to which a loop is faster than arrays."""
+# Entries of a cache of ranges, which are numbers only.
+_MAX_CACHED = 512
 Indices: TypeAlias = "tuple[Any, ...]"
 """Positions in a mesh: per axis an index, or an array of one index for each rank."""
 Bounds: TypeAlias = "list[tuple[Any, Any]]"
@@ -57,6 +76,79 @@ def bounds_at(layout: Layout, indices: Indices) -> Bounds:
     return bounds
 
 
+def member_ranges(layout: Layout, slice_axes: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return per dim the range of each member of the first slice along ``slice_axes``; no arrays, for few members."""
+    return _member_ranges(layout.mesh.shape, layout.shape or (), layout.dim_axes, slice_axes)
+
+
+@lru_cache(_MAX_CACHED)
+def _member_ranges(
+    counts: tuple[int, ...], shape: tuple[int, ...], dim_axes: DimAxes, slice_axes: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    result = []
+    for size, axes in zip(shape, dim_axes, strict=True):
+        ranges = [(0, size)]
+        for axis in axes:
+            split: list[tuple[int, int]] = []
+            for start, stop in ranges:
+                chunk = -(-(stop - start) // counts[axis])
+                edges = [min(start + index * chunk, stop) for index in range(counts[axis] + 1)]
+                split.extend(pairwise(edges))
+            ranges = split if axis in slice_axes else split[:: counts[axis]]
+        result.append(tuple([ranges[index] for index in _shard_numbers(counts, axes, slice_axes)]))
+    return tuple(result)
+
+
+@lru_cache(_MAX_CACHED)
+def _shard_numbers(counts: tuple[int, ...], axes: tuple[int, ...], slice_axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return for each member of a slice which of the shards along ``axes`` it holds."""
+    members = itertools.product(*(range(counts[axis]) for axis in slice_axes))
+    splitting = [(slice_axes.index(axis), counts[axis]) for axis in axes if axis in slice_axes]
+    numbers = []
+    for member in members:
+        number = 0
+        for position, count in splitting:
+            number = number * count + member[position]
+        numbers.append(number)
+    return tuple(numbers)
+
+
+register("ranges of few ranks", _member_ranges)
+register("shards of few ranks", _shard_numbers)
+
+
+def first_sizes(layout: Layout) -> list[int]:
+    """Return the sizes of what the first rank holds: no rank holds more along any dim."""
+    return first_sizes_of(layout.shape or (), layout.dim_axes, layout.mesh.shape)
+
+
+def first_sizes_of(shape: Sequence[int], dim_axes: DimAxes, counts: Sequence[int]) -> list[int]:
+    """Return the same for dims of ``shape`` that are split along ``dim_axes`` of a mesh of ``counts``."""
+    pairs = zip(shape, dim_axes, strict=True)
+    return [first_share(size, [counts[axis] for axis in axes]) if axes else size for size, axes in pairs]
+
+
+def first_share(length: int, counts: Iterable[int]) -> int:
+    """Return the length of the first shard of a dim that is split by ``counts``, the outermost first."""
+    for count in counts:
+        length = -(-length // count)
+    return length
+
+
+def least_share(length: int, counts: Sequence[int]) -> int:
+    """Return the length of the shortest of the shards of a dim that is split by ``counts``, the outermost first."""
+    lengths = {length}
+    for count in counts:
+        shares: set[int] = set()
+        for whole in lengths:
+            chunk = -(-whole // count)
+            shares.update((chunk, max(whole - (count - 1) * chunk, 0)))
+            if chunk and whole % chunk:
+                shares.add(whole % chunk)
+        lengths = shares
+    return min(lengths)
+
+
 def volumes(bounds: Bounds) -> Any:
     """Return the number of elements of each rank's box."""
     volume: Any = 1
@@ -71,6 +163,41 @@ def shared_volumes(first: Bounds, second: Bounds) -> Any:
     for (a, b), (c, d) in zip(first, second, strict=True):
         volume = volume * -_lesser(-_lesser(b, d) - _lesser(-a, -c), 0)
     return volume
+
+
+def shared_sizes(first: Sequence[Sequence[tuple[int, int]]], second: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
+    """Return the number of elements that are in both boxes of each member, from :func:`member_ranges`."""
+    return list(map(math.prod, zip(*map(shared_parts, first, second), strict=True)))
+
+
+def shared_parts(first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the length that two ranges of each member share."""
+    if first == second:
+        return [stop - start for start, stop in first]
+    return [max(min(b, d) - max(a, c), 0) for (a, b), (c, d) in zip(first, second, strict=True)]
+
+
+def most_pieces(
+    boxes: Sequence[Sequence[tuple[int, int]]], pieces: Sequence[Sequence[tuple[int, int]]], own: Sequence[int]
+) -> int:
+    """Return how many pieces of other members a member's box meets, at most.
+
+    Args:
+        boxes: per dim the range of each member's box.
+        pieces: per dim the range of each member's piece; non-empty pieces form a grid.
+        own: elements of each member's piece in its box.
+    """
+    met = []
+    for ranges, others in zip(boxes, pieces, strict=True):
+        filled = sorted({piece for piece in others if piece[0] < piece[1]})
+        starts, stops = [start for start, _ in filled], [stop for _, stop in filled]
+        count_of = {
+            (a, b): bisect.bisect_left(starts, b) - bisect.bisect_right(stops, a) if a < b else 0
+            for a, b in set(ranges)
+        }
+        met.append([count_of[box] for box in ranges])
+    counts = map(math.prod, zip(*met, strict=True))
+    return max(count - bool(elements) for count, elements in zip(counts, own, strict=True))
 
 
 def _lesser(a: Any, b: Any) -> Any:

@@ -1,8 +1,9 @@
 """The search for the cheapest steps from one layout to another, over collectives and exchanges of boxes.
 
 A best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The number of elements that a rank still lacks
-is a lower bound of the remaining cost, so few layouts are visited. The cost of an exchange is slow to compute, since
-its boxes must be listed; it is computed only from layouts that are visited.
+is a lower bound of the remaining cost, so few layouts are visited. Steps are built and priced only when a lower bound
+of their own cost says that they may be the cheapest; that of an exchange is slow to compute, since it depends on the
+boxes of all its ranks.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import operator
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
-from hyper_parallel.core.dtensor.bounds import all_inside
-from hyper_parallel.core.dtensor.boxes import intersect, volume
+from hyper_parallel._caches import register
+from hyper_parallel.core.dtensor.bounds import all_inside, first_sizes_of, shared_parts
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import DimAxes
+from hyper_parallel.core.dtensor.placements import DimAxes, Partials
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["Cost", "cheapest_steps", "cost_of"]
 
@@ -43,8 +45,19 @@ considered: its price takes arrays of that size, and a reduce-scatter or an all-
 more."""
 
 
-_SLOWLY_PRICED = Exchange | ReduceExchange
+_SLOWLY_PRICED = Exchange, ReduceExchange
 """Steps to the target whose price is slow to compute, so that it waits until they may be the cheapest."""
+LEAST_OVERHEAD = 1e-13
+"""Seconds that any step costs."""
+MAX_CACHED = 1024
+"""Entries of a cache of moves or ranges; they hold numbers only."""
+
+_Move: TypeAlias = "tuple[type[Step], DimAxes, Partials, tuple[int, ...]]"
+"""A step that is not built: its kind, the axes that split each dim after it, the partial axes then, and its axes."""
+_Entry: TypeAlias = "tuple[float, float, int, float, Layout, tuple[Step, ...], Step | _Move | None]"
+"""What the search may go on with, the cheapest first: a lower bound of the cost of the plan, two numbers that decide
+between equal ones, the cost of the steps so far, the layout that they reach, and the steps. The last is not priced yet:
+a step from the layout to the target, a move to another layout, or nothing, which is to visit the layout."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Estimated time, for comparing costs only."""
-        return self.bytes * SECONDS_PER_BYTE + self.messages * SECONDS_PER_MESSAGE + self.launches * SECONDS_PER_LAUNCH
+        return _seconds(self.bytes, self.messages, self.launches)
 
 
 def cost_of(steps: Iterable[Step], itemsize: int) -> Cost:
@@ -85,66 +98,157 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     """
     if source is target:
         return ()
-    best: tuple[Step, ...] = ()
-    bound = math.inf
-    # An entry ends at a layout; ``last`` is its last step if that is not priced yet.
-    frontier: list[tuple[float, float, int, Layout, tuple[Step, ...], Step | None]] = [(0.0, 0.0, 0, source, (), None)]
-    done: set[Layout] = set()
-    ticket = itertools.count()
-    lower_bound = _lower_bound_to(target)
-    while frontier:
-        least, spent, _, layout, steps, last = heapq.heappop(frontier)
-        if least >= bound or len(done) >= MAX_STATES:
-            break
-        if last is not None:  # it reaches the target
-            seconds = spent + _step_seconds(last)
-            best, bound = ((*steps, last), seconds) if seconds < bound else (best, bound)
-            continue
-        if layout in done:
-            continue
-        done.add(layout)
-        candidates = list(_candidate_steps(layout, target))
-        seconds, direct = _cheapest_direct(candidates, target)
-        if direct is not None and spent + seconds < bound:
-            best, bound = (*steps, direct), spent + seconds
-        for step in candidates:
-            if isinstance(step, _SLOWLY_PRICED):
-                heapq.heappush(frontier, (spent + _least_seconds(step), spent, next(ticket), target, steps, step))
-                continue
-            open_ = step.target is not target and step.target not in done
-            if open_ and spent + (remaining := lower_bound(step.target)) < bound:  # else its price does not matter
-                seconds = spent + _step_seconds(step)
-                entry = (seconds + remaining, seconds, next(ticket), step.target, (*steps, step), None)
-                heapq.heappush(frontier, entry)
-    return best or (_single_step(source, target),)
+    return _Search(source, target).run() or (_single_step(source, target),)
 
 
-def _cheapest_direct(candidates: Iterable[Step], target: Layout) -> tuple[float, Step | None]:
-    """Return the cheapest of the steps to ``target`` whose price is quickly computed, with its cost in seconds."""
-    direct = [step for step in candidates if step.target is target and not isinstance(step, _SLOWLY_PRICED)]
-    return min(((_step_seconds(step), step) for step in direct), key=itemgetter(0), default=(math.inf, None))
+class _Search:
+    """A search for the cheapest steps to a layout; ``best`` are those found so far, and ``bound`` is what they cost."""
+
+    def __init__(self, source: Layout, target: Layout) -> None:
+        self.target, self.least = target, _LowerBounds(target)
+        self.best: tuple[Step, ...] = ()
+        self.bound = math.inf
+        self.frontier: list[_Entry] = [(0.0, 0.0, 0, 0.0, source, (), None)]
+        self.tickets = itertools.count(1)
+        self.done: set[Layout] = set()
+
+    def run(self) -> tuple[Step, ...]:
+        """Return the best steps, or none if there are none yet when enough layouts were visited."""
+        frontier = self.frontier
+        while frontier:
+            least, _, ticket, spent, layout, steps, last = heapq.heappop(frontier)
+            if least >= self.bound or len(self.done) >= MAX_STATES:
+                break
+            if isinstance(last, Step):
+                self._arrive(spent, steps, last)
+            elif last is not None:
+                self._move(ticket, spent, layout, steps, last)
+            elif layout not in self.done:
+                self._visit(spent, layout, steps)
+        return self.best
+
+    def _arrive(self, spent: float, steps: tuple[Step, ...], step: Step) -> None:
+        """Price ``step``, which reaches the target."""
+        seconds = spent + _step_seconds(step)
+        if seconds < self.bound:
+            self.best, self.bound = (*steps, step), seconds
+
+    def _move(self, ticket: int, spent: float, layout: Layout, steps: tuple[Step, ...], move: _Move) -> None:
+        """Price a move from ``layout``, which leads to another layout than the target."""
+        kind, dims, partials, axes = move
+        reached = layout.with_axes(dims, partials)
+        if reached not in self.done:
+            step = kind(layout, reached, axes)
+            seconds = spent + _step_seconds(step)
+            self._consider((seconds + self.least.after(dims), seconds, ticket, seconds, reached, (*steps, step), None))
+
+    def _visit(self, spent: float, layout: Layout, steps: tuple[Step, ...]) -> None:
+        """Go straight to the target from ``layout``, and consider the other moves."""
+        self.done.add(layout)
+        direct, others = _moves_from(layout, self.target)
+        beaten = False
+        for kind, _, _, axes in direct:
+            step = kind(layout, self.target, axes)
+            self._arrive(spent, steps, step)
+            beaten = beaten or step.beats_exchange
+        single = None
+        if not beaten:
+            single = _single_step(layout, self.target, may_be_inside=not self.least.after(layout.dim_axes))
+            if isinstance(single, Slice):
+                self._arrive(spent, steps, single)
+        for move in others:
+            least = spent + self.least.after(move[1])
+            if least < self.bound:
+                least += self.least.of_move(layout.dim_axes, move)
+                self._consider((least, -1.0, next(self.tickets), spent, layout, steps, move))
+        if isinstance(single, _SLOWLY_PRICED) and _may_be_priced(single):
+            self._consider((spent + _least_seconds(single), spent, next(self.tickets), spent, layout, steps, single))
+
+    def _consider(self, entry: _Entry) -> None:
+        """Keep an entry whose plans may be the cheapest."""
+        if entry[0] < self.bound:
+            heapq.heappush(self.frontier, entry)
 
 
-def _lower_bound_to(target: Layout) -> Callable[[Layout], float]:
-    """Return the function of a lower bound of the cost from a layout on: the most elements that a rank still lacks.
+class _LowerBounds:
+    """Lower bounds of costs on the way to ``target``, in seconds; layouts are known by the axes that split each dim."""
 
-    Only the ranks at the corners of the mesh are considered; the maximum over a subset is still a lower bound.
-    """
-    corners = list(itertools.product(*({0, size - 1} for size in target.mesh.shape)))
-    boxes = [target.box_at(corner) for corner in corners]
-    needed = [(corner, box, volume(box)) for corner, box in zip(corners, boxes, strict=True)]
+    def __init__(self, target: Layout) -> None:
+        self.counts, self.shape, self.target = target.mesh.shape, target.shape or (), target.dim_axes
+        self.ranges = [*map(_corner_ranges, itertools.repeat(self.counts), self.shape, self.target)]
+        self.lengths = [[stop - start for start, stop in ranges] for ranges in self.ranges]
+        self.sizes = [*map(math.prod, zip(*self.lengths, strict=True))]
+        self._shared: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._after: dict[DimAxes, float] = {self.target: 0.0}
+        self._elements: dict[DimAxes, int] = {}
 
-    def lower_bound(layout: Layout) -> float:
-        worst = max(size - volume(intersect(box, layout.box_at(corner))) for corner, box, size in needed)
-        return worst * SECONDS_PER_ELEMENT
+    def after(self, dim_axes: DimAxes) -> float:
+        """Return a lower bound of the cost from a layout on: the most elements that a rank still lacks.
 
-    return lower_bound
+        Only the ranks at the corners of the mesh are considered; the maximum over a subset is still a lower bound.
+        """
+        bound = self._after.get(dim_axes)
+        if bound is None:
+            shared = [*map(self._shared_lengths, enumerate(dim_axes))]
+            lacking = map(operator.sub, self.sizes, map(math.prod, zip(*shared, strict=True)))
+            bound = self._after[dim_axes] = max(lacking) * SECONDS_PER_ELEMENT
+        return bound
+
+    def _shared_lengths(self, key: tuple[int, tuple[int, ...]]) -> list[int]:
+        """Return what each rank at a corner holds and needs of a dim that is split along some axes."""
+        shared = self._shared.get(key)
+        if shared is None:
+            dim, axes = key
+            if self.target[dim][: len(axes)] == axes:
+                shared = self.lengths[dim]
+            else:
+                shared = shared_parts(self.ranges[dim], _corner_ranges(self.counts, self.shape[dim], axes))
+            self._shared[key] = shared
+        return shared
+
+    def of_move(self, before: DimAxes, move: _Move) -> float:
+        """Return a lower bound of the cost of a move from a layout, for which no step is built."""
+        kind, after, _, axes = move
+        if not axes:
+            return LEAST_OVERHEAD
+        members = math.prod([self.counts[axis] for axis in axes])
+        least = kind.least_load(self._first_elements(before), self._first_elements(after), members)
+        return least * SECONDS_PER_ELEMENT + (members > 1) * SECONDS_PER_MESSAGE
+
+    def _first_elements(self, dim_axes: DimAxes) -> int:
+        """Return what the first rank holds."""
+        elements = self._elements.get(dim_axes)
+        if elements is None:
+            elements = self._elements[dim_axes] = math.prod(first_sizes_of(self.shape, dim_axes, self.counts))
+        return elements
+
+
+@lru_cache(MAX_CACHED)
+def _corner_ranges(counts: tuple[int, ...], size: int, axes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return what the ranks at the corners of a mesh hold of a dim of ``size`` elements that ``axes`` split."""
+    corners = list(itertools.product(*({0, count - 1} for count in counts)))
+    if not axes:
+        return ((0, size),) * len(corners)
+    ranges = []
+    for corner in corners:
+        start, stop = 0, size
+        for axis in axes:
+            chunk = -(-(stop - start) // counts[axis])
+            start, stop = min(start + corner[axis] * chunk, stop), min(start + (corner[axis] + 1) * chunk, stop)
+        ranges.append((start, stop))
+    return tuple(ranges)
 
 
 def _step_seconds(step: Step) -> float:
     """Return the cost in seconds, with a small overhead per step, so that the shorter of two equal plans is cheaper."""
-    mean_load = MEAN_LOAD_WEIGHT * step.mean_received * SECONDS_PER_ELEMENT
-    return cost_of((step,), PLANNING_ITEMSIZE).seconds + mean_load + step.overhead
+    received, mean = step.load
+    seconds = _seconds(received * PLANNING_ITEMSIZE, step.messages, step.launches if received else 0)
+    return seconds + MEAN_LOAD_WEIGHT * mean * SECONDS_PER_ELEMENT + step.overhead
+
+
+def _seconds(number_of_bytes: int, messages: int, launches: int) -> float:
+    """Return the estimated time of steps, for comparing costs only."""
+    return number_of_bytes * SECONDS_PER_BYTE + messages * SECONDS_PER_MESSAGE + launches * SECONDS_PER_LAUNCH
 
 
 def _least_seconds(step: Exchange | ReduceExchange) -> float:
@@ -157,46 +261,67 @@ def _least_seconds(step: Exchange | ReduceExchange) -> float:
     return received + latency + step.overhead
 
 
-def _single_step(layout: Layout, target: Layout) -> Step:
-    """Return the single step to ``target``, which always exists."""
-    if _unreduced(layout, target):
-        return ReduceExchange(layout, target, _slice_axes(layout, target))
-    if all_inside(layout, target):
+def _single_step(layout: Layout, target: Layout, *, may_be_inside: bool = True) -> Step:
+    """Return the single step to ``target``, which always exists.
+
+    Args:
+        layout: where it starts.
+        target: where it ends.
+        may_be_inside: False if a rank is known to lack elements, so that the step is no slice.
+    """
+    axes = _slice_axes(layout.dim_axes, layout.partials, target.dim_axes, target.partials)
+    if _unreduced(layout.partials, target.partials):
+        return ReduceExchange(layout, target, axes)
+    if may_be_inside and all_inside(layout, target):
         return Slice(layout, target, ())
-    return Exchange(layout, target, _slice_axes(layout, target))
+    return Exchange(layout, target, axes)
 
 
-def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Return the axes on which the layouts differ; ranks that differ along other axes exchange nothing."""
-    equal: set[int] = set()
-    for before, after in zip(layout.dim_axes, target.dim_axes, strict=True):
-        pairs = zip(before, after, strict=False)
-        equal.update(axis for axis, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_unreduced(layout, target))
-    return tuple(sorted(used - equal))
+def _may_be_priced(step: Step) -> bool:
+    """Return False for a reduction whose price would take large arrays."""
+    return not isinstance(step, ReduceExchange) or step.members * step.partial_values <= MAX_SUMMED
 
 
-def _unreduced(layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Return the axes that are partial in ``layout`` but not in ``target``."""
-    return tuple(axis for axis, _ in layout.partials if not target.is_partial(axis))
+def _moves_from(layout: Layout, target: Layout) -> tuple[tuple[_Move, ...], tuple[_Move, ...]]:
+    """Return the steps that are considered from ``layout``: those that reach ``target``, and others."""
+    return _moves(layout.dim_axes, layout.partials, target.dim_axes, target.partials)
 
 
-def _candidate_steps(layout: Layout, target: Layout) -> Iterator[Step]:
-    """Yield the steps that are considered from ``layout``."""
-    unreduced = _unreduced(layout, target)
+@lru_cache(MAX_CACHED)
+def _moves(
+    dims: DimAxes, partials: Partials, target_dims: DimAxes, target_partials: Partials
+) -> tuple[tuple[_Move, ...], tuple[_Move, ...]]:
+    """Return the moves from a layout: they do not depend on sizes, so layouts of all tensors and meshes share them."""
+    unreduced = _unreduced(partials, target_partials)
+    used = {axis for axes in dims for axis in axes} | {axis for axis, _ in partials}
+    moves: list[_Move] = []
     if unreduced:
-        yield AllReduce(layout, _without_partial(layout, unreduced), unreduced)
-    yield from _reduce_scatters(layout, target, unreduced)
-    yield from _gathers(layout)
-    yield from _slices(layout, target)
-    yield from _all_to_alls(layout, target)
-    step = _single_step(layout, target)
-    if not isinstance(step, ReduceExchange) or step.members * step.partial_values <= MAX_SUMMED:
-        yield step
+        moves.append((AllReduce, dims, _without(partials, unreduced), unreduced))
+    moves.extend(_reduce_scatters(dims, partials, target_dims, unreduced))
+    moves.extend(
+        (AllGather, _with_dim(dims, dim, axes[:kept]), partials, axes[kept:])
+        for dim, axes in enumerate(dims)
+        for kept in range(len(axes))
+    )
+    moves.extend(
+        (Slice, _with_dim(dims, dim, (*dims[dim], axis)), partials, ())
+        for dim, after in enumerate(target_dims)
+        for axis in after
+        if axis not in used
+    )
+    for gathered, split in itertools.permutations(range(len(dims)), 2):
+        axes = dims[gathered]
+        if axes and (target_dims[split] or dims[split]):
+            without = _with_dim(dims, gathered, axes[:-1])
+            moves.append((AllToAll, _with_dim(without, split, (*dims[split], axes[-1])), partials, axes[-1:]))
+    reached = [move[1:3] == (target_dims, target_partials) for move in moves]
+    return tuple(itertools.compress(moves, reached)), tuple(itertools.compress(moves, map(operator.not_, reached)))
 
 
-def _reduce_scatters(layout: Layout, target: Layout, unreduced: tuple[int, ...]) -> Iterator[Step]:
-    for dim, (before, after) in enumerate(zip(layout.dim_axes, target.dim_axes, strict=True)):
+def _reduce_scatters(
+    dims: DimAxes, partials: Partials, target_dims: DimAxes, unreduced: tuple[int, ...]
+) -> Iterator[_Move]:
+    for dim, (before, after) in enumerate(zip(dims, target_dims, strict=True)):
         if not after and not before:
             continue
         missing = after[len(before) :]
@@ -204,37 +329,34 @@ def _reduce_scatters(layout: Layout, target: Layout, unreduced: tuple[int, ...])
         if missing and after[: len(before)] == before and set(missing) <= set(unreduced):
             candidates.add(missing)
         for axes in sorted(candidates):
-            reduced = _without_partial(layout, axes)
-            yield ReduceScatter(layout, _with_dim(reduced, dim, (*before, *axes)), axes)
+            yield ReduceScatter, _with_dim(dims, dim, (*before, *axes)), _without(partials, axes), axes
 
 
-def _gathers(layout: Layout) -> Iterator[Step]:
-    for dim, axes in enumerate(layout.dim_axes):
-        for kept in range(len(axes)):
-            yield AllGather(layout, _with_dim(layout, dim, axes[:kept]), axes[kept:])
+@lru_cache(MAX_CACHED)
+def _slice_axes(dims: DimAxes, partials: Partials, target_dims: DimAxes, target_partials: Partials) -> tuple[int, ...]:
+    """Return the axes on which the layouts differ; ranks that differ along other axes exchange nothing."""
+    equal: set[int] = set()
+    for before, after in zip(dims, target_dims, strict=True):
+        pairs = zip(before, after, strict=False)
+        equal.update(axis for axis, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    used = {axis for axes in (*dims, *target_dims) for axis in axes} | set(_unreduced(partials, target_partials))
+    return tuple(sorted(used - equal))
 
 
-def _slices(layout: Layout, target: Layout) -> Iterator[Step]:
-    used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials}
-    for dim, after in enumerate(target.dim_axes):
-        for axis in after:
-            if axis not in used:
-                yield Slice(layout, _with_dim(layout, dim, (*layout.dim_axes[dim], axis)), ())
+def _unreduced(partials: Partials, target_partials: Partials) -> tuple[int, ...]:
+    """Return the axes that are partial before, but not in the target."""
+    kept = [axis for axis, _ in target_partials]
+    return tuple([axis for axis, _ in partials if axis not in kept])
 
 
-def _all_to_alls(layout: Layout, target: Layout) -> Iterator[Step]:
-    for gathered, split in itertools.permutations(range(layout.ndim), 2):
-        axes = layout.dim_axes[gathered]
-        if axes and (target.dim_axes[split] or layout.dim_axes[split]):
-            without = _with_dim(layout, gathered, axes[:-1])
-            yield AllToAll(layout, _with_dim(without, split, (*layout.dim_axes[split], axes[-1])), axes[-1:])
+def _with_dim(dims: DimAxes, dim: int, axes: tuple[int, ...]) -> DimAxes:
+    return (*dims[:dim], axes, *dims[dim + 1 :])
 
 
-def _with_dim(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
-    dims: DimAxes = (*layout.dim_axes[:dim], axes, *layout.dim_axes[dim + 1 :])
-    return Layout.of(layout.mesh, dims, layout.partials, layout.shape)
+def _without(partials: Partials, axes: tuple[int, ...]) -> Partials:
+    return tuple([pair for pair in partials if pair[0] not in axes])
 
 
-def _without_partial(layout: Layout, axes: tuple[int, ...]) -> Layout:
-    kept = tuple(pair for pair in layout.partials if pair[0] not in axes)
-    return Layout.of(layout.mesh, layout.dim_axes, kept, layout.shape)
+register("moves between layouts", _moves)
+register("axes on which layouts differ", _slice_axes)
+register("ranges at corners", _corner_ranges)

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.bounds import bounds_at, count_pieces, member_indices, shared_volumes, volumes
+from hyper_parallel.core.dtensor.bounds import (
+    SMALL,
+    bounds_at,
+    count_pieces,
+    first_share,
+    first_sizes,
+    member_indices,
+    member_ranges,
+    most_pieces,
+    shared_sizes,
+    shared_volumes,
+    volumes,
+)
 from hyper_parallel.core.dtensor.boxes import (
     BoxTransfer,
     box_edges,
@@ -25,9 +38,8 @@ from hyper_parallel.core.dtensor.boxes import (
     split_at_edges,
     volume,
 )
-from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
-from hyper_parallel.core.dtensor.sum_parts import senders_of, sum_parts
+from hyper_parallel.core.dtensor.sum_parts import loads_of_few, senders_of, senders_of_few, sum_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,13 +126,23 @@ class Exchange(_SliceExchange):
         return box_transfers(self.source, self.target, self.axes, origin)
 
     @cached_property
+    def load(self) -> tuple[int, float]:
+        """Elements that the worst rank receives, and that a rank receives on average."""
+        if self.members > SMALL or not self.target.ndim:
+            return super().load
+        needed = member_ranges(self.target, self.axes)
+        sizes = map(math.prod, zip(*([stop - start for start, stop in ranges] for ranges in needed), strict=True))
+        loads = list(map(operator.sub, sizes, shared_sizes(needed, member_ranges(self.source, self.axes))))
+        return max(loads), float(sum(loads)) / self.members
+
+    @cached_property
     def _own_transfers(self) -> tuple[BoxTransfer, ...]:
         return self.transfers(self._own_origin)
 
     @property
     def least_received(self) -> tuple[float, float]:
         """What the worst rank receives, and what a rank receives on average."""
-        return self.received, self.mean_received
+        return self.load
 
     @property
     def least_messages(self) -> int:
@@ -134,6 +156,9 @@ class Exchange(_SliceExchange):
         A rank receives from one peer for every box of another member that its target box intersects. So the number is
         found without listing transfers.
         """
+        if self.members <= SMALL and self.target.ndim:
+            wanted, held = (member_ranges(layout, self.axes) for layout in (self.target, self.source))
+            return most_pieces(wanted, held, shared_sizes(wanted, held))
         indices = member_indices(self.source.mesh, self.axes, self._first_origin)
         own, needed = (bounds_at(layout, indices) for layout in (self.source, self.target))
         return int(np.max(count_pieces(needed, own, self.members) - (shared_volumes(needed, own) > 0)))
@@ -162,7 +187,7 @@ class ReduceExchange(_SliceExchange):
     collective = "reduce_exchange"
     launches: ClassVar[int] = 2
 
-    @property
+    @cached_property
     def reduced(self) -> tuple[int, ...]:
         """Axes whose partial values are summed."""
         kept = {axis for axis, _ in self.target.partials}
@@ -179,12 +204,16 @@ class ReduceExchange(_SliceExchange):
     @cached_property
     def _price(self) -> tuple[int, float, int]:
         """What the worst rank receives, what a rank receives on average, and the messages of the worst rank."""
+        if self.members <= SMALL:
+            loads, messages = loads_of_few(self.source, self.target, self.axes, self.reduced)
+            return max(loads), float(sum(loads)) / self.members, messages
         sums = self._sums(self._first_origin)
         loads = self._loads(self._first_origin, sums)
         return int(loads.max()), float(loads.sum()) / self.members, self._messages(sums)
 
     @property
-    def _most_and_mean(self) -> tuple[int, float]:
+    def load(self) -> tuple[int, float]:
+        """Elements that the worst rank receives, and that a rank receives on average."""
         return self._price[:2]
 
     @property
@@ -195,30 +224,44 @@ class ReduceExchange(_SliceExchange):
         others the sum, or ``d - 1`` if a rank that holds a partial value needs the sum. The first member sums an even
         share, the largest, of what it holds and needs.
         """
-        mesh, axes, origin = self.source.mesh, set(self.axes), self._first_origin
-        shapes = mesh.shape
+        shapes, axes = self.source.mesh.shape, set(self.axes)
         sharding, splitting = (
             {axis for dim_axes in layout.dim_axes for axis in dim_axes} for layout in (self.source, self.target)
         )
-        unsplit = [[axis for axis in dim_axes if axis not in axes] for dim_axes in self.target.dim_axes]
-        elements = volume(Layout.of(mesh, unsplit, (), self.source.shape).box_at(origin))
+        elements = 1
+        for size, dim_axes in zip(self.target.shape or (), self.target.dim_axes, strict=True):
+            elements *= first_share(size, [shapes[axis] for axis in dim_axes if axis not in axes])
         copies = math.prod(shapes[axis] for axis in axes - splitting)
         sharers = math.prod(shapes[axis] for axis in axes - splitting - sharding)
-        indices = member_indices(mesh, self.axes, origin)
-        own = shared_volumes(bounds_at(self.source, indices), bounds_at(self.target, indices))
-        own = np.broadcast_to(own, (self.members,))
-        sent = (self.partial_values - 1 + copies) * elements - own.sum() / sharers
-        first = volume(self.target.box_at(origin)) + (self.partial_values - 2) * own[0] / sharers
+        own, first_own = self._held_and_needed()
+        sent = (self.partial_values - 1 + copies) * elements - own / sharers
+        first = math.prod(first_sizes(self.target)) + (self.partial_values - 2) * first_own / sharers
         mean = sent / self.members
         return max(mean, first), mean
+
+    def _held_and_needed(self) -> tuple[int, int]:
+        """Elements that the members of the first slice hold and need themselves: of all together, and of the first."""
+        if not self.source.ndim:
+            return self.members, 1
+        if self.members <= SMALL:
+            few = shared_sizes(member_ranges(self.source, self.axes), member_ranges(self.target, self.axes))
+            return sum(few), few[0]
+        indices = member_indices(self.source.mesh, self.axes, self._first_origin)
+        own = shared_volumes(bounds_at(self.source, indices), bounds_at(self.target, indices))
+        own = np.broadcast_to(own, (self.members,))
+        return own.sum(), own[0]
 
     @property
     def least_messages(self) -> int:
         """A lower bound of the messages of the worst rank: those of a rank in the middle, and its partial values."""
         middle = tuple(size // 2 if axis in self.axes else 0 for axis, size in enumerate(self.source.mesh.shape))
-        return max(senders_of(self.source, self.target, self.axes, middle), self.partial_values - 1)
+        if self.members <= SMALL:
+            senders = senders_of_few(self.source, self.target, self.axes, self._position(middle))
+        else:
+            senders = senders_of(self.source, self.target, self.axes, middle)
+        return max(senders, self.partial_values - 1)
 
-    @property
+    @cached_property
     def partial_values(self) -> int:
         """Number of partial values of each element."""
         return math.prod(self.source.mesh.shape[axis] for axis in self.reduced)

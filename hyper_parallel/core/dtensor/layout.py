@@ -203,6 +203,10 @@ class Layout:
             return self if shape is None else self.of_ndim(len(shape)).with_shape(shape)
         return _intern(self.mesh, self.dim_axes, self.partials, None if shape is None else tuple(shape))
 
+    def with_axes(self, dim_axes: DimAxes, partials: Partials) -> Layout:
+        """Return the layout of the same mesh and shape with other axes; ``partials`` are in the order of the axes."""
+        return _intern(self.mesh, dim_axes, partials, self.shape)
+
     def with_placement(self, axis: int, placement: Placement) -> Layout:
         """Return the same layout with another placement on ``axis``; a shard becomes the innermost split of its dim."""
         dims = [tuple(other for other in axes if other != axis) for axes in self.dim_axes]
@@ -349,7 +353,10 @@ class Layout:
     if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept every misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Explain why an unplaced layout lacks an attribute; a placed layout has all, so it never gets here."""
+            """Set the placements, which are computed on first use, or explain why an unplaced layout lacks a name."""
+            if name == "placements" and self._is_placed:
+                self.placements = public_placements(self.mesh, self.dim_axes, self.partials)
+                return self.placements
             if name not in _PLACED_ATTRIBUTES:
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(msg)
@@ -441,9 +448,9 @@ def _new(
     layout._is_placed = dim_axes is not None
     if dim_axes is not None:
         layout.dim_axes, layout.partials = dim_axes, partials
-        layout.placements = public_placements(mesh, dim_axes, partials)
     elif unresolved_placements is not None:
         layout.placements, layout.partials = unresolved_placements, partials
+    # Not on first use: dispatch notices here that a tensor was given as a size.
     layout.tensor_meta = None if shape is None else DenseShape(shape, _dense_strides(shape))
     layout._local_shape = None
     return layout

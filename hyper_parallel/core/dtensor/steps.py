@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.bounds import SMALL, bounds_at, member_indices, shared_volumes, volumes
+from hyper_parallel.core.dtensor.bounds import (
+    SMALL,
+    bounds_at,
+    first_sizes,
+    least_share,
+    member_indices,
+    shared_volumes,
+    volumes,
+)
 from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
 from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows
 from hyper_parallel.errors import LayoutError
@@ -68,37 +76,47 @@ class Step(abc.ABC):
         return int(self.received_by(coordinate))
 
     @cached_property
-    def _most_and_mean(self) -> tuple[int, float]:
+    def load(self) -> tuple[int, float]:
         """Elements that the worst rank receives, and that a rank receives on average; a step keeps no array.
 
         They are those of the first group, whose shards are the largest.
         """
         mesh, origin = self.source.mesh, (0,) * self.source.mesh.ndim
-        if self.members <= SMALL:
-            loads = [self.received_by(position) for position in mesh_slice(mesh, self.axes, origin)]
-            return int(max(loads)), float(sum(loads)) / self.members
         of_each = np.broadcast_to(self.received_by(member_indices(mesh, self.axes, origin)), (self.members,))
         return int(of_each.max()), float(of_each.sum()) / self.members
+
+    @classmethod
+    def least_load(cls, before: int, after: int, members: int) -> int:
+        """Return a lower bound of what the worst rank receives, without a step.
+
+        Args:
+            before: elements that the first rank holds before the step.
+            after: elements that it holds after the step.
+            members: number of ranks that take part in one collective.
+        """
+        del before, after, members
+        return 0
+
+    @property
+    def beats_exchange(self) -> bool:
+        """True if an exchange, or a reduction and an exchange, between the same layouts is surely no cheaper."""
+        return False
 
     @property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        return self._most_and_mean[0]
-
-    @property
-    def mean_received(self) -> float:
-        """Elements that a rank receives, on average."""
-        return self._most_and_mean[1]
+        return self.load[0]
 
     @cached_property
     def messages(self) -> int:
         """Messages that the worst rank waits for: log2 of the members, for gathers and reductions."""
         return (self.members - 1).bit_length()
 
-    @property
+    @cached_property
     def members(self) -> int:
         """Number of ranks that take part in one collective."""
-        return math.prod(self.source.mesh.shape[axis] for axis in self.axes)
+        counts = self.source.mesh.shape
+        return math.prod([counts[axis] for axis in self.axes])
 
     @property
     def coordinate(self) -> Coordinate:
@@ -133,7 +151,12 @@ class LocalStep(Step):
         del indices
         return 0
 
-    @cached_property
+    @property
+    def load(self) -> tuple[int, float]:
+        """Zero."""
+        return 0, 0.0
+
+    @property
     def messages(self) -> int:
         """Zero."""
         return 0
@@ -197,6 +220,31 @@ class AllGather(Step):
 
     collective = "all_gather"
 
+    @cached_property
+    def load(self) -> tuple[int, float]:
+        """What the member with the least lacks; together they lack the whole, but for one copy of it."""
+        whole, members = first_sizes(self.target), self.members
+        dim, elements = _changed_dim(self.source, self.target), math.prod(whole)
+        lacking = elements and elements // whole[dim] * (whole[dim] - self._least_share)
+        return lacking, (members - 1) * elements / members
+
+    @cached_property
+    def _least_share(self) -> int:
+        """Length of the shortest shard of what is gathered."""
+        dim, counts = _changed_dim(self.source, self.target), self.source.mesh.shape
+        return least_share(first_sizes(self.target)[dim], [counts[axis] for axis in self.axes])
+
+    @classmethod
+    def least_load(cls, before: int, after: int, members: int) -> int:
+        """Return what the first member lacks, whose shard is the largest."""
+        del members
+        return after - before
+
+    @property
+    def beats_exchange(self) -> bool:
+        """True if no shard is empty: an exchange receives as much then, from every other member."""
+        return self._least_share > 0 and all(first_sizes(self.target))
+
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' shards, concatenated; shards may be uneven or empty."""
         rows = self.rows
@@ -220,6 +268,24 @@ class ReduceScatter(Step):
     def received_by(self, indices: Indices) -> Any:
         """Return the size of the other members' partial values of the rank's shard."""
         return (self.members - 1) * volumes(bounds_at(self.target, indices))
+
+    @cached_property
+    def load(self) -> tuple[int, float]:
+        """What the first member receives, whose shard is the largest; the shards together are the source."""
+        others = self.members - 1
+        first, whole = (math.prod(first_sizes(layout)) for layout in (self.target, self.source))
+        return others * first, others * whole / self.members
+
+    @classmethod
+    def least_load(cls, before: int, after: int, members: int) -> int:
+        """Return what the first member receives."""
+        del before
+        return (members - 1) * after
+
+    @property
+    def beats_exchange(self) -> bool:
+        """True if the tensor is not empty: a reduction to boxes receives as much, from as many members at least."""
+        return self.received > 0
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return this rank's shard of the sum."""
@@ -257,6 +323,23 @@ class AllReduce(Step):
         return 2 * (self.members - 1) * volumes(bounds_at(self.source, indices)) // self.members
 
     @cached_property
+    def load(self) -> tuple[int, float]:
+        """What each member receives."""
+        received = self.least_load(math.prod(first_sizes(self.source)), 0, self.members)
+        return received, float(received)
+
+    @classmethod
+    def least_load(cls, before: int, after: int, members: int) -> int:
+        """Return what each member receives."""
+        del after
+        return 2 * (members - 1) * before // members
+
+    @property
+    def beats_exchange(self) -> bool:
+        """True if the tensor is not empty: a reduction to boxes receives no less, and starts one collective more."""
+        return self.received > 0
+
+    @cached_property
     def messages(self) -> int:
         """Messages that a rank waits for: those of the reduction and those of the gather."""
         return 2 * (self.members - 1).bit_length()
@@ -272,6 +355,30 @@ class AllToAll(Step):
     collective = "all_to_all"
 
     @cached_property
+    def load(self) -> tuple[int, float]:
+        """As for any step; few members are looked at along the two dims that change."""
+        members = self.members
+        if members > SMALL:
+            return super().load
+        before, after = first_sizes(self.source), first_sizes(self.target)
+        gathered = self._gathered_dim()
+        split = self._split_dim()
+        whole, length = after[gathered], before[split]
+        others = math.prod(size for dim, size in enumerate(before) if dim not in (gathered, split))
+        held, kept = before[gathered], after[split]
+        loads = [
+            (whole - min(held, max(whole - index * held, 0))) * min(kept, max(length - index * kept, 0))
+            for index in range(members)
+        ]
+        return others * max(loads), float(others * sum(loads)) / members
+
+    @property
+    def beats_exchange(self) -> bool:
+        """True if no shard is empty: an exchange receives as much then, and the first member from every other one."""
+        whole, dim = first_sizes(self.target), self._gathered_dim()
+        return all(first_sizes(self.source)) and all(whole) and least_share(whole[dim], [self.members]) > 0
+
+    @property
     def messages(self) -> int:
         """Messages that a rank waits for: one per other member."""
         return self.members - 1
@@ -306,15 +413,17 @@ class AllToAll(Step):
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         sends = [sizes_of(intersect(box, self.target.box_at(position))) for position in positions]
         expects = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
-        split = next(dim for dim, axes in enumerate(self.target.dim_axes) if self.axes[0] in axes and dim != gathered)
+        split = self._split_dim()
         sent, received = ScatteredRows.of(sends, split), GatheredRows.of(expects, gathered)
         if sent is None or received is None or set(received.shapes) != {sent.shape}:
             return None
         return sent, received
 
     def _gathered_dim(self) -> int:
-        axis = self.axes[0]
-        return next(dim for dim, axes in enumerate(self.source.dim_axes) if axis in axes)
+        return _dim_of(self.axes[0], self.source)
+
+    def _split_dim(self) -> int:
+        return _dim_of(self.axes[0], self.target)
 
 
 def narrow_box(local: Any, box: Box, part: Box, platform: Platform) -> Any:
@@ -341,6 +450,11 @@ def _embed(local: Any, box: Box, whole: Box, platform: Platform) -> Any:
             before, after = (empty_like(local, shape, platform) for shape in shapes)
             local = platform.cat([before, local, after], dim)
     return local
+
+
+def _dim_of(axis: int, layout: Layout) -> int:
+    """Return the dim that ``axis`` splits."""
+    return next(dim for dim, axes in enumerate(layout.dim_axes) if axis in axes)
 
 
 def _changed_dim(source: Layout, target: Layout) -> int:

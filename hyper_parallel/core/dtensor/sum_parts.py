@@ -6,20 +6,25 @@ arrays of their sizes: a search that prices thousands of ranks needs no boxes.
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.bounds import bounds_at, member_indices
+from hyper_parallel._caches import register
+from hyper_parallel.core.dtensor.bounds import bounds_at, member_indices, member_ranges
 from hyper_parallel.core.dtensor.boxes import intersect, volume
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hyper_parallel.core.dtensor.bounds import Bounds, Indices
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.layout import Box, Layout
 
-__all__ = ["SumParts", "senders_of", "sum_parts"]
+__all__ = ["SumParts", "loads_of_few", "senders_of", "senders_of_few", "sum_parts"]
 
 
 class SumParts(NamedTuple):
@@ -112,6 +117,71 @@ def sum_parts(
     return SumParts(reducers[kept], sizes_of_parts[kept], needed[kept], of_cells, box_of)
 
 
+def loads_of_few(
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...]
+) -> tuple[list[int], int]:
+    """Return what each member of the first slice receives, and the messages of the worst, without arrays.
+
+    Arguments are as in :func:`sum_parts`, and so is the assignment: a cell is the intersection of a source box and a
+    target box, and is split among the members that have both; if there is none, among all that hold it.
+    """
+    held, wanted = (_boxes(layout, slice_axes) for layout in (source, target))
+    order = _in_groups(source.mesh.shape, slice_axes, reduced)
+    others = math.prod(source.mesh.shape[axis] for axis in reduced) - 1
+    both: dict[tuple[Box, Box], list[int]] = {}
+    for member in order:
+        both.setdefault((held[member], wanted[member]), []).append(member)
+    size_of = {box: volume(box) for box in wanted}
+    loads = [size_of[box] for box in wanted]
+    uncovered = sum(size_of.values())
+    senders: dict[Box, set[int]] = {box: set() for box in wanted}
+    summing: set[int] = set()
+    own: set[int] = set()
+
+    def share(lengths: Sequence[int], box: Box, reducers: Sequence[int], needed: bool) -> None:
+        longest, size = max(lengths, default=1), math.prod(lengths)
+        chunk, layers = -(-longest // len(reducers)), size // longest
+        for part, reducer in enumerate(reducers):
+            length = min(chunk, longest - part * chunk)
+            if length <= 0:
+                break
+            loads[reducer] += (others - needed) * length * layers
+            senders[box].add(reducer)
+            summing.add(reducer)
+            if needed:
+                own.add(reducer)
+
+    for (before, after), reducers in both.items():
+        lengths = [min(b, d) - max(a, c) for (a, b), (c, d) in zip(before, after, strict=True)]
+        if min(lengths, default=1) > 0:
+            uncovered -= math.prod(lengths)
+            share(lengths, after, reducers, needed=True)
+    for before, after in itertools.product(dict.fromkeys(held), dict.fromkeys(wanted)) if uncovered else ():
+        lengths = [min(b, d) - max(a, c) for (a, b), (c, d) in zip(before, after, strict=True)]
+        if min(lengths, default=1) > 0 and (before, after) not in both:
+            share(lengths, after, [member for member in order if held[member] == before], needed=False)
+    messages = (len(senders[box]) - (member in own) + others * (member in summing) for member, box in enumerate(wanted))
+    return loads, max(messages)
+
+
+def _boxes(layout: Layout, slice_axes: tuple[int, ...]) -> list[Box]:
+    """Return the boxes of the members of the first slice."""
+    if not layout.ndim:
+        return [()] * math.prod(layout.mesh.shape[axis] for axis in slice_axes)
+    return list(zip(*member_ranges(layout, slice_axes), strict=True))
+
+
+@lru_cache(1024)
+def _in_groups(counts: tuple[int, ...], slice_axes: tuple[int, ...], reduced: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the members of a slice, by groups of those that differ along ``reduced`` only."""
+    members = list(itertools.product(*(range(counts[axis]) for axis in slice_axes)))
+    first = [tuple(0 if axis in reduced else i for axis, i in zip(slice_axes, at, strict=True)) for at in members]
+    return tuple(sorted(range(len(members)), key=lambda member: (first[member], member)))
+
+
+register("groups of few ranks", _in_groups)
+
+
 def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coordinate: Coordinate) -> int:
     """Return from how many other ranks the one at ``coordinate`` receives sums at least; one more at most.
 
@@ -120,14 +190,35 @@ def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coor
     """
     mesh, needed = source.mesh, target.box_at(coordinate)
     sharding, splitting = ({axis for axes in layout.dim_axes for axis in axes} for layout in (source, target))
+    counts = _numbers_of_reducers(source, target, slice_axes)
     slice_origin = tuple(0 if axis in slice_axes else index for axis, index in enumerate(coordinate))
     holders = _cells(source, needed, member_indices(mesh, [a for a in slice_axes if a in sharding], slice_origin))
     alike = _cells(source, needed, member_indices(mesh, [a for a in slice_axes if a not in splitting], coordinate))
-    counts = [
-        math.prod(mesh.shape[a] for a in slice_axes if a not in used) for used in (sharding, splitting | sharding)
-    ]
     senders = sum(_number_of_parts(cell, counts[cell in alike]) for cell in holders)
     return senders - bool(volume(intersect(needed, source.box_at(coordinate))))
+
+
+def senders_of_few(source: Layout, target: Layout, slice_axes: tuple[int, ...], member: int) -> int:
+    """Return what :func:`senders_of` does, for the member with number ``member`` of the first slice, without arrays."""
+    held, wanted = (_boxes(layout, slice_axes) for layout in (source, target))
+    needed, counts = wanted[member], _numbers_of_reducers(source, target, slice_axes)
+    alike = {before for before, after in zip(held, wanted, strict=True) if after == needed}
+    senders = own = 0
+    for before in set(held):
+        lengths = [min(b, d) - max(a, c) for (a, b), (c, d) in zip(before, needed, strict=True)]
+        longest = max(lengths, default=1)
+        if min(lengths, default=1) > 0:
+            senders += -(-longest // -(-longest // counts[before in alike]))
+            own += before == held[member]
+    return senders - own
+
+
+def _numbers_of_reducers(source: Layout, target: Layout, slice_axes: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many ranks hold the same values, and how many of them also need the same sums."""
+    counts = source.mesh.shape
+    sharding, splitting = ({axis for axes in layout.dim_axes for axis in axes} for layout in (source, target))
+    copies = math.prod([counts[axis] for axis in slice_axes if axis not in sharding])
+    return copies, math.prod([counts[axis] for axis in slice_axes if axis not in sharding and axis not in splitting])
 
 
 def _cells(source: Layout, box: Box, indices: Indices) -> set[Box]:

@@ -201,9 +201,8 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
             f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
         )
         raise LayoutError(msg)
-    not_replicated = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
     for axis in varying:
-        if axis in not_replicated:
+        if target.is_partial(axis) or any(axis in axes for axes in target.dim_axes):
             name = target.mesh.names[axis]
             msg = f"redistribute: varying axis {name} must be replicated in the target {target.notation()}"
             raise LayoutError(msg)
@@ -223,12 +222,16 @@ def _check_reductions(source: Layout, target: Layout) -> None:
 def _without_unit_axes(layout: Layout) -> Layout:
     """Return the layout without axes of size one, along which nothing is split, reduced or sent."""
     sizes = layout.mesh.shape
+    if 1 not in sizes:
+        return layout
     dims = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.dim_axes]
     return Layout.of(layout.mesh, dims, [p for p in layout.partials if sizes[p[0]] > 1], layout.shape)
 
 
 def _with_avg_as_sum(layout: Layout) -> Layout:
     """Return the layout with Partial(avg) written as Partial(sum)."""
+    if all(op != "avg" for _, op in layout.partials):
+        return layout
     return Layout.of(
         layout.mesh, layout.dim_axes, [(a, "sum" if op == "avg" else op) for a, op in layout.partials], layout.shape
     )
@@ -244,10 +247,12 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     before, after = _with_avg_as_sum(source), _with_avg_as_sum(target)
     kept = [pair for pair in after.partials if pair in before.partials]
     steps = cheapest_steps(before, _target_before_to_partial(before, after, kept))
+    new = tuple([axis for axis, op in after.partials if (axis, op) not in kept])
+    middle = steps[-1].target if steps else before
+    if before is source and after is target:  # nothing is averaged
+        return (*steps, ToPartial(middle, target, new)) if new else steps
     factor = Fraction(_average_divisor(target), _average_divisor(source))
-    new = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
     if new:
-        middle = steps[-1].target if steps else before
         # The average of equal values is that value: along axes that were replicated it is kept, not scaled as a sum.
         replicated = {axis for axis in new if not any(axis in axes for axes in middle.dim_axes)}
         ops = [
@@ -267,6 +272,8 @@ def _target_before_to_partial(source: Layout, target: Layout, kept: Sequence[tup
 
     Embedding a shard in zeros needs no communication; gathering it first would.
     """
+    if len(kept) == len(target.partials):
+        return target
     dims = list(target.dim_axes)
     for axis, op in target.partials:
         if (axis, op) in kept or op != "sum":
@@ -274,7 +281,7 @@ def _target_before_to_partial(source: Layout, target: Layout, kept: Sequence[tup
         for dim, axes in enumerate(source.dim_axes):
             if axis in axes:
                 dims[dim] = (*dims[dim], axis)
-    return Layout.of(target.mesh, dims, kept, target.shape)
+    return target.with_axes(tuple(dims), tuple(kept))
 
 
 def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:

@@ -3,12 +3,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hyper_parallel.core.dtensor.bounds import all_inside, bounds_at, member_indices, shared_volumes, volumes
+from hyper_parallel.core.dtensor import exchange, steps
+from hyper_parallel.core.dtensor.bounds import (
+    all_inside,
+    bounds_at,
+    member_indices,
+    member_ranges,
+    shared_sizes,
+    shared_volumes,
+    volumes,
+)
 from hyper_parallel.core.dtensor.boxes import (
     box_edges,
     box_transfers,
@@ -20,7 +30,7 @@ from hyper_parallel.core.dtensor.boxes import (
     split_at_edges,
     volume,
 )
-from hyper_parallel.core.dtensor.cheapest_steps import _least_seconds, _step_seconds
+from hyper_parallel.core.dtensor.cheapest_steps import _least_seconds, _moves_from, _single_step, _step_seconds
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -116,6 +126,31 @@ def test_bounds_of_many_ranks_are_their_boxes(pair):
     assert all_inside(first, second) == all(contains(first.box_at(p), second.box_at(p)) for p in everywhere)
 
 
+@given(layouts(2))
+def test_ranges_of_few_ranks_are_their_boxes(pair):
+    """Without arrays, the ranges of a slice's members are their boxes, and so is what two layouts share of them."""
+    first = pair[0]
+    axes = tuple(range(0, first.mesh.ndim, 2))
+    positions = mesh_slice(first.mesh, axes, (0,) * first.mesh.ndim)
+    boxes, others = ([layout.box_at(position) for position in positions] for layout in pair)
+    ranges = [member_ranges(layout, axes) for layout in pair]
+    for dim in range(first.ndim):
+        assert list(ranges[0][dim]) == [box[dim] for box in boxes]
+    if first.ndim:
+        assert shared_sizes(*ranges) == [volume(intersect(*both)) for both in zip(boxes, others, strict=True)]
+
+
+@given(layouts(2))
+def test_an_exchange_is_priced_alike_with_and_without_arrays(pair):
+    """Few ranks are looked at one by one, many as arrays; both give the same loads and messages."""
+    axes = tuple(range(pair[0].mesh.ndim))
+    with patch.object(exchange, "SMALL", 0), patch.object(steps, "SMALL", 0):
+        arrays = Exchange(*pair, axes)
+        expected = arrays.load, arrays.messages
+    few = Exchange(*pair, axes)
+    assert (few.load, few.messages) == expected
+
+
 def reduction(pair, data):
     """Arguments of a reduction of partial values along random axes, over the whole mesh."""
     source, target = pair
@@ -145,6 +180,18 @@ def test_sizes_of_parts_are_those_of_the_boxes(pair, data):
 
 
 @given(layouts(2), st.data())
+def test_a_reduction_is_priced_alike_with_and_without_arrays(pair, data):
+    """Few ranks are looked at one by one, many as arrays; both give the same loads, messages and lower bounds."""
+    source, target, axes, reduced, _ = reduction(pair, data)
+    partial = Layout.of(source.mesh, source.dim_axes, [(axis, "sum") for axis in reduced], source.shape)
+    if reduced and not set(reduced) & {axis for axis, _ in target.partials}:
+        few, many = ReduceExchange(partial, target, axes), ReduceExchange(partial, target, axes)
+        with patch.object(exchange, "SMALL", 0):
+            expected = many.load, many.messages, many.least_received, many.least_messages
+        assert (few.load, few.messages, few.least_received, few.least_messages) == expected
+
+
+@given(layouts(2), st.data())
 def test_a_reduction_costs_no_less_than_its_lower_bound(pair, data):
     """The bound by which the search leaves reductions unpriced is not above their price."""
     source, target, axes, reduced, _ = reduction(pair, data)
@@ -152,6 +199,38 @@ def test_a_reduction_costs_no_less_than_its_lower_bound(pair, data):
     if reduced and not set(reduced) & {axis for axis, _ in target.partials}:
         step = ReduceExchange(partial, target, axes)
         assert _least_seconds(step) <= _step_seconds(step) * (1 + 1e-12)
+
+
+def partial_layout(layout, data):
+    """The same layout with sums along some of its free axes."""
+    used = {axis for axes in layout.dim_axes for axis in axes}
+    free = [axis for axis in range(layout.mesh.ndim) if axis not in used]
+    chosen = data.draw(st.sets(st.sampled_from(free))) if free else ()
+    return Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in chosen], layout.shape)
+
+
+@given(layouts(2), st.data())
+def test_moves_are_priced_without_looking_at_every_rank(pair, data):
+    """What the worst rank and all ranks receive follows from the sizes of shards; a lower bound of it from fewer."""
+    source, target = partial_layout(pair[0], data), pair[1]
+    for kind, dims, partials, axes in itertools.chain(*_moves_from(source, target)):
+        step = kind(source, source.with_axes(dims, partials), axes)
+        of_each = [step.received_at(position) for position in mesh_slice(source.mesh, axes, (0,) * source.mesh.ndim)]
+        assert step.load == (max(of_each), sum(of_each) / step.members)
+        with patch.object(steps, "SMALL", 0):
+            assert kind(source, step.target, axes).load == step.load
+        first = [math.prod(layout.local_shape_at((0,) * layout.mesh.ndim)) for layout in (source, step.target)]
+        assert 0 <= kind.least_load(*first, step.members) <= step.received
+
+
+@given(layouts(2), st.data())
+def test_a_step_that_beats_an_exchange_costs_no_more(pair, data):
+    """Where a collective says that it beats an exchange between the same layouts, its price is not higher."""
+    source = partial_layout(pair[0], data)
+    for kind, dims, partials, axes in itertools.chain(*_moves_from(source, pair[1])):
+        step = kind(source, source.with_axes(dims, partials), axes)
+        single = _single_step(source, step.target)
+        assert not step.beats_exchange or _step_seconds(step) <= _step_seconds(single)
 
 
 @given(layouts(2), st.data())

@@ -18,6 +18,12 @@ KINDS = {steps.Slice, steps.AllGather, steps.ReduceScatter, steps.AllReduce, ste
          exchange.Exchange, exchange.ReduceExchange}  # fmt: skip
 
 
+def moves(source, target):
+    """The steps that the search considers on the way to ``target``."""
+    for kind, dims, partials, axes in itertools.chain(*cheapest_steps._moves_from(source, target)):
+        yield kind(source, source.with_axes(dims, partials), axes)
+
+
 def every_step(dense, mesh, shape, rank):
     """Every step between any two layouts, in the same order on all ranks."""
     grid = dense.grid(mesh, rank)
@@ -26,7 +32,7 @@ def every_step(dense, mesh, shape, rank):
     for source, target in itertools.product(layouts, layouts):
         kept = {axis for axis, _ in target.partials}
         if kept <= {axis for axis, _ in source.partials} and source is not target:
-            for step in (cheapest_steps._single_step(source, target), *cheapest_steps._candidate_steps(source, target)):
+            for step in (cheapest_steps._single_step(source, target), *moves(source, target)):
                 results.setdefault(str(step), step)
         fresh = [axis for axis in kept if not source.is_partial(axis) and not any(axis in d for d in source.dim_axes)]
         if source.dim_axes == target.dim_axes and fresh and len(fresh) == len(target.partials) - len(source.partials):

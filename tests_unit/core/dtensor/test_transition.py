@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from hyper_parallel.core.dtensor.cheapest_steps import Cost
+from hyper_parallel.core.dtensor.cheapest_steps import Cost, _step_seconds
+from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.transition import plan_transition
@@ -50,6 +51,29 @@ def test_every_row_of_the_gradient_contract(dense, source, target, varying, forw
     steps = between(dense, (ranks,), source, target, shape, varying)
     assert names(steps) == forward
     assert names(steps.adjoint) == backward
+
+
+def test_a_slice_is_free_on_every_rank(dense):
+    """Three ranks, one row: the ranks at the ends need no more than they hold, but the one between them does."""
+    steps = between(dense, (3,), [S0], [S1], (1, 2))
+    assert [step.received for step in steps.steps] == [1]
+
+
+@pytest.mark.parametrize(
+    "source, target, shape, chosen",
+    [
+        (S0, R, (1, 3), "exchange"),
+        (S0, S1, (2, 3), "exchange"),
+        (P, S0, (2, 3), "reduce_scatter"),
+        (P, R, (1, 1), "all_reduce"),
+    ],
+)
+def test_an_exchange_is_chosen_where_it_waits_for_fewer_messages(dense, source, target, shape, chosen):
+    """On four ranks with one or two rows most shards are empty, and an exchange skips them; a reduction does not."""
+    steps = between(dense, (4,), [source], [target], shape)
+    assert names(steps) == [chosen]
+    exchange = (ReduceExchange if source is P else Exchange)(steps.source, steps.target, (0,))
+    assert _step_seconds(steps.steps[0]) <= _step_seconds(exchange)
 
 
 def minimum(dense, source, target):

@@ -159,6 +159,9 @@ def apply_mutant(mutant: SourceMutant) -> bool:
     for name, function in _functions(fresh):
         if name in own and own[name].__code__ != function.__code__ and _fits(own[name], function.__code__):
             own[name].__code__, changed = function.__code__, True
+    for attribute in vars(module).values():
+        if hasattr(attribute, "cache_clear"):
+            attribute.cache_clear()
     transition.clear_transition_cache()
     return changed
 
@@ -207,6 +210,7 @@ _EXECUTOR = "hyper_parallel.core.shard.executor"
 _SEARCH = "hyper_parallel.core.dtensor.cheapest_steps"
 _STRATEGY = "hyper_parallel.core.shard.strategy"
 _REDISTRIBUTE = "hyper_parallel.core.dtensor.redistribute"
+_CONSIDERED = "only speed: a step is priced though a lower bound of its cost would do"
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     *_of(_BINDER, "Binder.bind", "only speed: names that are all known are renamed to themselves",
@@ -224,8 +228,30 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          ":1 -> :2"),
     *_of(_EXECUTOR, "_function", "a function of PyTorch is the same for empty shards; MindSpore has two",
          "has_empty_shard(plan) -> not has_empty_shard(plan)"),
-    *_of(_SEARCH, "cheapest_steps", "of two plans of equal cost, the other is taken",
-         "seconds < bound -> seconds <= bound"),
+    *_of(_SEARCH, "_Search._arrive", "of two plans of equal cost, the other is taken",
+         "seconds < self.bound -> seconds <= self.bound"),
+    *_of(_SEARCH, "_Search.run", "only speed: a plan that costs as much is looked for in vain",
+         "least >= self.bound -> least > self.bound"),
+    *_of(_SEARCH, "_Search._consider", _CONSIDERED,
+         "entry[0] < self.bound -> entry[0] <= self.bound", "entry[0] -> entry[1]"),
+    *_of(_SEARCH, "_Search._visit", _CONSIDERED,
+         "beaten or step.beats_exchange -> beaten and step.beats_exchange", "least < self.bound -> least <= self.bound",
+         "spent + self.least.after(move[1]) -> spent - self.least.after(move[1])",
+         "spent + _least_seconds(single) -> spent - _least_seconds(single)"),
+    *_of(_SEARCH, "_least_seconds", _CONSIDERED,
+         "step.least_messages * SECONDS_PER_MESSAGE + step.launches * SECONDS_PER_LAUNCH -> "
+         "step.least_messages * SECONDS_PER_MESSAGE - step.launches * SECONDS_PER_LAUNCH",
+         "received + latency + step.overhead -> received + latency - step.overhead",
+         "received + latency -> received - latency",
+         "worst + MEAN_LOAD_WEIGHT * mean -> worst - MEAN_LOAD_WEIGHT * mean"),
+    *_of(_SEARCH, "_Search.__init__", "the number of the first entry does not matter",
+         "itertools.count(1) -> itertools.count(2)"),
+    *_of(_SEARCH, "_LowerBounds.of_move", _CONSIDERED,
+         "not axes -> not not axes", "members > 1 -> members > 2",
+         "least * SECONDS_PER_ELEMENT + (members > 1) * SECONDS_PER_MESSAGE -> "
+         "least * SECONDS_PER_ELEMENT - (members > 1) * SECONDS_PER_MESSAGE"),
+    *_of(_SEARCH, "_LowerBounds.of_move", "axes of one rank are left out before the search",
+         "members > 1 -> members >= 1"),
     *_of(_STRATEGY, "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
     *_of(_REDISTRIBUTE, "_run_adjoint", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "

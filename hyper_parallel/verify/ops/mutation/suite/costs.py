@@ -16,7 +16,6 @@ from hyper_parallel.core.dtensor import cheapest_steps, transition
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.steps import Step
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.core.shard.op_plan import plan_call
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, find_rule
@@ -29,20 +28,24 @@ __all__ = ["Costs", "choice_costs", "late_plans", "plan_costs", "search_efforts"
 
 Costs = tuple[int, ...]
 _ON_ONE, _ON_TWO = ((2,), (3,), (4,)), ((2, 3),)
+_ROW = (1, 2)
+"""A tensor of which most ranks hold nothing, and those at the ends of a mesh need no more than they hold."""
 
 
 def plan_costs() -> dict[str, Costs]:
     """Return the costs per mesh of all changes of placement and their adjoints.
 
-    Plans, elements, elements of the worst ranks, messages, launches, steps, and the overhead of cutting and packing.
+    Plans, elements, bytes of the worst ranks, messages, launches, steps, and the overhead of cutting and packing.
     """
-    return {"x".join(map(str, shape)): _total(_plans(_all_layouts(shape))) for shape in (*_ON_ONE, *_ON_TWO)}
+    result = {"x".join(map(str, shape)): _total(_plans(_all_layouts(shape))) for shape in (*_ON_ONE, *_ON_TWO)}
+    empty = {f"{_ROW} on {size}": _total(_plans(_all_layouts((size,), _ROW))) for (size,) in _ON_ONE}
+    return result | empty
 
 
-def _all_layouts(shape: tuple[int, ...]) -> list[Layout]:
+def _all_layouts(shape: tuple[int, ...], tensor: tuple[int, ...] = SHAPE) -> list[Layout]:
     mesh = mesh_of(shape)
-    options = all_placements(len(SHAPE), len(shape), partial=PARTIAL)
-    return [Layout.place(mesh, placements, SHAPE) for placements in options]
+    options = all_placements(len(tensor), len(shape), partial=PARTIAL)
+    return [Layout.place(mesh, placements, tensor) for placements in options]
 
 
 def _plans(layouts: Sequence[Layout]) -> Iterator[Transition]:
@@ -64,13 +67,13 @@ def _total(plans: Iterator[Transition]) -> Costs:
 
 
 def _plan_costs(plan: Transition) -> Costs:
-    received = [[step.received_at(at) for at in coordinates(plan.source.mesh)] for step in plan.steps]
+    cost = plan.cost(4)
     return (
         1,
-        sum(map(sum, received)),
-        sum(map(max, received)),
-        sum(step.messages for step in plan.steps),
-        sum(step.launches for step in plan.steps),
+        sum(step.received_at(at) for step in plan.steps for at in coordinates(plan.source.mesh)),
+        cost.bytes,
+        cost.messages,
+        cost.launches,
         len(plan.steps),
         sum(round(step.overhead * 1e13) for step in plan.steps),
     )
@@ -93,17 +96,17 @@ def search_efforts() -> dict[str, Costs]:
 def _expanded_layouts() -> Iterator[list[Layout]]:
     """Collect the layouts that the search expands inside."""
     expanded: list[Layout] = []
-    moves = cheapest_steps._candidate_steps  # noqa: SLF001 - nothing else shows how far the search goes
+    moves = cheapest_steps._moves_from  # noqa: SLF001 - nothing else shows how far the search goes
 
-    def recorded(layout: Layout, target: Layout) -> Iterator[Step]:
+    def recorded(layout: Layout, target: Layout) -> Any:
         expanded.append(layout)
         return moves(layout, target)
 
-    cheapest_steps._candidate_steps = recorded  # noqa: SLF001 - restored below
+    cheapest_steps._moves_from = recorded  # noqa: SLF001 - restored below
     try:
         yield expanded
     finally:
-        cheapest_steps._candidate_steps = moves  # noqa: SLF001 - as above
+        cheapest_steps._moves_from = moves  # noqa: SLF001 - as above
 
 
 def late_plans() -> Iterator[str]:
