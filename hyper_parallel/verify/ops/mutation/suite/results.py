@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -231,11 +232,15 @@ def local_calls_that_differ(fixture: Fixture) -> None:
     constant = strategies(LocalCall({"size": 3}))
     scaled = KeywordCall(lambda x, size, *, scale: x * size * scale, "x, size, *, scale")
     turned = KeywordCall(lambda size, x: size - x, "size, x")
-    for local, wanted in ((scaled, array * 6), (partial(_product, scale=2), array * 6), (turned, 3 - array)):
-        signature = "x, size, scale" if local is scaled else "x, size"
-        entry = fixture.entry(never, signature, constant, rule={"by_value": True}, local=local)
+    kernels: tuple[tuple[str, Callable[..., Any], Any], ...] = (
+        ("x, size, scale=2", scaled, array * 6),
+        ("x, size", partial(_product, scale=2), array * 6),
+        ("x, size", turned, 3 - array),
+    )
+    for signature, kernel, result in kernels:
+        entry = fixture.entry(never, signature, constant, rule={"by_value": True}, local=kernel)
         for _ in range(2):
-            fixture.same(fixture.call(entry, x, 5, *([2] if local is scaled else [])), wanted)
+            fixture.same(fixture.call(entry, x, 5), result)
     refs = fixture.entry(never, "xs, n", lambda call: Strategies(
         (Row((S0, S0), (S0,)),), (call.operands[0].shape,), lambda *_: LocalCall({"xs": [Ref(1), (Ref(0),), 2]})
     ), local=lambda xs, n: (xs[0] - xs[2] * xs[1][0]) * n)  # fmt: skip
