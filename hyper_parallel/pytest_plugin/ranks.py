@@ -205,7 +205,7 @@ def _run_processes(test: RankedTest, body: bytes) -> RankedOutcome:
     from hyper_parallel.transport.launched_processes import run_launched, warm_up
     from hyper_parallel.transport.serialization import pack
 
-    for module in (*_USUAL, f"hyper_parallel.platform.{test.framework}.dtensor"):
+    for module in _USUAL:
         warm_up(test.framework, module)
     run = run_launched(pack((on_rank, (test, body))), test.world_size, test.framework, test.timeout, test.device)
     return RankedOutcome(run.results, run.failure, run.outputs, run.history)

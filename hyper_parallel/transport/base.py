@@ -113,8 +113,14 @@ class HostOps(Protocol):
     def save_state(self) -> Any:
         """Return per-process state that each rank needs its own copy of: the default generator, the default dtype."""
 
-    def restore_state(self, state: Any) -> None:
-        """Restore the state that :meth:`save_state` returned."""
+    def restore_state(self, state: Any, now: Any = None) -> None:
+        """Restore the state that :meth:`save_state` returned.
+
+        Args:
+            state: of the rank that goes on.
+            now: what :meth:`save_state` has just returned for another rank, if no rank has run since: parts that are
+                the same object are left alone.
+        """
 
 
 class Transport(RowCollectives):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
 _LOCK = threading.RLock()
 _STACK_FILES: list[IO[str]] = []  # where faulthandler writes at SIGTERM, at most one; setting a handler removes its own
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
+_SEARCHED: list[tuple[Any, tuple[Any, ...]]] = []  # the Coverage object whose files were listed here, at most one
 _LOST: set[str] = set()  # data files, without the suffix of this process, to which its data could not be written
 
 
@@ -51,12 +53,14 @@ class Measurement:
         folder: to which its relative paths refer.
         context: the running test, where contexts are recorded; or None.
         until_sigterm: whether the data is also saved when SIGTERM arrives; not where another handler must run.
+        files: of the measured packages, as coverage finds them, so that no rank searches for them; empty if not known.
     """
 
     settings: dict[str, Any]
     folder: str
     context: str | None = None
     until_sigterm: bool = True
+    files: tuple[Any, ...] = ()
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
     folder = coverage.files.relative_directory()
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
     settings["data_file"] = os.path.join(folder, settings["data_file"])  # noqa: PTH118 - may be absolute already
-    return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm)
+    return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm, _files(current))
 
 
 def wrote_data_at(pid: int) -> float:
@@ -114,7 +118,7 @@ def _measuring(measurement: Measurement) -> Any:
     """The Coverage object that measures this process: a new one if none does."""
     import coverage
 
-    key = dataclasses.replace(measurement, context=None)
+    key = dataclasses.replace(measurement, context=None, files=())
     with _LOCK:
         if _STARTED and _STARTED[0][0] != key:
             earlier, other = _STARTED.pop()
@@ -154,6 +158,8 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         yield
         return
     current = _measuring(measurement)
+    if measurement.files:
+        _know_files(current, measurement.files)
     if measurement.context is not None:
         _write(current, measurement, partial(current.switch_context, measurement.context))
     try:
@@ -162,17 +168,40 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         with _sigterm_deferred():
             # Not `save`, which hashes the whole file each time; when the process leaves, coverage does that once.
             _write(current, measurement, current.get_data)
-        _search_no_more(current)
+        if _all_imported(current):
+            current._inorout.find_possibly_unexecuted_files = tuple  # noqa: SLF001 - they are in the data now
 
 
-def _search_no_more(current: Any) -> None:
-    """Let coverage look for files that never ran only until they are in the data: not at every save.
+def _files(current: Any) -> tuple[Any, ...]:
+    """The files of the measured packages, listed once; none while a package is not imported.
 
-    It reads every folder of the measured packages for that, which takes most of the time of a small save.
+    coverage reads every folder of the packages for them, which takes most of the time of a small save.
+    """
+    if not _SEARCHED or _SEARCHED[0][0] is not current:
+        if not _all_imported(current):
+            return ()
+        _SEARCHED[:] = [(current, tuple(current._inorout.find_possibly_unexecuted_files()))]  # noqa: SLF001
+    return _SEARCHED[0][1]
+
+
+def _all_imported(current: Any) -> bool:
+    """Whether a search finds the files of all measured packages."""
+    inside = getattr(current, "_inorout", None)
+    return inside is not None and all(package in sys.modules for package in inside.source_pkgs)
+
+
+def _know_files(current: Any, files: tuple[Any, ...]) -> None:
+    """Let this rank's data name the files that its parent has found, instead of a search.
+
+    A rank that is forked from a measured server saves the server's data as well when it leaves: that names none.
     """
     inside = getattr(current, "_inorout", None)
-    if inside is not None and all(package in sys.modules for package in inside.source_pkgs):
-        inside.find_possibly_unexecuted_files = tuple
+    if inside is not None and "find_possibly_unexecuted_files" not in vars(inside):
+        inside.find_possibly_unexecuted_files = lambda: files
+    if multiprocessing.parent_process() is not None:
+        for other in getattr(type(current), "_instances", ()):
+            if other is not current and getattr(other, "_inorout", None) is not None:
+                other._inorout.find_possibly_unexecuted_files = tuple  # noqa: SLF001
 
 
 def _write(current: Any, measurement: Measurement, write: Callable[[], object]) -> None:

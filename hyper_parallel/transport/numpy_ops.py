@@ -81,7 +81,7 @@ class NumpyOps:
     def save_state(self) -> None:
         """Process ranks share no state, so there is none to save."""
 
-    def restore_state(self, state: None) -> None:
+    def restore_state(self, state: None, now: None = None) -> None:
         """Nothing to put back."""
 
 

@@ -83,10 +83,14 @@ class OwnModules:
         locks = {name: _LOCKS[name] for name in self._names if name in _LOCKS}
         return self._ops.save_state(), own, locks, os.getcwd()  # noqa: PTH109 - on every hand-over
 
-    def restore_state(self, state: tuple[Any, dict[str, ModuleType], dict[str, Any], str]) -> None:
+    def restore_state(
+        self,
+        state: tuple[Any, dict[str, ModuleType], dict[str, Any], str],
+        now: tuple[Any, dict[str, ModuleType], dict[str, Any], str] | None = None,
+    ) -> None:
         """Put back what :meth:`save_state` returned."""
         inner, own, locks, folder = state
-        self._ops.restore_state(inner)
+        self._ops.restore_state(inner, None if now is None else now[0])
         for values, current in ((own, sys.modules), (locks, _LOCKS)):
             for name in self._names:
                 if name in values:

@@ -52,11 +52,12 @@ ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
 """Variables of ranks that are not set: errors at the operator of MindSpore that fails, and far less waiting on few
 cores; a quiet log."""
 
+_MINDSPORE = ["mindspore", "hyper_parallel.transport.mindspore", "hyper_parallel.platform.built_mindspore"]
 _PRELOAD = {
-    "mindspore": ["mindspore", "hyper_parallel.transport.mindspore"],
+    "mindspore": _MINDSPORE,
     # MindSpore's real processes on CPU borrow gloo from PyTorch; its simulated ones never see PyTorch.
-    "rehearsal": ["mindspore", "hyper_parallel.transport.mindspore", "hyper_parallel.transport.c10d"],
-    "torch": ["torch", "hyper_parallel.transport.c10d"],
+    "rehearsal": [*_MINDSPORE, "hyper_parallel.transport.c10d"],
+    "torch": ["torch", "hyper_parallel.transport.c10d", "hyper_parallel.platform.built_torch"],
 }
 SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""

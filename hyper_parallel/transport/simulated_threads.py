@@ -105,6 +105,7 @@ class _ThreadWorld:
         self._ops = ops
         self._body = body
         self._states: list[Any] = [ops.save_state()] * world_size
+        self._left: Any = None  # the state of the rank that has passed the baton on, unless it has ended
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
         self.holder = 0
@@ -141,10 +142,10 @@ class _ThreadWorld:
         """Let other ranks run until ``rank`` is scheduled again; return the result of its call."""
         chosen = self.coordinator.next_rank(rank)
         if chosen != rank:
-            self._states[rank] = self._ops.save_state()
+            self._states[rank] = self._left = self._ops.save_state()
             self._wake(chosen)
             self._batons[rank].acquire()
-            self._restore(rank)
+            self._restore(rank, self._left)
         return self.coordinator.take(rank)
 
     def kill(self) -> None:
@@ -163,12 +164,13 @@ class _ThreadWorld:
         for transport in self._transports:
             transport.end()
 
-    def _restore(self, rank: int) -> None:
-        """Give the process the state of ``rank``, unless the world has already ended."""
+    def _restore(self, rank: int, now: Any = None) -> None:
+        """Give the process the state of ``rank``, unless the world has already ended; ``now`` is its state if known."""
         if not self._abandoned:
-            self._ops.restore_state(self._states[rank])
+            self._ops.restore_state(self._states[rank], now)
 
     def _pass_on(self, rank: int) -> None:
+        self._left = None
         self._wake(self.coordinator.next_rank(rank))
 
     def _wake(self, rank: int | None) -> None:

@@ -141,8 +141,7 @@ def _run_processes(platform: str, fault: _RankFault | None, timeout: float) -> E
 
 
 def _run_live(platform: str, fault: _RankFault | None, timeout: float) -> LaunchedRun:
-    for module in ("hyper_parallel.verify.faults", f"hyper_parallel.platform.{platform}.platform"):
-        warm_up(platform, module)
+    warm_up(platform, "hyper_parallel.verify.faults")
     return run_launched(pack((faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
 
 

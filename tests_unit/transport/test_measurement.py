@@ -135,6 +135,44 @@ def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypa
     assert len(searches) == 2
 
 
+def test_a_rank_takes_the_files_that_its_parent_has_found(monkeypatch, nested, tmp_path):
+    """The parent searches its measured packages once, when all are imported; a rank's data names them by that list."""
+    (tmp_path / "measured_package").mkdir()
+    for name in ("__init__", "never_ran"):
+        (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nested.config.source_pkgs = ["measured_package"]
+    nested.config.disable_warnings = ["module-not-imported", "no-data-collected"]
+    searches = []
+    search = coverage.inorout.InOrOut.find_possibly_unexecuted_files
+
+    def counted(self):
+        searches.append(self)
+        return search(self)
+
+    monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
+    nested.start()
+    try:
+        assert current_measurement().files == ()
+        assert searches == []
+        __import__("measured_package")
+        found = [current_measurement().files for _ in range(2)]
+        assert len(searches) == 1
+        taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path), files=found[1])
+        for _ in range(2):
+            with measured(taken):
+                pass
+    finally:
+        nested.stop()
+        sys.modules.pop("measured_package", None)
+    assert [Path(path).name for path, plugin in found[0] if plugin is None] == ["__init__.py", "never_ran.py"]
+    assert len(searches) == 1
+    (written,) = tmp_path.glob(".coverage.*")
+    data = coverage.CoverageData(str(written))
+    data.read()
+    assert {Path(name).name for name in data.measured_files()} == {"__init__.py", "never_ran.py"}
+
+
 ENDED_WHILE_SAVING = """
 import os, signal, sys
 import coverage

@@ -86,15 +86,20 @@ class TorchOps:
         host = torch.default_generator.get_state()
         return host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process()
 
-    def restore_state(self, state: _State) -> None:
+    def restore_state(self, state: _State, now: _State | None = None) -> None:
         """Put back what :meth:`save_state` returned."""
         host, cards, dtype, others, process = state
         torch.default_generator.set_state(host)
-        restore_card_generators(cards)
-        if torch.get_default_dtype() is not dtype:
+        if now is None:
+            now = (host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process())
+        if cards is not None or now[1] is not None:
+            restore_card_generators(cards)
+        if dtype is not now[2]:
             torch.set_default_dtype(dtype)
-        restore_generators(others)
-        restore_process(process)
+        if others is not now[3]:
+            restore_generators(others)
+        if process is not now[4]:
+            restore_process(process)
 
 
 def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:

@@ -137,11 +137,12 @@ class LostPeers:
         what: str,
         ranks: Ranks,
         reason: str,
-        seconds: float = _ANSWER_SECONDS,
+        seconds: float | None = None,
         happened: str = "waited in vain for another rank",
     ) -> RankFailedError:
         call = f"{what} at {call_site(contextlib.__file__)}"
-        lines = [f"{call}: rank {self._rank} {happened}", *self._facts(call, ranks, seconds), reason]
+        facts = self._facts(call, ranks, _ANSWER_SECONDS if seconds is None else seconds)
+        lines = [f"{call}: rank {self._rank} {happened}", *facts, reason]
         return RankFailedError("\n  ".join(lines))
 
     def _facts(self, call: str, ranks: Ranks, seconds: float) -> list[str]:

@@ -36,10 +36,11 @@ class ProcessState(NamedTuple):
 
 
 class _Known:
-    """The environment that was last saved or put back, and the changes between such environments."""
+    """The environment that was last saved or put back, the state with it, and the changes between environments."""
 
     def __init__(self) -> None:
         self.last: _Environment = {}
+        self.state: ProcessState | None = None
         self.changes: dict[tuple[int, int], tuple[_Environment, _Environment, _Changes]] = {}
 
     def between(self, before: _Environment, after: _Environment) -> _Changes:
@@ -59,11 +60,15 @@ _KNOWN = _Known()  # one thread at a time holds the baton
 
 
 def save_process() -> ProcessState:
-    """The state now."""
+    """The state now: the same object as the last one, if nothing has changed and nothing is kept by ``cached()``."""
     if _KNOWN.last != _ENVIRONMENT:
         _KNOWN.last = _ENVIRONMENT.copy()
-    cached = _PARAMETRIZED._cache if _PARAMETRIZED._cache_enabled else None  # noqa: SLF001 - no public spelling
-    return ProcessState(_KNOWN.last, _switches(), cached)
+    switches, state = _switches(), _KNOWN.state
+    if _PARAMETRIZED._cache_enabled:  # noqa: SLF001 - no public spelling
+        return ProcessState(_KNOWN.last, switches, _PARAMETRIZED._cache)  # noqa: SLF001 - as above
+    if state is None or state.environment is not _KNOWN.last or state.switches != switches:
+        state = _KNOWN.state = ProcessState(_KNOWN.last, switches, None)
+    return state
 
 
 def restore_process(state: ProcessState) -> None:

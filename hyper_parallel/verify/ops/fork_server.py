@@ -11,6 +11,7 @@ which a daemonic process may not, and its stderr is read for the traceback.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import select
@@ -27,6 +28,8 @@ __all__ = ["main"]
 _SHOWN = 2000  # characters of a worker's stderr
 _MOST_OPERATORS = 100  # of a user's file
 _THIS = "hyper_parallel.verify.ops.fork_server"
+# PyTorch imports it at the first elementwise call on meta tensors, which takes a second: each worker would do it anew.
+_PRELOAD = {"torch": ["torch._dynamo"]}
 _WATCHDOG = "Timeout ("  # the line that faulthandler writes above the stacks
 
 
@@ -37,6 +40,8 @@ def main(platform: str, out: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     platform_named(platform)
+    for module in _PRELOAD.get(platform, ()):
+        importlib.import_module(module)
     for line in sys.stdin:
         task = json.loads(line)
         died = _run_in_worker(task, out, tasks.run)

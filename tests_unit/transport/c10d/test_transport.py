@@ -1,5 +1,7 @@
 """PyTorch's host operations, and its real transport in a world of one (several ranks: verify/test_launch.py)."""
 
+import os
+import random
 import subprocess
 import sys
 
@@ -149,6 +151,66 @@ def test_state_is_generator_and_default_dtype():
     ops.restore_state(state)
     assert torch.get_default_dtype() is torch.float32
     assert torch.equal(torch.rand(3), first)
+
+
+def changes_of_a_rank():
+    """What a rank may change of its process: name, how, and how the value is read."""
+    import torch
+    from torch.nn.utils import parametrize
+
+    def seed_numpy():
+        np.random.seed(5)  # noqa: NPY002 - the state that programs have
+
+    def words_of_numpy():
+        return np.random.get_state()[1].tolist()  # noqa: NPY002 - as above
+
+    def enter_cached():
+        parametrize._cache_enabled = 1
+
+    return {
+        "generator": (lambda: torch.manual_seed(5), torch.initial_seed),
+        "dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+        "python": (lambda: random.seed(5), random.getstate),
+        "numpy": (seed_numpy, words_of_numpy),
+        "environment": (lambda: os.environ.update(CHANGED_BY_A_RANK="1"), lambda: os.environ.get("CHANGED_BY_A_RANK")),
+        "switch": (lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled),
+        "anomaly": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
+        "cached": (enter_cached, lambda: parametrize._cache_enabled),
+    }
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "name", ["generator", "dtype", "python", "numpy", "environment", "switch", "anomaly", "cached", ""]
+)
+def test_a_rank_that_goes_on_finds_what_it_left(name, known):
+    """What another rank has changed of the process is put back, whether or not that rank's state is handed over."""
+    from hyper_parallel.transport.c10d import TorchOps
+
+    ops, changes = TorchOps(), changes_of_a_rank()
+    own = ops.save_state()
+    before = {each: read() for each, (_, read) in changes.items()}
+    try:
+        if name:
+            changes[name][0]()
+            assert changes[name][1]() != before[name]
+        other = ops.save_state()
+        changed = {each: read() for each, (_, read) in changes.items()}
+        ops.restore_state(own, other if known else None)
+        assert {each: read() for each, (_, read) in changes.items()} == before
+        back = ops.save_state()
+        ops.restore_state(other, back if known else None)
+        assert {each: read() for each, (_, read) in changes.items()} == changed
+    finally:
+        ops.restore_state(own)
+
+
+def test_a_state_that_has_not_changed_is_the_same_object():
+    """By that a hand-over sees what it may leave alone: dtype, generators of Python and NumPy, and the process."""
+    from hyper_parallel.transport.c10d import TorchOps
+
+    first, second = (TorchOps().save_state() for _ in range(2))
+    assert [one is other for one, other in zip(first[2:], second[2:], strict=True)] == [True, True, True]
 
 
 def test_host_round_trip_keeps_bfloat16():
