@@ -77,7 +77,8 @@ def redistribute(
     Raises:
         ShardMismatchError: (a ValueError) ``local`` does not have the local shape of the source layout.
         MeshError: the transition was planned on another rank.
-        UnsupportedOperatorError: a gradient is needed through Partial(prod), Partial(all) or Partial(any).
+        UnsupportedOperatorError: a gradient is needed through Partial(prod), Partial(all) or Partial(any), or a
+            forward-mode derivative through any step.
         StrictModeError: an implicit redistribution is forbidden by ``strict()`` or ``implicit_budget()``.
     """
     if not (platform.grad_enabled() and platform.needs_grad(local)) or not platform.is_floating(local):
@@ -217,6 +218,13 @@ def _notify(local: Any, transition: Transition, context: _Context, phase: str) -
 def _check(local: Any, transition: Transition, platform: Platform) -> None:
     source, rank = transition.source, platform.transport().rank
     if rank == source.mesh.rank and local.shape == source.local_shape:
+        if platform.has_tangent(local):
+            msg = (
+                f"redistribute: forward-mode differentiation cannot go through {source.notation(local.dtype)} -> "
+                f"{transition.target.notation(local.dtype)}; differentiate backward, or backward twice as "
+                "torch.autograd.functional.jvp does"
+            )
+            raise UnsupportedOperatorError(msg)
         return
     if rank != source.mesh.rank:
         msg = (

@@ -29,10 +29,10 @@ def has_empty_shard(plan: OpPlan) -> bool:
 
 
 def is_thin(layout: Layout) -> bool:
-    """Whether this rank has at most one element along a dim that has more."""
+    """Whether this rank has one element or none along a dim that has more."""
     if layout.shape is None:
         return False
-    return any(size <= 1 < whole for size, whole in zip(layout.local_shape, layout.shape, strict=True))
+    return any(size <= 1 and size < whole for size, whole in zip(layout.local_shape, layout.shape, strict=True))
 
 
 def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
@@ -48,6 +48,7 @@ def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operand
         operands: reads each tensor from the caller's arguments.
     """
     store = platform.storing_like(
+        plan.choice.outputs[0].local_shape,
         [layout.shape for layout in plan.choice.targets],  # type: ignore[misc] # an elementwise rule knows its shapes
         [target is operand.layout for target, operand in zip(plan.choice.targets, plan.call.operands, strict=True)],
     )

@@ -325,6 +325,11 @@ class DifferentiableFacet(CollectivesFacet):
             msg = f"{member}: the reduction {op!r} has no gradient; detach() the tensor first"
             raise UnsupportedOperatorError(msg)
 
+    def has_tangent(self, local: Any) -> bool:
+        """Return True if forward-mode differentiation knows a tangent of ``local``, which no collective passes on."""
+        del local
+        return False
+
     @abc.abstractmethod
     def grad_enabled(self) -> bool:
         """Return True if operations are recorded for backward."""

@@ -98,11 +98,12 @@ class TensorsFacet(abc.ABC):
         return True
 
     def storing_like(
-        self, shapes: Sequence[Sequence[int]], stays: Sequence[bool]
+        self, part: Sequence[int], shapes: Sequence[Sequence[int]], stays: Sequence[bool]
     ) -> Callable[[Any, Sequence[Any]], Any]:
         """Return a function that stores an elementwise result in the order of dims that the whole one would have.
 
         Args:
+            part: the shape of this rank's part of the result.
             shapes: of every operand the whole shape.
             stays: whether an operand's part is used as it is; if not, it was just received.
 
@@ -110,7 +111,7 @@ class TensorsFacet(abc.ABC):
             a function of this rank's part of the result and of the operands' parts. It returns the result, or the same
             values stored anew, on the graph.
         """
-        del shapes, stays
+        del part, shapes, stays
         return lambda data, _: data
 
     @abc.abstractmethod

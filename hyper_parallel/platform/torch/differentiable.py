@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
@@ -37,6 +38,11 @@ class TorchDifferentiable(DifferentiableFacet):
             for leaf, want in zip(leaves, wanted, strict=True)
         ]
         return outs, grads
+
+    def has_tangent(self, local: Any) -> bool:
+        """Whether it is a dual tensor of ``forward_ad``, which ``torch.func.jvp`` makes as well."""
+        inside = forward_ad._current_level >= 0  # noqa: SLF001 - no public spelling
+        return inside and forward_ad.unpack_dual(local).tangent is not None
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
         """A tensor whose first use waits for the collective ``pending``."""

@@ -60,8 +60,8 @@ class TorchTensors(TensorsFacet):
         return data.detach().clone()
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """By strides: a part of at most one element along a dim is contiguous in several orders of its dims."""
-        if not any(size <= 1 < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
+        """By strides: a part of one element along a dim, or of none, is contiguous in several orders of its dims."""
+        if not any(size <= 1 and size < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
             return False
         return not _is_contiguous(tuple(layout.shape), global_strides(local, layout.shape))
 
@@ -74,17 +74,17 @@ class TorchTensors(TensorsFacet):
         return _can_view(local.shape, local.stride(), tuple(shape), tuple(target))
 
     def storing_like(
-        self, shapes: Sequence[Sequence[int]], stays: Sequence[bool]
+        self, part: Sequence[int], shapes: Sequence[Sequence[int]], stays: Sequence[bool]
     ) -> Callable[[Any, Sequence[Any]], Any]:
-        """By strides, whose order PyTorch takes from the operands; if all have the same, the result has them too."""
+        """By strides, whose order PyTorch takes from the operands; if all are in the usual order, so is the result."""
         wholes = [tuple(shape) for shape in shapes]
-        is_alike = all(stays) and len(set(wholes)) == 1
+        usual = _dense_strides(part) if all(stays) and len(set(wholes)) == 1 else None
 
         def store(data: Any, operands: Sequence[Any]) -> Any:
             strides = data.stride()
-            if is_alike:
+            if strides == usual:
                 for operand in operands:
-                    if operand.stride() != strides:
+                    if operand.stride() != usual:
                         break
                 else:
                     return data

@@ -399,6 +399,45 @@ def test_identities_and_constants_are_written_into_parameters(place):
         close(results, [torch.eye(5, 4), torch.ones(4, 3)])
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_no_tangent_is_lost_where_values_move_inside_of_a_function(world):
+    """Jvp of a function that makes DTensors inside is right while nothing moves; a step is refused.
+
+    Both of PyTorch's interfaces are refused, and backward differentiation of the same function goes.
+    """
+    from torch.autograd import forward_ad
+
+    x, direction = values(world, 3), values(world, 3, seed=1)
+
+    def on_rank(mesh):
+        def local(y):
+            return (DTensor.from_local(y, mesh, [S0]) * 3.0).to_local()
+
+        def moved(y):
+            return DTensor.from_local(y, mesh, [S0]).full_tensor()
+
+        texts, rank = [], mesh.get_local_rank()
+        one, along = x[rank : rank + 1], direction[rank : rank + 1]
+        tangent = torch.func.jvp(local, (one,), (along,))[1]
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            torch.func.jvp(moved, (one,), (along,))
+        texts.append(str(caught.value))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(one, along)
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                moved(dual)
+        texts.append(str(caught.value))
+        leaf = one.clone().requires_grad_()
+        moved(leaf).backward(direction)
+        return texts, torch.equal(tangent, along * 3.0), torch.equal(leaf.grad, along)
+
+    message = (
+        f"redistribute: forward-mode differentiation cannot go through f32[{world}@0, 3] -> f32[{world}, 3]; "
+        "differentiate backward, or backward twice as torch.autograd.functional.jvp does"
+    )
+    assert on_ranks(on_rank, world) == [([message, message], True, True)] * world
+
+
 def test_forward_mode_differentiation_is_refused_with_an_alternative():
     """torch.func.jvp says what goes, and that goes; grad and vjp of torch.func are right, or refused in words."""
     x, direction = values(5), values(5, seed=1)

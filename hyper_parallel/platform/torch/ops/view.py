@@ -21,6 +21,12 @@ spelling("view_as_real", torch.view_as_real, aten.view_as_real.default)
 spelling("view_as_complex", torch.view_as_complex, aten.view_as_complex.default)
 
 
+@decomposition("ravel", signature="x")
+def _ravel(_ops: Any, x: Any) -> Any:
+    """A copy where the elements do not lie in order, also of a vector with gaps, which ``reshape`` views."""
+    return x.contiguous().view(-1)
+
+
 @kernel("view")
 def _view(x: Tensor, shape: Any) -> Tensor:
     return x.reshape(shape)
