@@ -116,16 +116,20 @@ class Dispatcher:
                     parts.append(value)
                 else:
                     parts.append(self._key(value))
-        if entry.by_dtype:
-            values = (*args, *kwargs.values()) if kwargs else args
-            if entry.by_dtype is True or _has_partial(values, dtensor_type):
-                self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
+        if entry.by_dtype is True:
+            self._add_dtypes(parts, (*args, *kwargs.values()), enabled=self.platform.grad_enabled())
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
         except TypeError:
             self._refuse_unhashable(entry, (*args, *kwargs.values()))
             raise
+        if run is None and entry.by_dtype == "partial":  # no plan for partial values is kept by a key without dtypes
+            values = (*args, *kwargs.values())
+            if _has_partial(values, dtensor_type):
+                self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
+                key = tuple(parts)
+                run = entry.cache.get(key)
         if run is None:
             if entry.unless is not None and entry.unless(bound := entry.binder.bind(args, kwargs)):
                 return entry.composed_as(self.ops, **bound)
@@ -137,7 +141,7 @@ class Dispatcher:
             return result
         return run(args, kwargs)
 
-    def repeated(self, entry: OpEntry) -> Callable[[Any], Any]:
+    def repeated(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
         """Return a function that runs a call seen before, by its positional arguments, or returns :data:`UNSEEN`.
 
         It is :meth:`dispatch` with the key computed in line, for calls of tensors, lists of them, whole numbers and
@@ -146,7 +150,7 @@ class Dispatcher:
         """
         get, dtensor_type, loose = entry.cache.get, self.dtensor_type, entry.loose
         most, may_be_none = entry.binder.most_positional, entry.binder.named_are_optional
-        add_dtypes, always = (self._add_dtypes if entry.by_dtype else None), entry.by_dtype is True
+        add_dtypes, always, only_partial = self._add_dtypes, entry.by_dtype is True, entry.by_dtype == "partial"
 
         def call(args: Any) -> Any:
             if len(args) > most:
@@ -168,9 +172,12 @@ class Dispatcher:
                     if part is None:
                         return UNSEEN
                     parts.append(part)
-            if add_dtypes is not None and (always or _has_partial(args, dtensor_type)):
+            if always:
                 add_dtypes(parts, args, enabled=self.platform.grad_enabled())
             run = get(tuple(parts))
+            if run is None and only_partial and _has_partial(args, dtensor_type):
+                add_dtypes(parts, args, enabled=self.platform.grad_enabled())
+                run = get(tuple(parts))
             return UNSEEN if run is None else run(args, _NO_KWARGS)
 
         return call
