@@ -100,8 +100,9 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     assert contexts == {"test_one|run", "test_two|run"}
 
 
-def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypatch, nested, tmp_path):
-    """A rank's data names each file of the measured package; once the package is imported, one search is enough."""
+@pytest.fixture
+def searches(monkeypatch, nested, tmp_path):
+    """Coverage of a package ``measured_package``, one file of which never runs; returns the searches for such files."""
     (tmp_path / "measured_package").mkdir()
     for name in ("__init__", "never_ran"):
         (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
@@ -116,6 +117,11 @@ def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypa
         return search(self)
 
     monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
+    return searches
+
+
+def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(searches, nested, tmp_path):
+    """A rank's data names each file of the measured package; once the package is imported, one search is enough."""
     taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path))
     nested.start()
     try:
@@ -135,22 +141,8 @@ def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(monkeypa
     assert len(searches) == 2
 
 
-def test_a_rank_takes_the_files_that_its_parent_has_found(monkeypatch, nested, tmp_path):
+def test_a_rank_takes_the_files_that_its_parent_has_found(searches, nested, tmp_path):
     """The parent searches its measured packages once, when all are imported; a rank's data names them by that list."""
-    (tmp_path / "measured_package").mkdir()
-    for name in ("__init__", "never_ran"):
-        (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    nested.config.source_pkgs = ["measured_package"]
-    nested.config.disable_warnings = ["module-not-imported", "no-data-collected"]
-    searches = []
-    search = coverage.inorout.InOrOut.find_possibly_unexecuted_files
-
-    def counted(self):
-        searches.append(self)
-        return search(self)
-
-    monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
     nested.start()
     try:
         assert current_measurement().files == ()
