@@ -21,7 +21,7 @@ from hyper_parallel.core.dtensor.bounds import all_inside, first_sizes_of, share
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import DimAxes, Partials
-from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
+from hyper_parallel.core.dtensor.steps import LEAST_OVERHEAD, AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,8 +47,6 @@ more."""
 
 _SLOWLY_PRICED = Exchange, ReduceExchange
 """Steps to the target whose price is slow to compute, so that it waits until they may be the cheapest."""
-LEAST_OVERHEAD = 1e-13
-"""Seconds that any step costs."""
 MAX_CACHED = 1024
 """Entries of a cache of moves or ranges; they hold numbers only."""
 

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "ReduceScatter", "Scale", "Slice", "Step", "ToPartial", "empty_like",
-           "narrow_box", "sizes_of"]  # fmt: skip
+__all__ = ["LEAST_OVERHEAD", "AllGather", "AllReduce", "AllToAll", "ReduceScatter", "Scale", "Slice", "Step",
+           "ToPartial", "empty_like", "narrow_box", "sizes_of"]  # fmt: skip
+
+LEAST_OVERHEAD = 1e-13
+"""Seconds that any step costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,7 @@ class Step(abc.ABC):
     @property
     def overhead(self) -> float:
         """Seconds for packing and splitting buffers; it decides between steps of equal traffic."""
-        return 1e-13
+        return LEAST_OVERHEAD
 
     @abc.abstractmethod
     def apply(self, local: Any, platform: Platform) -> Any:

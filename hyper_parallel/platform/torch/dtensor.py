@@ -584,9 +584,10 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     if not local.requires_grad:
         tensor = _make(TorchDTensor, local, layout, False)
         return tensor
-    like = _LIKE.get(local.dtype if local.is_cpu else (local.dtype, local.device))
+    key = local.dtype if local.is_cpu else (local.dtype, local.device)
+    like = _LIKE.get(key)
     if like is None:
-        like = _without_gradient(local)
+        like = _without_gradient(local, key)
     tensor = _make(TorchDTensor, like, layout, False)
     tensor._local = local
     return tensor
@@ -598,14 +599,14 @@ _LIKE: dict[Any, Tensor] = {}
 _LOCK = threading.Lock()
 
 
-def _without_gradient(local: Tensor) -> Tensor:
-    """A tensor of the dtype and device of ``local``; kept for later ones, unless it is special to this context."""
+def _without_gradient(local: Tensor, key: Any) -> Tensor:
+    """A tensor of the dtype and device of ``local``; kept by ``key``, unless it is special to this context."""
     special = torch.is_inference_mode_enabled() or _dispatch_modes() or _function_transform() is not None
     if special or type(local.detach()) is not Tensor:
         return local.detach()
     like = torch.empty(0, dtype=local.dtype, device=local.device)  # dense, whatever the local tensor is
     with _LOCK:
-        _LIKE[local.dtype if local.is_cpu else (local.dtype, local.device)] = like
+        _LIKE[key] = like
     return like
 
 
