@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyper_parallel.verify.frameworks import harness_of
+
 pytestmark = [pytest.mark.launch("processes"), pytest.mark.world_size(2)]
 
 _SIZES = {"rehearsal": (256, 16), "night": (8192, 256)}  # rows of the batch, columns; 4 KiB and more are swapped
@@ -42,11 +44,11 @@ def _blocks(mesh, device, columns):
     from hyper_parallel.platform.select import current_platform
 
     platform, rng = current_platform(), np.random.default_rng(5)
-    with platform.on_device(device):
+    with harness_of(platform).on_device(device):
         blocks = _MAKERS[platform.platform_type](columns)
-    shapes = {path: tuple(weight.shape) for path, weight in platform.trainable(blocks).items()}
+    shapes = {path: tuple(weight.shape) for path, weight in harness_of(platform).trainable(blocks).items()}
     weights = {path: rng.uniform(-1, 1, shape) / columns**0.5 for path, shape in shapes.items()}
-    platform.load_arrays(blocks, {path: weight.astype("float32") for path, weight in weights.items()})
+    harness_of(platform).load_arrays(blocks, {path: weight.astype("float32") for path, weight in weights.items()})
     plan = {f"{block}.0": ColwiseParallel() for block in range(_BLOCKS)}
     return parallelize_module(blocks, mesh, {**plan, **{f"{block}.2": RowwiseParallel() for block in range(_BLOCKS)}})
 
@@ -66,7 +68,7 @@ def _gradients(platform, model, x):
         out = model(x)
         return (out * out).sum()
 
-    return platform.training_step(model, loss).gradients
+    return harness_of(platform).training_step(model, loss).gradients
 
 
 def _whole(platform, gradients):
@@ -80,7 +82,7 @@ def _ways(platform):
     asked = []
 
     def keeps(_, op, *__, **___):
-        asked.append(op in platform.kept_operators())
+        asked.append(op in harness_of(platform).kept_operators())
         return asked[-1]
 
     def contexts():
@@ -103,8 +105,8 @@ def _step(mesh, device, wrap, rows, columns):
         platform.register_forward_hook(model[block][1], lambda *_: runs.append(1))
         model[block] = wrap(model[block])
     x = platform.set_tensor_requires_grad(_batch(rows, columns, device))
-    with platform.on_device(device):
-        most = _nothing if device == "cpu" else platform.peak_bytes(device)
+    with harness_of(platform).on_device(device):
+        most = _nothing if device == "cpu" else harness_of(platform).peak_bytes(device)
         before = most()
         gradients = _gradients(platform, model, x)
         peak = most() - before
@@ -148,7 +150,7 @@ def test_activations_moved_by_a_context_change_no_gradient(mesh, device):
 
     def gradients(everything):
         model, x = _blocks(mesh, device, 40), _batch(6, 40, device)
-        with platform.on_device(device), platform.async_save_on_cpu(lambda _: everything):
+        with harness_of(platform).on_device(device), platform.async_save_on_cpu(lambda _: everything):
             return _whole(platform, _gradients(platform, model, x))
 
     assert all(map(np.array_equal, gradients(everything=False), gradients(everything=True)))
@@ -164,7 +166,7 @@ def test_a_shard_costs_no_whole(mesh, device, counts_memory):
     shard = x.to_local()
     assert tuple(shard.shape) == (rows // 2, columns)
     assert not platform.device_beside(shard, device)
-    most = platform.peak_bytes(device) if counts_memory else _nothing
+    most = harness_of(platform).peak_bytes(device) if counts_memory else _nothing
     before = most()
     y = x * 2.0
     assert not counts_memory or 0 < most() - before < 1.25 * platform.get_tensor_storage_size(shard)

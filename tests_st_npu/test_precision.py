@@ -10,6 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from hyper_parallel.verify.frameworks import harness_of
+
 MULTIPLE = 8
 """Ranks may be off by so many times what one device is off in the same dtype; sums of parts are rounded once more."""
 
@@ -118,7 +120,7 @@ def _measured(kind, dtypes, device, wide=""):
         plain = [platform.to_device(platform.tensor_type_cast(each, wide or dtype), device) for each in rounded]
         for dim in (0, 1) if world > 1 else (None,):
             operands = plain if dim is None else [distribute_tensor(each, mesh, [Shard(dim)]) for each in plain]
-            with platform.on_device(device):
+            with harness_of(platform).on_device(device):
                 found[dtype, name, dim] = [_host(each) for each in outcome(call, _weighted, operands)]
     return found
 
@@ -188,9 +190,9 @@ def _low_gradients(low, device):
     shapes = {"up.weight": (10, 7), "up.bias": (10,), "down.weight": (5, 10), "down.bias": (5,)}
     arrays = {path: rng.standard_normal(shape).astype(wide) for path, shape in shapes.items()}
     batches = rng.standard_normal((3, 4, 7)).astype(wide)
-    with platform.on_device(device):
-        model = platform.tutorial_model(7, 10, 5, wide if sharded else low)
-        platform.load_arrays(model, arrays)
+    with harness_of(platform).on_device(device):
+        model = harness_of(platform).tutorial_model(7, 10, 5, wide if sharded else low)
+        harness_of(platform).load_arrays(model, arrays)
         if sharded:
             policy = MixedPrecisionPolicy(platform.str_to_dtype(low), platform.str_to_dtype(wide))
             fully_shard(model, mesh=init_device_mesh(device, (transport.world_size,)), mp_policy=policy)
@@ -202,7 +204,7 @@ def _low_gradients(low, device):
                 out = platform.tensor_type_cast(model(x), wide)
                 return (out * out).mean()
 
-            gradients = platform.training_step(model, loss).gradients
+            gradients = harness_of(platform).training_step(model, loss).gradients
             found.append({path: _host(gradient) for path, gradient in gradients.items()})
     return found
 

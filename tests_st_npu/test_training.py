@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.transport.launched_processes import close_launched_teams
+from hyper_parallel.verify.frameworks import harness_of
 
 _STEPS = {"rehearsal": 30, "night": 300}
 _HALVES = (slice(0, 3), slice(3, 6))
@@ -64,9 +65,9 @@ def _model(device, dtype="float32"):
 
     platform = current_platform()
     weights, *batch = _data(dtype)
-    with platform.on_device(device):
-        model = platform.tutorial_model(7, 10, 5, dtype)
-    platform.load_arrays(model, weights)
+    with harness_of(platform).on_device(device):
+        model = harness_of(platform).tutorial_model(7, 10, 5, dtype)
+    harness_of(platform).load_arrays(model, weights)
     return (model, *(platform.to_device(platform.from_numpy(array), device) for array in batch))
 
 
@@ -94,12 +95,12 @@ def _train(model, x, y, optimizer, steps, *, device="cpu"):
     platform, losses = current_platform(), []
 
     def loss_of(half):
-        return lambda: platform.reference_loss(model(x[half]), y[half]) / 2
+        return lambda: harness_of(platform).reference_loss(model(x[half]), y[half]) / 2
 
-    with platform.on_device(device):
+    with harness_of(platform).on_device(device):
         for _ in range(steps):
-            result = platform.training_step(model, *map(loss_of, _HALVES))
-            platform.clip_gradients(model, result.gradients, 0.7)
+            result = harness_of(platform).training_step(model, *map(loss_of, _HALVES))
+            harness_of(platform).clip_gradients(model, result.gradients, 0.7)
             optimizer(result)
             losses.append(float(_array(result.loss)))
     return losses
@@ -120,7 +121,7 @@ def _optimizer_of(model, name):
     from hyper_parallel.platform.select import current_platform
 
     platform = current_platform()
-    return platform, platform.optimizer(model, _OPTIMIZERS[platform.platform_type]()[name], 0.0)
+    return platform, harness_of(platform).optimizer(model, _OPTIMIZERS[platform.platform_type]()[name], 0.0)
 
 
 def _trained(name, device, dtype="float32"):
@@ -130,7 +131,7 @@ def _trained(name, device, dtype="float32"):
     platform = current_platform()
     model, x, y, optimizer = _ready(name, device, dtype)
     losses = _train(model, x, y, optimizer, 3, device=device)
-    weights = platform.trainable(model)
+    weights = harness_of(platform).trainable(model)
     assert not any(platform.device_beside(platform.get_param_local_data(each), device) for each in weights.values())
     return losses, {path: _array(weight) for path, weight in weights.items()}
 
@@ -160,10 +161,12 @@ def _classes_in_parallel(device, dtype="float32"):
         }
         parallelize_module(model, init_device_mesh(device, (world,)), plan)
     platform, optimizer = _optimizer_of(model, "sgd")
-    with loss_parallel(), platform.on_device(device):
-        result = platform.training_step(model, lambda: platform.reference_loss(model(x), y))
+    with loss_parallel(), harness_of(platform).on_device(device):
+        result = harness_of(platform).training_step(model, lambda: harness_of(platform).reference_loss(model(x), y))
         optimizer(result)
-    return float(_array(result.loss)), {path: _array(weight) for path, weight in platform.trainable(model).items()}
+    return float(_array(result.loss)), {
+        path: _array(weight) for path, weight in harness_of(platform).trainable(model).items()
+    }
 
 
 def test_a_loss_over_sharded_classes_is_that_of_one_device(on_ranks, suite_device):
@@ -321,7 +324,7 @@ def _repeated(seed, device):
     x = randn(6, 1, 7, device_mesh=mesh, placements=[Replicate()]).to_local()
     platform, optimizer = _optimizer_of(model, "adamw")
     losses = _train(model, x, y, optimizer, 3, device=device)
-    return losses, [_array(weight).tobytes() for weight in platform.trainable(model).values()]
+    return losses, [_array(weight).tobytes() for weight in harness_of(platform).trainable(model).values()]
 
 
 @pytest.mark.usefixtures("_ended_teams")

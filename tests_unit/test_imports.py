@@ -33,9 +33,9 @@ MINDSPORE_ZONES = {
 # imports nothing: they are run like a user's file.
 FRAMEWORK_HOMES = {
     # MindSpore's CPU rehearsal borrows gloo from PyTorch
-    "torch": TORCH_ZONES | {"transport.mindspore", "verify.bugs.torch"},
+    "torch": TORCH_ZONES | {"transport.mindspore", "verify.bugs.torch", "verify.frameworks.torch"},
     "torch_npu": TORCH_ZONES,
-    "mindspore": MINDSPORE_ZONES | {"verify.bugs.mindspore"},
+    "mindspore": MINDSPORE_ZONES | {"verify.bugs.mindspore", "verify.frameworks.mindspore"},
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
@@ -108,6 +108,9 @@ ARROWS = {
     "core.expert_parallel": BASE | {"core.dtensor"},
     "core.checkpoint": BASE | {"core.dtensor"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", "transport.mindspore_cards", ""},
+    # What the harness needs of a framework; the rest of it comes here only by name, through `harness_of`.
+    "verify.frameworks.torch": BASE | CORE | TORCH_ZONES | {"verify"},
+    "verify.frameworks.mindspore": BASE | CORE | MINDSPORE_ZONES | {"verify"},
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},
@@ -319,6 +322,7 @@ GOOD = {
     "transport/mindspore.py": "import mindspore\nimport torch\n",
     "verify/run.py": "import hyper_parallel\nfrom hyper_parallel.core.shard import rule\n",
     "verify/bugs/torch/case.py": "import torch\n",
+    "verify/frameworks/torch/recorder.py": "import torch\nfrom hyper_parallel.platform.torch import tensors\n",
     "verify/bugs/mindspore/case.py": "import mindspore\n",
     "cli/__init__.py": "from hyper_parallel.verify import run\n",
 }
@@ -341,6 +345,9 @@ def test_a_good_tree_passes(tree):
         ("platform/contract/groups.py", "import hyper_parallel.core.dtensor.mesh", "must not import"),
         ("transport/base.py", "import hyper_parallel.platform.select", "must not import"),
         ("verify/bugs/torch/case.py", "from hyper_parallel.errors import X", "must not import"),
+        ("verify/run.py", "from hyper_parallel.verify.frameworks.torch import recorder", "must not import"),
+        ("verify/frameworks/torch/recorder.py", "import hyper_parallel.platform.mindspore", "must not import"),
+        ("platform/torch/tensors.py", "from hyper_parallel.verify.frameworks import torch", "must not import"),
         ("verify/run.py", "import hyper_parallel.verify.bugs.torch", "must not import"),
         ("core/dtensor/mesh.py", "import hyper_parallel.transport.c10d", "must not import"),
         ("core/shard/rule.py", "import hyper_parallel", "must not import hyper_parallel"),
@@ -371,6 +378,7 @@ def test_a_wrong_arrow_is_reported(tree, name, source, message):
         ("transport/c10d.py", "import mindspore"),
         ("verify/bugs/corpus.py", "import torch"),
         ("verify/bugs/mindspore/case.py", "import torch"),
+        ("verify/frameworks/mindspore/recorder.py", "import torch"),
         ("transport/simulated.py", "if True:\n    pass\nelse:\n    import torch"),
         ("cli/__init__.py", "try:\n    import torch_npu\nexcept ImportError:\n    pass"),
     ],

@@ -35,11 +35,8 @@ ALLOWED = {
     ("platform/contract/collectives.py", "pickle.loads"): (1, RANK),
     ("platform/mindspore/ops/registry.py", "importlib.import_module"): (1, OWN),
     ("platform/select.py", "importlib.import_module"): (2, OWN),
-    ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/groups.py", "importlib.import_module"): (1, OWN),
-    ("platform/torch/torch_dtensor_reproducer.py", "compile"): (1, "a program that this package wrote"),
-    ("platform/torch/torch_dtensor_reproducer.py", "exec"): (1, "a program that this package wrote"),
-    ("platform/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
+    ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
     ("transport/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at the user's MASTER_ADDR"),
     ("transport/cluster.py", "importlib.import_module"): (1, OWN),
     ("transport/launched_rank.py", "importlib.import_module"): (8, OWN),
@@ -48,6 +45,10 @@ ALLOWED = {
     ("transport/simulated.py", "pickle.loads"): (1, RANK),
     ("verify/bugs/registry.py", "importlib.import_module"): (1, OWN),
     ("verify/coverage/settings.py", "importlib.import_module"): (1, "the standard library's parser of TOML"),
+    ("verify/frameworks/__init__.py", "import_module"): (1, OWN),
+    ("verify/frameworks/torch/torch_dtensor_reproducer.py", "compile"): (1, "a program that this package wrote"),
+    ("verify/frameworks/torch/torch_dtensor_reproducer.py", "exec"): (1, "a program that this package wrote"),
+    ("verify/frameworks/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
     ("verify/fuzz/language.py", "importlib.import_module"): (1, OWN),
     ("verify/launch.py", "pickle.loads"): (1, RANK),
     ("verify/launch_worker.py", "import_module"): (1, "modules of the task of the process that started this rank"),
@@ -127,7 +128,7 @@ def test_sockets_are_local():
     )
     assert made == {
         ("cli/doctor.py", "socket.create_server"): 1,
-        ("platform/torch/torch_dtensor_reproducer.py", "socket.socket"): 1,
+        ("verify/frameworks/torch/torch_dtensor_reproducer.py", "socket.socket"): 1,
         ("transport/coordinator_server.py", "socket.socket"): 2,
         ("transport/processes.py", "socket.create_server"): 1,
     }
@@ -135,8 +136,8 @@ def test_sockets_are_local():
     network = [text for text in bound if "signature" not in text and "(str(path))" not in text and "binder" not in text]
     assert [text for text in network if "socket" in text or "probe" in text] == [
         "socket.create_server(('127.0.0.1', 0))",
-        "probe.bind(('127.0.0.1', 0))",
         "socket.create_server(('127.0.0.1', 0))",
+        "probe.bind(('127.0.0.1', 0))",
     ]
 
 

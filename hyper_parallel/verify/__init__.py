@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         shuffled,
         size,
     )
-    from hyper_parallel.platform.contract.recording import record
     from hyper_parallel.verify.check import check_function
     from hyper_parallel.verify.explain import explain_model
+    from hyper_parallel.verify.frameworks.contract.recording import record
     from hyper_parallel.verify.model import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user_operators import operator_sample
@@ -75,6 +75,6 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.model": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
         "hyper_parallel.verify.program.run": ("verify_program",),
-        "hyper_parallel.platform.contract.recording": ("record",),
+        "hyper_parallel.verify.frameworks.contract.recording": ("record",),
     },
 )

@@ -24,6 +24,7 @@ from hyper_parallel.transport.single_process import FakeTransport
 from hyper_parallel.verify.card_errors import card_errors
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.explanation import Explanation
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.links import links_of
 from hyper_parallel.verify.model_case import InputError, as_case
 from hyper_parallel.verify.model_report import traffic
@@ -114,8 +115,8 @@ def explain_model(
 def _on_card(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:
     """Return what ``run`` does on a card, why it had values, and the most bytes that it had in use there."""
     platform = current_platform()
-    with platform.on_device(device), card_errors(platform, device):
-        most = platform.peak_bytes(device)
+    with harness_of(platform).on_device(device), card_errors(platform, device):
+        most = harness_of(platform).peak_bytes(device)
         return run(), f"memory is measured on {device}", most()
 
 

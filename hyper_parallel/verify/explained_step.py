@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import Ranks, Transport
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.model_case import as_case, as_plan
 from hyper_parallel.verify.parameter_layouts import parameter_layouts
 from hyper_parallel.verify.spec import blame_user
@@ -102,12 +103,12 @@ def run_parallel_step(
     log = _StepLog(mesh, platform.transport())
     run.training.loss = log.forward_and_backward(run.training.loss)  # type: ignore[method-assign] # of this run
     parameters = run.parameters()
-    recorded = (watching(log), log.calls(), platform.saved_for_backward(run.model))
+    recorded = (watching(log), log.calls(), harness_of(platform).saved_for_backward(run.model))
     with recorded[0], recorded[1], recorded[2] as saved, blame_user("SPEC: the model under PLAN", HyperParallelError):
         run.step(0)
     gradients = {path: value for path, value in run.training.gradients.items() if value is not None}
     wrong = _wrong_duals(parameters, gradients)
-    buffers = platform.buffers(run.model).values()
+    buffers = harness_of(platform).buffers(run.model).values()
     memory = Memory(
         _local_bytes(platform, [*parameters.values(), *buffers]),
         _local_bytes(platform, gradients.values()),
@@ -118,11 +119,11 @@ def run_parallel_step(
         parameter_layouts(parameters),
         {path: short_dtype(parameter.dtype) for path, parameter in parameters.items()},
         {path: platform.itemsize(_local(parameter)) for path, parameter in parameters.items()},
-        log.named(platform.collective_owners(run.model)),
+        log.named(harness_of(platform).collective_owners(run.model)),
         memory,
         len(gradients) - len(wrong),
         wrong,
-        [*run.plan_notes, *_without_gradient(platform.trainable(run.model), gradients)],
+        [*run.plan_notes, *_without_gradient(harness_of(platform).trainable(run.model), gradients)],
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.errors import HyperParallelError, PlanError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.faults import parse_fault
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.model_cause import DivergingCase, explain_divergence
@@ -170,7 +171,7 @@ def _operator_threads(platform: str, launch: str) -> contextlib.AbstractContextM
     """Run operators of PyTorch ranks that are threads of this process in one thread, as those of processes do."""
     if platform != "torch" or launch != "simulated":
         return contextlib.nullcontext()
-    return platform_named(platform).single_threaded()
+    return harness_of(platform_named(platform)).single_threaded()
 
 
 def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:

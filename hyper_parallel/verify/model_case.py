@@ -15,7 +15,7 @@ from hyper_parallel.core.tensor_parallel.completion import complete_plan
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.contract.training import OPTIMIZERS
+from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh

@@ -13,8 +13,9 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.model_case import as_case, as_plan
 from hyper_parallel.verify.model_harden import Attempt, CaseLook
 from hyper_parallel.verify.program.run import verify_program
@@ -64,7 +65,9 @@ class DivergingCase:
         look = CaseLook(platform, self.attempt, axes, self.seed)
         case = look.case(case, plan)
         model = build_model(platform, case, self.seed)
-        platform.load_arrays(model, look.weights(_arrays(platform, model), list(platform.trainable(model))))
+        harness_of(platform).load_arrays(
+            model, look.weights(_arrays(platform, model), list(harness_of(platform).trainable(model)))
+        )
         random.manual_seed(self.seed)
         run = (
             ParallelRun(platform, case, model, mesh, plan, copy.copy(self.fault))
@@ -121,5 +124,5 @@ def _lines(verdict: Verdict, first: TensorCheck) -> list[str]:
 
 def _arrays(platform: Platform, model: Any) -> dict[str, Any]:
     """Return parameters and buffers by path."""
-    values = {**first_paths(platform.parameters_dict(model)), **platform.buffers(model)}
+    values = {**first_paths(platform.parameters_dict(model)), **harness_of(platform).buffers(model)}
     return {path: np.array(platform.tensor_to_numpy(platform.detach(value))) for path, value in values.items()}

@@ -18,6 +18,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:
@@ -109,11 +110,11 @@ class ParallelDraws:
             )
             raise InputError(msg)
         (layout,) = layouts
-        state = self._platform.generator_state()
+        state = harness_of(self._platform).generator_state()
         if state is not None and call not in self.draws:
             digest = hashlib.sha256(state).hexdigest()[:16]
             self.draws[call] = Draw(call, module, tuple(map(tuple, layout.local_box())), digest)  # type: ignore[arg-type] # placed
-        self._platform.advance_generator(shape)
+        harness_of(self._platform).advance_generator(shape)
         return self._mesh, list(layout.placements), whole
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
 __all__ = [
@@ -100,8 +101,8 @@ class Tutorial:
         platform = current_platform()
 
         def build() -> Any:
-            model = platform.tutorial_model(*self.sizes, self.dtype)
-            platform.load_arrays(model, _weights(platform.trainable(model), self.dtype))
+            model = harness_of(platform).tutorial_model(*self.sizes, self.dtype)
+            harness_of(platform).load_arrays(model, _weights(harness_of(platform).trainable(model), self.dtype))
             return model
 
         rng = np.random.default_rng(0)
@@ -111,7 +112,7 @@ class Tutorial:
             [tuple(rng.standard_normal(shape).astype(self.dtype) for shape in shapes) for _ in range(_BATCHES)],
             lambda output, tensors: (output - tensors[-1]).square().mean(),
             optimizer=self.optimizer,
-            step=platform.tutorial_step,
+            step=harness_of(platform).tutorial_step,
         )
 
     def plan(self, mesh: Any) -> ParallelPlan:
@@ -153,14 +154,14 @@ def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) ->
     platform = current_platform()
 
     def build() -> Any:
-        model = platform.reference_model(config)
-        platform.load_arrays(model, _weights(platform.trainable(model), config.dtype))
+        model = harness_of(platform).reference_model(config)
+        harness_of(platform).load_arrays(model, _weights(harness_of(platform).trainable(model), config.dtype))
         return model
 
     return ModelCase(
         build,
         text_batches(_BATCHES, batch, config.length),
-        lambda logits, tensors: platform.reference_loss(logits, tensors[-1]),
+        lambda logits, tensors: harness_of(platform).reference_loss(logits, tensors[-1]),
         optimizer=optimizer,
         learning_rate=0.1 if optimizer == "sgd" else 0.01,
     )

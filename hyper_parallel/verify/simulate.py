@@ -11,6 +11,7 @@ from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 from hyper_parallel.verify.card_errors import card_errors
+from hyper_parallel.verify.frameworks import harness_of
 
 __all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
 
@@ -116,7 +117,7 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
         raise ValueError(msg)
     if device == "cpu":
         return
-    platform_named(platform).on_device(device)
+    harness_of(platform_named(platform)).on_device(device)
     if platform == "mindspore":
         _cards_of_mindspore().require_cards(ranks or 1)
 
@@ -131,5 +132,5 @@ def _cards_of_mindspore() -> Any:
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, and its tensors on ``device``."""
     named = platform_named(platform)
-    with use_platform(platform), named.on_device(device), card_errors(named, device):
+    with use_platform(platform), harness_of(named).on_device(device), card_errors(named, device):
         return fn(*args)

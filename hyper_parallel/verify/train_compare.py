@@ -17,6 +17,7 @@ from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import style_of
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.compare import Comparison, TensorCheck
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.model_harden import Attempt, CaseLook
 from hyper_parallel.verify.observers import gather_output, global_array
@@ -111,7 +112,7 @@ def run_rank(
     reference = SingleDeviceRun(platform, case, seed, look.weights)
     model = build_model(platform, case, seed)
     _check_device(platform.parameters_dict(model), device)
-    platform.load_arrays(model, reference.state)
+    harness_of(platform).load_arrays(model, reference.state)
     random.manual_seed(seed)
     result = _TrainCompare(platform, reference, ParallelRun(platform, case, model, mesh, plan, fault)).train(steps)
     return replace(result, hardened=look.changes, blind=[*look.blind, *_without_work(result)])
@@ -247,7 +248,9 @@ class _TrainCompare:
         self._compare_by_path("gradient", step, training.gradients, gradients, allowed)
         self._compare_by_path("state", step, optimizer.state(), expected.state, allowed)
         self._compare_by_path("weight", step, self.parallel.parameters(), expected.weights, allowed)
-        self._compare_by_path("buffer", step, self.platform.buffers(self.parallel.model), expected.buffers, allowed)
+        self._compare_by_path(
+            "buffer", step, harness_of(self.platform).buffers(self.parallel.model), expected.buffers, allowed
+        )
         self._compare_numbers("rate", step, optimizer.learning_rates(), expected.rates, allowed)
         return float(loss) if np.size(loss) == 1 else float("nan")  # the check above reports another shape
 

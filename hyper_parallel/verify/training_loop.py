@@ -9,7 +9,8 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope
-from hyper_parallel.platform.contract.training import TrainingOptimizer
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import TrainingOptimizer
 from hyper_parallel.verify.model_case import InputError, ModelCase
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Training:
     @property
     def parameters(self) -> list[Any]:
         """The parameters that are trained."""
-        return list(self._owner.platform.trainable(self.model).values())
+        return list(harness_of(self._owner.platform).trainable(self.model).values())
 
     def loss(self, batch: tuple[Any, ...] | None = None) -> Any:
         """Return the case's loss of the model on ``batch``, by default the step's first."""
@@ -114,7 +115,7 @@ class ModelTraining:
         """Return the optimizer; it is made once, when it is first needed."""
         if self._optimizer is None:
             case = self.case
-            self._optimizer = self.platform.optimizer(self.model, case.optimizer, case.learning_rate)
+            self._optimizer = harness_of(self.platform).optimizer(self.model, case.optimizer, case.learning_rate)
             self._optimizer.watch(self._record_gradients)
             if case.scheduler is not None:
                 self.scheduler = case.scheduler(_scheduled(self._optimizer))
@@ -133,7 +134,7 @@ class ModelTraining:
 
     def clip(self, max_norm: float, gradients: Mapping[Any, Any]) -> Any:
         """Clip the gradients, and record norm and factor."""
-        norm = self.platform.clip_gradients(self.model, gradients, max_norm)
+        norm = harness_of(self.platform).clip_gradients(self.model, gradients, max_norm)
         size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds its error
         self.norms.append(size)
         self.factors.append(np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype))
@@ -145,7 +146,7 @@ class ModelTraining:
         def loss_of(batch: tuple[Any, ...]) -> Callable[[], Any]:
             return lambda: self.loss(batch) if count == 1 else self.loss(batch) / count
 
-        result = self.platform.training_step(self.model, *map(loss_of, batches))
+        result = harness_of(self.platform).training_step(self.model, *map(loss_of, batches))
         if self.case.clip is not None:
             self.clip(self.case.clip, {path: value for path, value in result.gradients.items() if value is not None})
         self.optimizer()(result)

@@ -15,9 +15,10 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.errors import LayoutError, MixedTensorError, ShardMismatchError
-from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import framework_of, platform_of
 from hyper_parallel.verify.compare import magnitude
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers
 from hyper_parallel.verify.observers import OutputObserver, global_array
 from hyper_parallel.verify.perturbation import (
@@ -75,7 +76,7 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
         expected = _MODULES[platform.platform_type]
         msg = f"SPEC: the model is of type {type_name(type(model))}, which is no {expected}; {fix}"
         raise InputError(msg)
-    if platform.infers_sizes(model):
+    if harness_of(platform).infers_sizes(model):
         with blame_user("SPEC: the first forward of the model, which infers sizes,"), platform.no_grad():
             model(*plain_tensors(platform, case.model_inputs(case.micro_batches(0)[0])))
     return model
@@ -143,7 +144,7 @@ class _ReferenceRun(TrainingRun):
         if perturbation is not None:
             perturb_outputs(platform, model, perturbation)
         super().__init__(platform, case, model)
-        self._random_module = platform.watch_random(model)
+        self._random_module = harness_of(platform).watch_random(model)
         if perturbation is not None:
             self.training.before_update = self._perturb_gradients
 
@@ -155,7 +156,7 @@ class _ReferenceRun(TrainingRun):
             state = {
                 path: perturbation.changed(path, value) if path in weights else value for path, value in state.items()
             }
-        self.platform.load_arrays(self.model, state)
+        harness_of(self.platform).load_arrays(self.model, state)
 
     def reference_step(self, number: int) -> ReferenceStep:
         """Train one step and return its values."""
@@ -195,13 +196,13 @@ class _ReferenceRun(TrainingRun):
 
     def buffers(self) -> dict[str, Any]:
         """Return all buffers by path."""
-        return self._arrays(self.platform.buffers(self.model))
+        return self._arrays(harness_of(self.platform).buffers(self.model))
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
         """Draw the random numbers of DTensors from this run's own stream."""
         self.draws.shapes.clear()
-        with random.preserve_state(), self.platform.indexed_draws(self.model, self.draws.place):
+        with random.preserve_state(), harness_of(self.platform).indexed_draws(self.model, self.draws.place):
             random.set_rng_state(self._random_state)
             yield
             self._random_state = random.get_rng_state()
@@ -222,7 +223,7 @@ class _ReferenceRun(TrainingRun):
             if gradient is not None:
                 place = f"gradient of {path} in step {self._number}"
                 array = self.perturbation.changed(place, self._array(gradient))
-                gradients[path] = self.platform.overwritten(gradient, array)
+                gradients[path] = harness_of(self.platform).overwritten(gradient, array)
 
     def _arrays(self, values: dict[str, Any]) -> dict[str, Any]:
         return {path: None if value is None else self._array(value) for path, value in values.items()}
@@ -233,7 +234,7 @@ class _ReferenceRun(TrainingRun):
 
     def _check_trainable(self) -> None:
         """Raise an InputError if no parameter requires grad."""
-        trainable = self.platform.trainable(self.model)
+        trainable = harness_of(self.platform).trainable(self.model)
         if not any(self.platform.is_floating(parameter) for parameter in trainable.values()):
             count = len(first_paths(self.platform.parameters_dict(self.model)))
             msg = (
@@ -357,7 +358,9 @@ class SingleDeviceRun:
         self._run = _ReferenceRun(platform, case, seed) if self._transport.rank == 0 else None
         self.state: dict[str, Any] = self._from_rank_0(lambda run: {**run.weights(), **run.buffers()})
         if initial is not None:  # called with the state and the paths of trained parameters; returns another state
-            self.state = initial(self.state, self._from_rank_0(lambda run: list(platform.trainable(run.model))))
+            self.state = initial(
+                self.state, self._from_rank_0(lambda run: list(harness_of(platform).trainable(run.model)))
+            )
             if self._run is not None:
                 self._run.start_from(self.state)
         mine = [None, *perturbations(seed)][self._transport.rank :: self._transport.world_size]
@@ -451,7 +454,7 @@ class ParallelRun(TrainingRun):
             stack.enter_context(self.fault.running(self.platform))
         stack.enter_context(super()._context())
         if self.draws.shapes:
-            stack.enter_context(self.platform.indexed_draws(self.model, self.draws.place))
+            stack.enter_context(harness_of(self.platform).indexed_draws(self.model, self.draws.place))
         if self.plan.context is not None:
             stack.enter_context(self.plan.context())
         return stack

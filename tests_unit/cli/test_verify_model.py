@@ -401,9 +401,8 @@ def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypat
 @pytest.mark.parametrize("command", [("model",), ("ops",), ("redistribute",), ("contract", "--launch", "processes")])
 def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, monkeypatch):
     """What was found of MindSpore and what to install: said before anything runs, in one line."""
-    from hyper_parallel.platform.mindspore import training
-
-    monkeypatch.setattr(training, "missing_ascend", lambda: "MindSpore 2.10.0 is the CPU build: install another")
+    found = "MindSpore 2.10.0 is the CPU build: install another"
+    monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.missing_ascend", lambda: found)
     assert main(["verify", *command, "--platform", "mindspore", "--device", "npu"]) == 2
     assert capsys.readouterr().err == (
         "hyper-parallel: error: --device npu: mindspore sees no such card here, only cpu; MindSpore 2.10.0 is the CPU "
@@ -415,12 +414,11 @@ def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, m
 @pytest.mark.parametrize("command, ranks", [(("model",), 3), (("contract", "--world-size", "2"), 2)])
 def test_more_ranks_of_mindspore_than_cards_have_exit_status_2(command, ranks, capsys, monkeypatch):
     """A card takes one real rank; simulated ranks share a card, and need one."""
-    from hyper_parallel.platform.mindspore import training
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.transport import mindspore_cards
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
-    monkeypatch.setattr(training, "exact_products", lambda: None)
+    monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)
     words = ["verify", *command, "--platform", "mindspore", "--device", "npu"]
     for launch, cards, says in (
         ("processes", 1, f"{ranks} ranks of MindSpore need"),

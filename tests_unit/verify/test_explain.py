@@ -11,6 +11,7 @@ from hyper_parallel.cli import main
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import explain, explained_step
 from hyper_parallel.verify.explain import explain_model
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
 
@@ -106,9 +107,9 @@ def test_thousands_of_ranks(spec, capsys):
 def test_memory_is_measured_on_a_card(spec, monkeypatch, capsys):
     """With --device the step runs with values, and the most bytes that a card had in use are shown; CPU plays it."""
     platform = platform_named("torch")
-    monkeypatch.setattr(platform, "on_device", lambda _device: nullcontext(), raising=False)
+    monkeypatch.setattr(harness_of(platform), "on_device", lambda _device: nullcontext(), raising=False)
     monkeypatch.setattr(platform, "to_device", lambda tensor, _device: tensor, raising=False)
-    monkeypatch.setattr(platform, "peak_bytes", lambda _device: lambda: 4096, raising=False)
+    monkeypatch.setattr(harness_of(platform), "peak_bytes", lambda _device: lambda: 4096, raising=False)
     monkeypatch.setattr(explain, "card_errors", lambda _platform, _device: nullcontext())
     command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--mesh", "2x2", "--device", "npu"]
     assert main(command) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.transport_conformance import check_transport
 
@@ -185,7 +186,7 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
     from hyper_parallel.verify import launch
 
     monkeypatch.setattr(type(platform_named(platform_name)), "device_type", lambda _: "cpu")
-    monkeypatch.setattr(type(platform_named(platform_name)), "missing_card", lambda *_: "why")
+    monkeypatch.setattr(type(harness_of(platform_named(platform_name))), "missing_card", lambda *_: "why")
     texts = {
         "torch": "--device cuda: torch sees no such card here, only cpu; why, or use --device cpu",
         "mindspore": "--device cuda: mindspore sees no such card here, only cpu; why, or use --device cpu",
@@ -202,7 +203,6 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
 def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeypatch):
     """Simulated ranks are processes that compute on this process's card; real ones are refused where cards are few."""
     from hyper_parallel.errors import UnsupportedOnBackend
-    from hyper_parallel.platform.mindspore import training
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.transport import mindspore_cards, simulated_processes
     from hyper_parallel.verify import launch
@@ -211,7 +211,7 @@ def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeyp
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
     monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
     monkeypatch.setattr(mindspore_cards, "current_card", lambda: 3)
-    monkeypatch.setattr(training, "exact_products", lambda: None)
+    monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)
     monkeypatch.setattr(simulated_processes, "run_processes", lambda *arguments: arguments)
     called = simulate(print, 2, "mindspore", ("x",), device="npu", timeout=5)
     start = "hyper_parallel.transport.mindspore_cards:start_simulated"
@@ -228,7 +228,7 @@ def test_ranks_make_their_tensors_on_the_device(monkeypatch):
     from hyper_parallel.platform.select import platform_named
 
     monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "meta")
-    with platform_named("torch").on_device("meta"):
+    with harness_of(platform_named("torch")).on_device("meta"):
         assert torch.nn.Linear(2, 3).weight.device.type == "meta"
         assert not torch.autograd.is_multithreading_enabled()
     assert torch.autograd.is_multithreading_enabled()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import UnsupportedOnBackend
@@ -18,13 +17,10 @@ from hyper_parallel.platform.contract.persistence import PersistenceFacet
 from hyper_parallel.platform.contract.pipeline import PipelineFacet
 from hyper_parallel.platform.contract.runtime import RuntimeFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
-from hyper_parallel.platform.contract.training import TrainingFacet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
-    from hyper_parallel.platform.contract.recording import RecordLog
     from hyper_parallel.transport.base import Transport
 
 __all__ = ["Platform"]
@@ -40,7 +36,6 @@ class Platform(
     PipelineFacet,
     IdentityFacet,
     TensorsFacet,
-    TrainingFacet,
     ModulesFacet,
     LedgerFacet,
     abc.ABC,
@@ -140,18 +135,6 @@ class Platform(
         Raises:
             ValueError: there is no row of that name.
         """
-
-    @abc.abstractmethod
-    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """Return a context that records the framework's program that runs inside it into ``log``."""
-
-    def inherited_world(self) -> AbstractContextManager[None]:
-        """Return a context in which a program that initialises its world gets the one that the process has joined."""
-        return nullcontext()
-
-    @abc.abstractmethod
-    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """Return the mesh that a function of a program is called with."""
 
     @abc.abstractmethod
     def operator_entry(self, op: Any) -> Any:

@@ -191,5 +191,9 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
         """Set the framework's switches by which two runs give the same bits, and have reductions in rank order."""
 
     @abc.abstractmethod
+    def seed(self, seed: int) -> None:
+        """Start the framework's own generators of this rank from ``seed``."""
+
+    @abc.abstractmethod
     def get_symmetric_memory_handler(self) -> Any:
         """Return the framework's symmetric memory, if the device has it."""

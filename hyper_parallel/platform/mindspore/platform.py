@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,6 @@ from mindspore.common.api import _pynative_executor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.launched import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
-from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
 from hyper_parallel.platform.mindspore.gaps import GAPS
 from hyper_parallel.platform.mindspore.groups import MindSporeGroups
@@ -27,9 +25,8 @@ from hyper_parallel.platform.mindspore.modules import MindSporeModules
 from hyper_parallel.platform.mindspore.ops.empty_shards import kernel_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
-from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime, device_type
+from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
-from hyper_parallel.platform.mindspore.training import MindSporeTraining
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
 from hyper_parallel.transport.numpy_ops import NumpyOps
@@ -46,7 +43,6 @@ class MindSporePlatform(
     MindSporeRuntime,
     MindSporeMemory,
     MindSporePersistence,
-    MindSporeTraining,
     Platform,
 ):
     """Everything hyper_parallel asks of MindSpore."""
@@ -96,18 +92,6 @@ class MindSporePlatform(
         from hyper_parallel.platform.mindspore import dtensor
 
         return dtensor.wrap
-
-    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """By the calls of cells and optimizers, which are replaced meanwhile."""
-        from hyper_parallel.platform.mindspore.recording import recording
-
-        return recording(log)
-
-    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """This library's mesh: MindSpore has none."""
-        from hyper_parallel.core.dtensor.mesh import init_device_mesh
-
-        return init_device_mesh(device_type(), tuple(sizes), mesh_dim_names=tuple(names))
 
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:

@@ -58,6 +58,11 @@ class MindSporeRuntime(RuntimeFacet):
         if mindspore.get_context("deterministic") != "ON":
             mindspore.set_deterministic(deterministic=True)
 
+    def seed(self, seed: int) -> None:
+        """``mindspore.set_seed`` and ``mindspore.manual_seed``."""
+        mindspore.set_seed(seed % 2**32)
+        mindspore.manual_seed(seed)
+
     def get_symmetric_memory_handler(self) -> Any:
         """Not served."""
         raise self.unsupported("get_symmetric_memory_handler")

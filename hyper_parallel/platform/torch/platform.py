@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch.autograd.grad_mode import _force_original_view_tracking
 
 from hyper_parallel.platform.contract.launched import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
-from hyper_parallel.platform.contract.recording import RecordLog
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
 from hyper_parallel.platform.torch.gaps import GAPS
 from hyper_parallel.platform.torch.groups import TorchGroups
@@ -23,7 +21,6 @@ from hyper_parallel.platform.torch.modules import TorchModules
 from hyper_parallel.platform.torch.persistence import TorchPersistence
 from hyper_parallel.platform.torch.runtime import TorchRuntime
 from hyper_parallel.platform.torch.tensors import TorchTensors
-from hyper_parallel.platform.torch.training import TorchTraining
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.c10d import TorchOps
 from hyper_parallel.transport.single_process import SingleTransport
@@ -39,7 +36,6 @@ class TorchPlatform(
     TorchRuntime,
     TorchMemory,
     TorchPersistence,
-    TorchTraining,
     Platform,
 ):
     """The members of the contract, on PyTorch."""
@@ -99,24 +95,6 @@ class TorchPlatform(
         from hyper_parallel.platform.torch import dtensor
 
         return dtensor.wrap
-
-    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """By PyTorch's hooks and some replaced functions."""
-        from hyper_parallel.platform.torch.recording import recording
-
-        return recording(log)
-
-    def inherited_world(self) -> AbstractContextManager[None]:
-        """``init_process_group`` of a program that the process has joined already."""
-        from hyper_parallel.platform.torch.recording import inherited_world
-
-        return inherited_world()
-
-    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """PyTorch's own mesh."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
 
     def grad_enabled(self) -> bool:
         """Grad mode of this thread."""

@@ -61,6 +61,10 @@ class TorchRuntime(RuntimeFacet):
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
 
+    def seed(self, seed: int) -> None:
+        """``torch.manual_seed``."""
+        torch.manual_seed(seed)
+
     def get_symmetric_memory_handler(self) -> Any:
         """``torch.distributed._symmetric_memory``."""
         if self.gap("get_symmetric_memory_handler") is not None:

@@ -17,9 +17,10 @@ import numpy as np
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import place_parameter
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.transport.processes import python_command
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["MODES", "building", "delayed_layer", "footprints", "growth_of", "peak"]
@@ -56,8 +57,8 @@ def peak(platform_name: str, mode: str) -> int:
     """Return the peak bytes that one step adds to this process, after a small step."""
     with use_platform(platform_name):
         platform = platform_named(platform_name)
-        model = platform.reference_model(_CONFIG)
-        contexts = lambda: platform.create_selective_checkpoint_contexts(platform.kept_operators())  # noqa: E731
+        model = harness_of(platform).reference_model(_CONFIG)
+        contexts = lambda: platform.create_selective_checkpoint_contexts(harness_of(platform).kept_operators())  # noqa: E731
         wrap: Any = {
             "plain": lambda layer: layer,
             "checkpoint": platform.ckpt_wrapper,
@@ -108,7 +109,7 @@ def _build(platform_name: str) -> dict[str, float]:
 def delayed_layer(platform: Any, size: int) -> Any:
     """Return a square linear layer without storage, its parameters sharded over the world of 8."""
     with platform.init_on_device(platform.meta_device):
-        layer = platform.linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
+        layer = harness_of(platform).linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
     for name in ("weight", "bias"):
         place_parameter(platform, layer, name, DeviceMesh("cpu", list(range(_RANKS))), [Shard(0)])
     return layer
@@ -125,7 +126,7 @@ def growth_of(call: Callable[[], Any]) -> int:
 def _step(platform: Any, model: Any, batch: int) -> None:
     tokens = np.random.default_rng(0).integers(0, _CONFIG.vocab, (batch, _CONFIG.length))
     batch = platform.from_numpy(tokens)
-    platform.training_step(model, lambda: platform.reference_loss(model(batch), batch))
+    harness_of(platform).training_step(model, lambda: harness_of(platform).reference_loss(model(batch), batch))
 
 
 def _mark() -> int:

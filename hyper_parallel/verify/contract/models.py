@@ -18,8 +18,9 @@ from hyper_parallel.core.dtensor.module import distribute_tensor, place_paramete
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError, HandleError, LayoutError, PlanError
 from hyper_parallel.platform.contract.persistence import StateDictOptions
-from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.verify.contract.world import Contract, World, covers, logged, raises
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,10 +37,12 @@ _CONFIG = LanguageModelConfig(vocab=23, dim=12, layers=2, heads=2, kv_heads=1, h
 def _model(w: World) -> Any:
     """Return the transformer with the same values on every rank."""
     p = w.platform
-    model = p.reference_model(_CONFIG)
+    model = harness_of(p).reference_model(_CONFIG)
     random = np.random.default_rng(w.seed)
     parameters_ = sorted(p.parameters_dict(model).items())
-    p.load_arrays(model, {path: random.standard_normal(tuple(value.shape)) / 3 for path, value in parameters_})
+    harness_of(p).load_arrays(
+        model, {path: random.standard_normal(tuple(value.shape)) / 3 for path, value in parameters_}
+    )
     return model
 
 
@@ -47,7 +50,7 @@ def _step(w: World, model: Any) -> Any:
     """Return loss and gradients of a step on this rank's tokens."""
     p, random = w.platform, np.random.default_rng([w.seed, w.rank])
     tokens = [w.tensor(random.integers(0, _CONFIG.vocab, (2, _CONFIG.length))) for _ in range(2)]
-    return p.training_step(model, lambda: p.reference_loss(model(tokens[0]), tokens[1]))
+    return harness_of(p).training_step(model, lambda: harness_of(p).reference_loss(model(tokens[0]), tokens[1]))
 
 
 def _some_weight(w: World, model: Any) -> str:
@@ -149,7 +152,7 @@ def delaying(w: World) -> None:
     """A layer is built without storage, laid out and filled: ranks allocate their shards only, of one global value."""
     p = w.platform
     with p.init_on_device(p.meta_device):
-        model = p.linear_layer(12, 8 * w.size + 1, dtype=p.str_to_dtype("float32"))
+        model = harness_of(p).linear_layer(12, 8 * w.size + 1, dtype=p.str_to_dtype("float32"))
     assert all(p.is_meta(parameter) for parameter in p.parameters_dict(model).values())
     mesh = DeviceMesh(w.device, list(w.ranks))
     place_parameter(p, model, "weight", mesh, [Shard(0)])
@@ -172,7 +175,7 @@ def delaying(w: World) -> None:
     with raises((ValueError, RuntimeError), "mars"):
         p.init_on_device("mars").__enter__()
     with p.meta_device:
-        later = p.linear_layer(3, 2, dtype=p.str_to_dtype("float32"))
+        later = harness_of(p).linear_layer(3, 2, dtype=p.str_to_dtype("float32"))
     p.init_parameters(later, 1)
     assert not any(p.is_meta(parameter) for parameter in p.parameters_dict(later).values())
 
@@ -182,7 +185,7 @@ def hooks(w: World) -> None:
     """Hooks see and replace arguments and gradients, in order, keyword arguments included; each is removed once."""
     p = w.platform
     log: list[Any] = []
-    layer = p.linear_layer(3, 2, dtype=p.str_to_dtype("float64"))
+    layer = harness_of(p).linear_layer(3, 2, dtype=p.str_to_dtype("float64"))
     x = w.sample((4, 3))
 
     def gradient() -> tuple[Any, Any]:
@@ -230,7 +233,7 @@ def clipping(w: World) -> None:
             distribute_tensor(w.tensor(arrays[1]), grid, [Shard(0), Replicate()]),
             w.tensor(arrays[2]),
         ]
-        clipped = [p.parameter_with_gradient(gradient) for gradient in gradients]
+        clipped = [harness_of(p).parameter_with_gradient(gradient) for gradient in gradients]
         norm = np.linalg.norm(every, order)
         w.same(p.clip_grad_norm_(clipped, 0.5, order), norm, 1e-9)
         for parameter, array in zip(clipped, arrays, strict=True):
@@ -242,7 +245,7 @@ def clipping(w: World) -> None:
         with raises(ValueError, f"max_norm must not be negative, got {bound}"):
             p.clip_grad_norm_(clipped, bound)
     w.same(p.clip_grad_norm_([], 1.0), np.zeros(()))
-    bad = [p.parameter_with_gradient(w.tensor(np.array([np.inf])))]
+    bad = [harness_of(p).parameter_with_gradient(w.tensor(np.array([np.inf])))]
     with raises(RuntimeError, "nothing was scaled"):
         p.clip_grad_norm_(bad, 1.0, 2.0, True)
 
@@ -293,8 +296,8 @@ def selecting(w: World) -> None:
     """Gradients and state-dict keys are the same whatever is kept, by operators or by a policy."""
     p = w.platform
     recomputing_: list[bool] = []
-    named = lambda ctx, op, *_, **__: logged(recomputing_, ctx.is_recompute, op in p.kept_operators())  # noqa: E731 - a policy
-    policies: list[Any] = [p.kept_operators(), [], named, lambda *_, **__: False]
+    named = lambda ctx, op, *_, **__: logged(recomputing_, ctx.is_recompute, op in harness_of(p).kept_operators())  # noqa: E731 - a policy
+    policies: list[Any] = [harness_of(p).kept_operators(), [], named, lambda *_, **__: False]
     for policy in policies:
         contexts = lambda chosen=policy: p.create_selective_checkpoint_contexts(chosen)  # noqa: E731 - per forward
         wrapped = _wrap_blocks(w, _model(w), lambda block: p.ckpt_wrapper(block, context_fn=contexts))  # noqa: B023

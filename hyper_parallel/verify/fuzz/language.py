@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["LANGUAGES", "Language", "language_of"]
 
 LANGUAGES = {
-    "torch": "hyper_parallel.platform.torch.programs",
-    "mindspore": "hyper_parallel.platform.mindspore.programs",
+    "torch": "hyper_parallel.verify.frameworks.torch.programs",
+    "mindspore": "hyper_parallel.verify.frameworks.mindspore.programs",
 }
 """The module of each framework in which programs can be written; it has the functions of :class:`Language`."""
 

@@ -33,8 +33,8 @@ class Target(NamedTuple):
 TARGETS = {
     "torch-dtensor": Target(
         "torch",
-        "hyper_parallel.platform.torch.torch_dtensor_audit",
-        "hyper_parallel.platform.torch.torch_dtensor_reproducer",
+        "hyper_parallel.verify.frameworks.torch.torch_dtensor_audit",
+        "hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer",
     )
 }
 

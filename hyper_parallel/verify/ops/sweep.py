@@ -17,6 +17,7 @@ from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies,
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.claims import (
     Claim,
     SampleCall,
@@ -59,7 +60,7 @@ def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
     """Check canonical operator ``op`` on ``platform``."""
     started = time.monotonic()
     report = OperatorReport(op, platform)
-    with use_platform(platform), platform_named(platform).on_device(effort.device):
+    with use_platform(platform), harness_of(platform_named(platform)).on_device(effort.device):
         Sweep(report, platform, op, find_rule(op), samples_of(op), effort).run()
     report.seconds = time.monotonic() - started
     return report
@@ -69,7 +70,7 @@ def sweep_user_operator(platform: str, user: UserOperator, effort: Effort) -> Op
     """Check a user's function on DTensors, every placement of every operand where there are not too many."""
     started = time.monotonic()
     report = OperatorReport(user.name, platform)
-    with use_platform(platform), platform_named(platform).on_device(effort.device):
+    with use_platform(platform), harness_of(platform_named(platform)).on_device(effort.device):
         Sweep(report, platform, user, None, samples_of_user(user), effort).run()
     report.seconds = time.monotonic() - started
     return report
@@ -109,7 +110,7 @@ def check_one(
     if file is not None:
         user = load_user_file(platform, file)[op]
         function, rule, samples = user, None, samples_of_user(user)
-    with use_platform(platform), platform_named(platform).on_device(device):
+    with use_platform(platform), harness_of(platform_named(platform)).on_device(device):
         effort = Effort(meshes=(tuple(mesh),), device=device)
         sweep = Sweep(report, platform, function, rule, samples, effort)
         sweep.check_one(sample, sizes, dtype, tuple(map(tuple, places)), integral=integral)

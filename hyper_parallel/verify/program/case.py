@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.platform.contract.case_changes import IGNORED_LABEL
+from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL
 from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
 from hyper_parallel.verify.program.runs import PairedRuns
 

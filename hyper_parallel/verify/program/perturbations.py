@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyper_parallel.platform.contract.recording import Perturbation
+from hyper_parallel.verify.frameworks.contract.recording import Perturbation
 from hyper_parallel.verify.noise import allowed_difference, displace, perturb, seed_of
 from hyper_parallel.verify.program.bounds import DISPLACED, ROUNDED
 from hyper_parallel.verify.program.records import Run

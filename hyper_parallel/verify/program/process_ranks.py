@@ -6,11 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
-from hyper_parallel.platform.contract.case_changes import CaseChanges
-from hyper_parallel.platform.contract.recording import Perturbation, RecordLimits
-from hyper_parallel.platform.contract.records import RankRecords
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits
+from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.program.program import Program, run_program, started_by_python
 
 __all__ = ["run_in_process"]

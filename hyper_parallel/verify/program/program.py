@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from hyper_parallel.platform.contract.case_changes import CaseChanges
-from hyper_parallel.platform.contract.recording import (
+from hyper_parallel.platform.select import get_platform
+from hyper_parallel.transport.own_modules import PROGRAM_MODULE
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.recording import (
     Perturbation,
     ProgramStopped,
     RecordLimits,
     RecordLog,
 )
-from hyper_parallel.platform.contract.records import RankRecords
-from hyper_parallel.platform.select import get_platform
-from hyper_parallel.transport.own_modules import PROGRAM_MODULE
+from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.spec import user_file
 
@@ -117,7 +118,7 @@ def run_program(
     platform = get_platform()
     rank = platform.transport().rank if rank is None else rank
     log = RecordLog(rank, limits, perturbation, CaseChanges() if changes is None else changes[rank])
-    with platform.inherited_world(), platform.recording(log):
+    with harness_of(platform).inherited_world(), harness_of(platform).recording(log):
         try:
             _start(program, mesh)
         except ProgramStopped:
@@ -159,7 +160,9 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
     if not required:
         function()
     elif len(required) == 1:
-        function(get_platform().program_mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh)))
+        function(
+            harness_of(get_platform()).program_mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh))
+        )
     else:
         msg = (
             f"{getattr(function, '__qualname__', function)} takes {', '.join(required)}; it must take nothing or a mesh"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hyper_parallel.platform.contract.records import KINDS, Group, Pending, RankRecords, Record, Region, Run
+from hyper_parallel.verify.frameworks.contract.records import KINDS, Group, Pending, RankRecords, Record, Region, Run
 
 __all__ = ["KINDS", "Group", "Pending", "RankRecords", "Record", "Region", "Run"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.platform.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values, rounded_outputs

@@ -13,9 +13,9 @@ import numpy as np
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.platform.contract.recording import RecordLimits
 from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
+from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
 from hyper_parallel.verify.program.comparison import compare_paired

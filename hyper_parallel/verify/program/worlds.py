@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.platform.contract.case_changes import CaseChanges
-from hyper_parallel.platform.contract.recording import Perturbation, RecordingError, RecordLimits
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.guards import guarded

@@ -7,6 +7,7 @@ import pytest
 import hyper_parallel as hp
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify import launch, simulate
+from hyper_parallel.verify.frameworks import harness_of
 
 KINDS = ("data parallel", "tensor parallel", "sequence parallel")
 
@@ -105,7 +106,7 @@ def test_two_runs_are_equal(platform_name, kind, size):
 
 def every_kind(run, seed):
     """The runs of all kinds, one after the other, on this rank; in one thread, as the last bits depend on threads."""
-    with hp.get_platform().single_threaded():
+    with harness_of(hp.get_platform()).single_threaded():
         return [run(kind, seed) for kind in KINDS]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
 MISMATCH, SPLITS = "CollectiveMismatchError", "differentiable_all_to_all_single"
@@ -125,7 +126,7 @@ def mistakes(platform, folder):
     """Each mistake of the table as a call, on a rank of a world of two."""
     me, x = platform.get_rank(), platform.from_numpy(np.ones((4, 2)))
     reduced, together = platform.all_reduce(x, None, True)[1], platform.barrier(None, True)
-    layer = platform.linear_layer(2, 2, dtype=platform.str_to_dtype("float64"))
+    layer = harness_of(platform).linear_layer(2, 2, dtype=platform.str_to_dtype("float64"))
     hooks = [
         register(layer, lambda *_: None)
         for register in (

@@ -10,6 +10,7 @@ import torch
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream
 from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.frameworks import harness_of
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -45,6 +46,6 @@ def test_the_most_bytes_in_use_are_the_allocators(monkeypatch):
     used = [7]
     card = SimpleNamespace(reset_peak_memory_stats=lambda: used.append(0), max_memory_allocated=lambda: used[-1])
     monkeypatch.setattr(torch, "npu", card, raising=False)
-    most = get_torch_platform().peak_bytes("npu")
+    most = harness_of(get_torch_platform()).peak_bytes("npu")
     used.append(96)
     assert (most(), used) == (96, [7, 0, 96])

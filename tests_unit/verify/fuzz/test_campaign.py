@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hyper_parallel.platform.torch import programs as language
+from hyper_parallel.verify.frameworks.torch import programs as language
 from hyper_parallel.verify.fuzz import campaign
 from hyper_parallel.verify.fuzz.campaign import Settings, run_batch, run_campaign
 from hyper_parallel.verify.fuzz.report import Finding, FuzzReport

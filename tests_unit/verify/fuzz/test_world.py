@@ -11,9 +11,9 @@ from hyper_parallel import DTensor, Partial, Replicate, Shard
 from hyper_parallel._text import first_line
 from hyper_parallel.core.shard.rule import Row
 from hyper_parallel.errors import LayoutError
-from hyper_parallel.platform.torch import programs as language
 from hyper_parallel.platform.torch.ops.registry import functions
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.frameworks.torch import programs as language
 from hyper_parallel.verify.fuzz import campaign, world
 from hyper_parallel.verify.fuzz.program import Program
 from hyper_parallel.verify.fuzz.world import run_programs

@@ -80,7 +80,7 @@ def test_a_wrong_gradient_as_a_program():
     import torch
 
     from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-    from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
+    from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
 
     x, empty = np.array([[1.0, np.inf], [np.nan, 2.0]]), np.zeros((0, 2))
 
@@ -121,7 +121,7 @@ def test_a_crash_and_a_plain_result_as_programs():
     import torch
 
     from hyper_parallel.core.dtensor.placements import Shard
-    from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
+    from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
 
     x = np.array([1.0, 2.0, 3.0])
     call = RecordedCall(lambda operands: [torch.relu(operands[0])], [x], [[x, x, x]], [Shard(0)], [True])
@@ -172,7 +172,7 @@ def test_programs_are_confirmed_on_real_processes(monkeypatch):
 
 def test_a_program_that_hangs_shows_nothing(monkeypatch):
     """Processes that wait for each other are ended."""
-    from hyper_parallel.platform.torch import torch_dtensor_reproducer
+    from hyper_parallel.verify.frameworks.torch import torch_dtensor_reproducer
 
     monkeypatch.setattr(torch_dtensor_reproducer, "_SECONDS", 0.2)
     assert torch_dtensor_reproducer._printed("import time; time.sleep(60)", 2, "AssertionError") is None

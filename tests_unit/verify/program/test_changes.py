@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hyper_parallel.platform.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
 from hyper_parallel.verify.program.records import RankRecords, Record, Run

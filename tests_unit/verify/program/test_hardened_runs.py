@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.platform.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program import hardening
 from hyper_parallel.verify.program.changes import Changes

@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.custom.sharding_plan import ShardingPlan, shard_module
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError, ShardMismatchError
 from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
 torch_only = pytest.mark.platforms("torch")
@@ -85,13 +86,15 @@ def test_the_same_on_mindspore():
         plain, sharded = Net(), Net()
         weights = {name: np.random.default_rng(len(name)).uniform(-1, 1, tensor.shape).astype(np.float32)
                    for name, tensor in platform.parameters_dict(plain).items()}  # fmt: skip
-        platform.load_arrays(plain, weights)
-        platform.load_arrays(sharded, weights)
+        harness_of(platform).load_arrays(plain, weights)
+        harness_of(platform).load_arrays(sharded, weights)
         plan = {"up.weight": ("tp", "None"), "up.bias": ("tp",), "down.weight": ("None", "tp")}
         shard_module(sharded, mesh, ShardingPlan(plan, {"": [Replicate()]}, {"": [Replicate()]}))
         x = platform.from_numpy(np.random.default_rng(0).uniform(-1, 1, (4, 5)).astype(np.float32))
         compared = 0
-        steps = [platform.training_step(net, lambda net=net: (net(x) * net(x)).sum()) for net in (plain, sharded)]
+        steps = [
+            harness_of(platform).training_step(net, lambda net=net: (net(x) * net(x)).sum()) for net in (plain, sharded)
+        ]
         for path, wanted in steps[0].gradients.items():
             messages = steps[1].gradients[path].full_tensor()
             np.testing.assert_allclose(messages.asnumpy(), wanted.asnumpy(), rtol=2e-5, atol=2e-5)

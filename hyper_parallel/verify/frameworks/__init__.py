@@ -1,0 +1,20 @@
+"""The frameworks as the harness sees them; each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
+
+__all__ = ["harness_of"]
+
+
+@cache
+def harness_of(platform: Platform) -> HarnessPlatform:
+    """Return what the harness needs of a platform's framework."""
+    harness: HarnessPlatform = import_module(f"{__name__}.{platform.platform_type}.harness").build(platform)
+    return harness

@@ -1,0 +1,1 @@
+"""What every framework gives the harness: its interface, records and changes of a case."""

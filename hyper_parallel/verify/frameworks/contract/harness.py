@@ -1,0 +1,224 @@
+"""The interface of a framework for the harness: what verification needs and no trainer calls."""
+
+from __future__ import annotations
+
+import abc
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS, first_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+    from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, StepResult, TrainingOptimizer
+
+__all__ = ["HarnessPlatform"]
+
+
+class HarnessPlatform(abc.ABC):
+    """What the harness asks of a framework, for plain models and for models of DTensors alike.
+
+    Attributes:
+        platform: the framework's platform, as the library uses it.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+
+    @abc.abstractmethod
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """Return a context that records the framework's program that runs inside it into ``log``."""
+
+    def inherited_world(self) -> AbstractContextManager[None]:
+        """Return a context in which a program that initialises its world gets the one that the process has joined."""
+        return nullcontext()
+
+    @abc.abstractmethod
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """Return the mesh that a function of a program is called with."""
+
+    @abc.abstractmethod
+    def reference_model(self, config: LanguageModelConfig) -> Any:
+        """Return the small transformer, as single-device code; parameter paths are equal on every framework."""
+
+    @abc.abstractmethod
+    def reference_loss(self, logits: Any, labels: Any) -> Any:
+        """Return the mean cross-entropy of ``logits`` (batch, length, vocab) against ``labels`` (batch, length)."""
+
+    @abc.abstractmethod
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """Return two layers, ``up`` and ``down``, written as the framework's tutorials do.
+
+        Args:
+            inputs: size of what ``up`` takes.
+            hidden: size of what it returns.
+            outputs: size of what ``down`` returns.
+            dtype: ``float64`` or ``float32``.
+        """
+
+    @abc.abstractmethod
+    def tutorial_step(self, training: Any) -> Any:
+        """Train one step as the framework's tutorials do, with a checkpoint that is saved and loaded.
+
+        Args:
+            training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.
+
+        Returns:
+            the loss; on MindSpore plus that of a model that loaded the checkpoint.
+        """
+
+    @abc.abstractmethod
+    def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
+        """Write NumPy arrays, by path, to the plain parameters and buffers of ``model``."""
+
+    @abc.abstractmethod
+    def trainable(self, model: Any) -> dict[str, Any]:
+        """Return the parameters that receive gradients, each once, under its first path."""
+
+    def buffers(self, model: Any) -> dict[str, Any]:
+        """Return the buffers of a model, each once, under its first path."""
+        buffers: dict[str, Any] = {}
+        for path, cell in self.platform.get_cells_and_names(model):
+            start = f"{path}." if path else ""
+            buffers.update({f"{start}{name}": value for name, value in self.platform.direct_buffers(cell).items()})
+        return first_paths(buffers)
+
+    def infers_sizes(self, model: Any) -> bool:
+        """Return whether ``model`` has parameters whose sizes its first forward infers."""
+        del model
+        return False
+
+    @abc.abstractmethod
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
+        """Run functions that call ``model``, and differentiate their scalar losses, seeded with 1.
+
+        Returns:
+            the sum of the losses, and of their gradients.
+        """
+
+    @abc.abstractmethod
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> TrainingOptimizer:
+        """Return an optimizer of the framework for the model's parameters.
+
+        Args:
+            model: a model of plain tensors or DTensors.
+            optimizer: ``sgd`` (momentum 0.9), ``adamw`` (weight decay 0.1), or a function of the list of parameters
+                that returns an optimizer of the framework.
+            learning_rate: of the optimizers with a name.
+
+        Raises:
+            ValueError: unknown name, or the function returns something else.
+        """
+
+    @abc.abstractmethod
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
+        """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the norm before, a plain tensor."""
+
+    @abc.abstractmethod
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """Return the plain gradient ``local`` with the values ``array``, where the optimizer reads them."""
+
+    @abc.abstractmethod
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """Watch ``model``; return a function that returns the first module whose forward sampled, or None."""
+
+    @abc.abstractmethod
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """Let random functions on plain tensors in ``model`` draw from the stream of DTensors inside a block.
+
+        Args:
+            model: whose dropout layers are meant, where functions cannot be intercepted.
+            place: returns mesh, placements and global shape of a plain tensor; called before each draw.
+        """
+
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """Inside this context, new tensors are on ``device_type``; backward passes stay on their thread.
+
+        TF32 and HF32 are off.
+
+        Args:
+            device_type: ``cpu``, which changes nothing, or the type of the process's card.
+
+        Raises:
+            UnsupportedOnBackend: this process has no such card.
+        """
+        own = self.platform.device_type()
+        if device_type not in ("cpu", own):
+            msg = (
+                f"--device {device_type}: {self.platform.platform_type} sees no such card here, only {own}; "
+                f"{self.missing_card(device_type)}, or use --device cpu"
+            )
+            raise UnsupportedOnBackend(msg)
+        return nullcontext()
+
+    def missing_card(self, device_type: str) -> str:
+        """Return why this process has no card of this type, and what to do."""
+        return f"check the driver and the build of the framework for {device_type}"
+
+    @abc.abstractmethod
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """Begin to look for the most bytes in use on a card; return a function that returns them.
+
+        Args:
+            device_type: ``cuda`` or ``npu``.
+        """
+
+    def single_threaded(self) -> AbstractContextManager[Any]:
+        """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""
+        return nullcontext()
+
+    def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int] | None]:
+        """Count what forward keeps for backward inside a block.
+
+        Args:
+            model: whose parameters are not counted.
+
+        Returns:
+            a context with a function that returns the most bytes that were kept at one time, or with None where the
+            framework does not tell.
+        """
+        del model
+        return nullcontext()
+
+    def collective_owners(self, model: Any) -> dict[str, str]:
+        """Return, by the names that the groups of ``fully_shard`` have in collectives, the paths of their modules."""
+        del model
+        return {}
+
+    @abc.abstractmethod
+    def generator_state(self) -> bytes | None:
+        """Return the state of the framework's own generator of this rank; None where it cannot be read."""
+
+    @abc.abstractmethod
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """Draw as many numbers as a tensor of ``shape`` has from the framework's own generator."""
+
+    @abc.abstractmethod
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """Return the framework's linear layer with a bias, initialised by the framework."""
+
+    @abc.abstractmethod
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """Return a parameter, or where gradients are values an object, whose ``gradient_of`` is ``gradient``."""
+
+    @abc.abstractmethod
+    def kept_operators(self) -> list[Any]:
+        """Return operators of the reference model for selective checkpointing to keep: its matrix products."""
+
+    def unknown_optimizer(self, name: str) -> ValueError:
+        """Return the error for a name that is not in ``OPTIMIZERS``."""
+        return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")
+
+    def no_optimizer(self, engine: Any, classes: str) -> ValueError:
+        """Return the error for a function that returns no optimizer of the framework's ``classes``."""
+        return ValueError(
+            f"optimizer= returned {type(engine).__name__}; it is called with the list of parameters and must return a "
+            f"{classes}"
+        )

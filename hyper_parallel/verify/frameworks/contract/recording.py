@@ -1,0 +1,235 @@
+"""What the recorders of all frameworks share: the log of one rank, its limits, and perturbations of a reference.
+
+A framework's recorder (``platform/<framework>/recording.py``) watches modules and optimizers and adds what it sees to
+the :class:`RecordLog` of its rank. It neither communicates nor changes values, random state or order.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.records import Group, LocalValue, RankRecords, Record, Region
+
+__all__ = [
+    "Perturbation",
+    "ProgramStopped",
+    "RecordLimits",
+    "RecordLog",
+    "RecordingError",
+    "active_log",
+    "record",
+    "use_log",
+    "user_site",
+]
+
+_PACKAGE = Path(__file__).parents[3]
+_CORPUS = str(_PACKAGE / "verify" / "bugs")  # its programs stand for a user's
+
+
+class RecordingError(HyperParallelError, ValueError):
+    """A program whose values cannot be recorded: too many bytes, or a value that is no tensor."""
+
+
+class ProgramStopped(BaseException):
+    """Ends a program after its last step; a BaseException, so that the program does not swallow it."""
+
+
+@dataclass(frozen=True)
+class RecordLimits:
+    """What of a run is recorded.
+
+    Attributes:
+        steps: optimizer steps after which the program is stopped; None lets it end by itself.
+        only: patterns of names (``layers.0.*``) of the outputs, masks and values to record; empty records all.
+            Weights, gradients, losses and what belongs to the optimizer are always recorded.
+        size: bytes that one rank's records may take.
+    """
+
+    steps: int | None = None
+    only: tuple[str, ...] = ()
+    size: int = 1 << 30
+
+
+class Perturbation(Protocol):
+    """Small changes of a reference's values, by which its rounding is measured."""
+
+    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
+        """Return the input or weight ``array`` changed, of the same shape and dtype; ``name`` tells them apart.
+
+        ``dtype`` is that of :class:`LocalValue`.
+        """
+
+    def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
+        """Return a module's output, or the gradient of one, changed: numbers of half precision as float32."""
+
+    def displaced(self, name: str, step: int, array: Any) -> Any:
+        """Return the gradient of parameter ``name`` changed, before the optimizer sees it."""
+
+
+@dataclass
+class RecordLog:
+    """The records of one rank while its program runs.
+
+    Attributes:
+        rank: its number.
+        limits: what is recorded.
+        perturbation: of a reference; None leaves every value alone.
+        changes: of the case; applied before the perturbation.
+        step: optimizer steps that are complete.
+        records: by now, in the order of execution.
+    """
+
+    rank: int
+    limits: RecordLimits = field(default_factory=RecordLimits)
+    perturbation: Perturbation | None = None
+    changes: CaseChanges = field(default_factory=CaseChanges)
+    step: int = 0
+    records: list[Record] = field(default_factory=list)
+    groups: dict[tuple[int, ...], str] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    take: Callable[[Any], LocalValue | None] | None = None
+    _counts: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _size: int = 0
+
+    def records_outputs(self, name: str) -> bool:
+        """Return whether values called ``name`` are recorded under the limits."""
+        only = self.limits.only
+        return not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        value: LocalValue,
+        *,
+        module: str = "",
+        step: int | None = None,
+        site: str = "",
+    ) -> None:
+        """Append a record.
+
+        Args:
+            kind: of ``KINDS``.
+            name: as in :class:`Record`.
+            value: an array that nobody else writes to, and its place.
+            module: as in :class:`Record`.
+            step: optimizer steps that were complete before; the log's by default.
+            site: as in :class:`Record`.
+
+        Raises:
+            RecordingError: the records take more bytes than the limits allow.
+        """
+        step = self.step if step is None else step
+        self._size += value.array.nbytes
+        if self._size > self.limits.size:
+            raise RecordingError(self._too_large(kind, name, value.array.nbytes))
+        call = self._counts.get((kind, name, step), 0)
+        self._counts[kind, name, step] = call + 1
+        self.records.append(Record(kind, name, module, step, call, value.array, value.region, site, value.dtype))
+
+    def count(self, kind: str, name: str) -> int:
+        """Return how many records of a kind and name this step has."""
+        return self._counts.get((kind, name, self.step), 0)
+
+    def drop(self, kind: str, step: int) -> None:
+        """Forget the records of ``kind`` of ``step``, which are then taken again."""
+        dropped = [record for record in self.records if record.kind == kind and record.step == step]
+        self._size -= sum(record.value.nbytes for record in dropped)
+        for record in dropped:
+            self._counts.pop((kind, record.name, step), None)
+        self.records = [record for record in self.records if record.kind != kind or record.step != step]
+
+    def move_to_start(self, kinds: Sequence[str], step: int) -> None:
+        """Put the records of ``kinds`` of ``step`` before all others: weights before training."""
+        self.records.sort(key=lambda record: not (record.kind in kinds and record.step == step))
+
+    def result(self) -> RankRecords:
+        """Return everything recorded, as plain data."""
+        groups = [Group(name, ranks) for ranks, name in self.groups.items()]
+        return RankRecords(self.rank, self.records, groups, self.notes)
+
+    def _too_large(self, kind: str, name: str, size: int) -> str:
+        fewer = f"record fewer steps (--steps {self.step}), " if self.step else ""
+        return (
+            f"the records of rank {self.rank} do not fit in memory: {kind} {name!r} of step {self.step} takes {size} "
+            f"bytes, and {self._size - size} of the {self.limits.size} bytes of this rank are taken; {fewer}record "
+            "only some outputs (--only 'layers.0.*'), or allow more (--memory)"
+        )
+
+
+_LOG: ContextVar[RecordLog | None] = ContextVar("hyper_parallel_record_log", default=None)
+
+
+def active_log() -> RecordLog | None:
+    """Return the log of the program that runs in this context; None outside of a verification."""
+    return _LOG.get()
+
+
+@contextmanager
+def use_log(log: RecordLog) -> Iterator[RecordLog]:
+    """Record into ``log`` inside this context."""
+    token = _LOG.set(log)
+    try:
+        yield log
+    finally:
+        _LOG.reset(token)
+
+
+def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | None = None) -> None:
+    """Record a value of the program that is being verified; outside of a verification it does nothing.
+
+    Args:
+        name: by which the value is compared with the single device's, and between ranks.
+        value: a tensor of the framework (a DTensor says its own placement), a NumPy array or a number.
+        placement: where the rank's part lies, if the value cannot tell: ``{"shape": (8, 6), "start": (4, 0)}`` of the
+            global value.
+
+    Raises:
+        RecordingError: the value is no tensor, array or number, or the records do not fit in memory.
+    """
+    log = _LOG.get()
+    if log is None or not log.records_outputs(name):
+        return
+    taken = log.take(value) if log.take is not None else None
+    if taken is None:
+        array = np.array(value)
+        if array.dtype.kind not in "biufc":
+            msg = f"record({name!r}): expected a tensor, an array or a number, got {type(value).__name__}"
+            raise RecordingError(msg)
+        taken = LocalValue(array)
+    if placement is not None:
+        taken = taken._replace(region=Region(tuple(placement["shape"]), tuple(placement["start"])))
+    log.add("value", name, taken, site=_caller())
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)  # noqa: SLF001 - the caller of record
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def user_site(framework: str) -> str:
+    """Return ``file:line`` of the innermost frame outside of a framework and this library; empty if there is none.
+
+    Args:
+        framework: the folder of its package.
+    """
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
+    libraries = (framework, str(_PACKAGE), threading.__file__, "<")
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_CORPUS) or not file.startswith(libraries):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

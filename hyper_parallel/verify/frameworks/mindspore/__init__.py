@@ -1,0 +1,1 @@
+"""MindSpore for the harness."""

@@ -1,0 +1,85 @@
+"""Changes the case of a MindSpore program on one rank while it is recorded: weights, outputs, strides.
+
+Losses are not weighted, since MindSpore differentiates functions whose gradients may be reduced inside; parts of a
+batch are copies, so that inputs keep their values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from mindspore import Tensor, mint
+
+from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, tree_map
+from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.mindspore.recorded_values import read_tensor, write_tensor
+
+__all__ = ["ChangedCase"]
+
+
+class ChangedCase(BaseChangedCase):
+    """Applies the changes of a log to weights, strides of inputs, and outputs; notes what the case is.
+
+    Args:
+        log: of the rank; ``log.changes`` says what is changed.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        super().__init__(log)
+        self._calls = 0
+
+    def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
+        """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
+        taken = read_tensor(parameter)
+        return None if taken is None else taken.array.shape
+
+    def write(self, parameter: Any, array: Any) -> None:
+        """Write an array into what this rank holds of a parameter."""
+        write_tensor(parameter, array)
+
+    def output(self, name: str, output: Any) -> Any:
+        """Return a cell's output, multiplied by its factors; called after it was recorded.
+
+        Raises:
+            RecordingError: the output has another shape than the factors.
+        """
+        factors = self.factors_of(name, tuple(output.shape)) if type(output) is Tensor else None
+        return output if factors is None else output * Tensor(factors, dtype=output.dtype)
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a model, with other strides if that is asked for; note those of the first step."""
+        if self._log.changes.strided:
+            args, kwargs = tree_map(_strided, (args, kwargs), CONTAINERS)
+        if not self._log.step:
+            for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+                self._note_input(name, value)
+            self._calls += 1
+        return args, kwargs
+
+    def _note_input(self, name: str, value: Any) -> None:
+        taken = read_tensor(value) if type(value) is Tensor else None
+        if taken is None:
+            return
+        notes = self._log.notes
+        notes.setdefault("inputs", []).append((self._calls, name, taken.array))
+        if value.ndim > 1:
+            notes["contiguous inputs"] = notes.get("contiguous inputs", True) and bool(value.is_contiguous())
+
+    def note_gradients(self, gradients: Any) -> None:
+        """Note the gradients that a backward returns, before the program can reduce them."""
+        if self._log.step or self._log.perturbation is not None:
+            return
+        digests = self._log.notes.setdefault("own gradients", {}).setdefault("all parameters", [])
+        for taken in map(read_tensor, leaves(gradients, CONTAINERS)):
+            if taken is not None:
+                digests.append(hashlib.sha256(taken.array.tobytes()).hexdigest())
+
+
+def _strided(value: Any) -> Any:
+    """Return a matrix with the same values and other strides; other values as they are."""
+    if type(value) is not Tensor or value.ndim < 2:
+        return value
+    last = value.ndim - 1
+    return mint.transpose(mint.transpose(value, 0, last).contiguous(), 0, last)

@@ -1,0 +1,191 @@
+"""What the harness asks of MindSpore: reference training, recording, draws by index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore.experimental import optim
+
+from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.transport.mindspore import compute_on_cpu
+from hyper_parallel.transport.mindspore_cards import exact_products, missing_ascend
+from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.training import (
+    LanguageModelConfig,
+    StepResult,
+    check_names,
+    first_paths,
+)
+from hyper_parallel.verify.frameworks.mindspore.indexed_draws import active_dropouts, indexed_draws
+from hyper_parallel.verify.frameworks.mindspore.optimizers import MindSporeOptimizer
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["MindSporeHarness", "build"]
+
+
+class MindSporeHarness(HarnessPlatform):
+    """Training by MindSpore's function transform and MindSpore's optimizers."""
+
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """By the calls of cells and optimizers, which are replaced meanwhile."""
+        from hyper_parallel.verify.frameworks.mindspore.recording import recording
+
+        return recording(log)
+
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """This library's mesh: MindSpore has none."""
+        from hyper_parallel.core.dtensor.mesh import init_device_mesh
+
+        return init_device_mesh(self.platform.device_type(), tuple(sizes), mesh_dim_names=tuple(names))
+
+    def reference_model(self, config: LanguageModelConfig) -> Any:
+        """The transformer of ``reference_model.py``."""
+        from hyper_parallel.verify.frameworks.mindspore.reference_model import Transformer
+
+        return Transformer(config)
+
+    def reference_loss(self, logits: Any, labels: Any) -> Any:
+        """``ops.cross_entropy``."""
+        from hyper_parallel.verify.frameworks.mindspore.reference_model import loss
+
+        return loss(logits, labels)
+
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """The regression of ``tutorial.py``."""
+        from hyper_parallel.verify.frameworks.mindspore.tutorial import Regression
+
+        return Regression(inputs, hidden, outputs, getattr(mindspore, dtype))
+
+    def tutorial_step(self, training: Any) -> Any:
+        """The step of ``tutorial.py``."""
+        from hyper_parallel.verify.frameworks.mindspore.tutorial import train_one_step
+
+        return train_one_step(training)
+
+    def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
+        """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
+        tensors = self.platform.parameters_dict(model)
+        for path, cell in self.platform.get_cells_and_names(model):
+            prefix = f"{path}." if path else ""
+            tensors.update({f"{prefix}{name}": buffer for name, buffer in self.platform.direct_buffers(cell).items()})
+        check_names(list(tensors), arrays, "load_arrays")
+        for path, array in arrays.items():
+            value = mindspore.Tensor(array, dtype=tensors[path].dtype)
+            if isinstance(tensors[path], mindspore.Parameter):
+                tensors[path].set_data(value)
+            else:
+                write_over(tensors[path], value)
+
+    def trainable(self, model: Any) -> dict[str, Any]:
+        """Parameters that require grad."""
+        parameters = self.platform.parameters_dict(model).items()
+        return first_paths({path: parameter for path, parameter in parameters if parameter.requires_grad})
+
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """``mint.nn.Linear``."""
+        return mindspore.mint.nn.Linear(inputs, outputs, dtype=dtype)
+
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """The gradient, which is a value."""
+        return gradient
+
+    def kept_operators(self) -> list[Any]:
+        """Products, by the names that MindSpore dispatches them under."""
+        return ["MatMulExt", "Dense", "BatchMatMul", "MatMul"]
+
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
+        """``value_and_grad`` over the parameters."""
+        parameters = self.trainable(model)
+        total: Any = None
+        gradients: dict[str, Any] = {}
+        for compute_loss in compute_losses:
+            loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
+            total = loss if total is None else total + loss
+            for path, gradient in zip(parameters, grads, strict=True):
+                gradients[path] = gradients[path] + gradient if path in gradients else gradient
+        return StepResult(total, gradients)
+
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> MindSporeOptimizer:
+        """``nn.Momentum`` (``SGD`` takes no float64), ``experimental.optim.AdamW`` or the caller's."""
+        parameters = self.trainable(model)
+        values = list(parameters.values())
+        if optimizer == "sgd":
+            engine: Any = mindspore.nn.Momentum(values, learning_rate, 0.9)
+        elif optimizer == "adamw":
+            engine = optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        elif isinstance(optimizer, str):
+            raise self.unknown_optimizer(optimizer)
+        else:
+            engine = optimizer(values)
+        if not isinstance(engine, (mindspore.nn.Optimizer, optim.Optimizer)):
+            raise self.no_optimizer(engine, "mindspore.nn.Optimizer, or an optimizer of mint.optim")
+        return MindSporeOptimizer(engine, parameters)
+
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
+        """The gradients are values."""
+        del model
+        return self.platform.clip_grad_norm_(list(gradients.values()), max_norm)
+
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """See :meth:`HarnessPlatform.on_device`; MindSpore has one device and one precision of products per process.
+
+        On CPU, a process that has computed nothing leaves its card alone.
+        """
+        if device_type == "cpu":
+            compute_on_cpu()
+        plain = super().on_device(device_type)
+        if device_type != "cpu":
+            exact_products()
+        return plain
+
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """By the memory pool of ``mindspore.runtime``, when all work is done."""
+        del device_type
+        mindspore.runtime.synchronize()
+        mindspore.runtime.reset_peak_memory_stats()
+
+        def most() -> int:
+            mindspore.runtime.synchronize()
+            return int(mindspore.runtime.max_memory_allocated())
+
+        return most
+
+    def missing_card(self, device_type: str) -> str:
+        """From what is installed, and from what became of MindSpore's plugin for Ascend."""
+        if device_type == "cuda":
+            return "this library uses MindSpore on cpu and npu: take --platform torch"
+        return missing_ascend() or f"this process computes on {device_type}"
+
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """A new tensor: optimizers are handed their gradients."""
+        del local
+        return mindspore.Tensor(array)
+
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """Hooks of the dropout cells, as MindSpore does not intercept functions of plain tensors."""
+        return indexed_draws(active_dropouts(self.platform.get_cells_and_names(model)), place)
+
+    def generator_state(self) -> bytes | None:
+        """MindSpore's CPU generators have no state to read."""
+        return None
+
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """Nothing: the generator's state is not compared."""
+
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """Nothing can be watched: dropout cells draw by index, and other draws show when the run is repeated."""
+        del model
+        return lambda: None
+
+
+def build(platform: Platform) -> MindSporeHarness:
+    """What the harness asks, beside ``platform``."""
+    return MindSporeHarness(platform)

@@ -1,0 +1,340 @@
+"""Records what the cells and optimizers of a MindSpore program compute, on one rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.mint import nn as mint_nn
+from mindspore.ops.function.clip_func import _ClipByGlobalNorm
+
+from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.transport.mindspore import to_host
+from hyper_parallel.transport.mindspore_comm.world import active_world
+from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.records import LocalValue
+from hyper_parallel.verify.frameworks.mindspore.changed_case import ChangedCase
+from hyper_parallel.verify.frameworks.mindspore.recorded_names import ModelNames, is_wrapper
+from hyper_parallel.verify.frameworks.mindspore.recorded_values import read_tensor, write_tensor
+
+__all__ = ["Recorder"]
+
+_FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
+_BEFORE = -1  # the step of weights before training
+_RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
+_NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
+_DROPOUTS = (nn.Dropout, mint_nn.Dropout)
+
+
+class Recorder:
+    """Fills the log of one rank; MindSpore's functions call it through ``recording.py``.
+
+    Attributes:
+        log: of the rank.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self.log = log
+        self._names = ModelNames()
+        self._open: list[str] = []
+        self._evaluates = False
+        self._inputs = 0
+        self._differentiating = 0
+        self._in_backward = False
+        self._initial: dict[str, int] = {}
+        self._perturbed: set[str] = set()
+        self._steps: dict[int, int] = {}
+        self._optimizers: list[Any] = []
+        self._in_step = False
+        self._changed = ChangedCase(log)
+        log.take = read_tensor
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], cell: nn.Cell, args: Any, kwargs: Any) -> Any:
+        """Call a cell and record its output; cells inside a backward or an optimizer are not the model's."""
+        if self._in_backward or self._in_step:
+            return plain(cell, *args, **kwargs)
+        if isinstance(cell, _ClipByGlobalNorm):
+            self._record_norm(args[0], float(cell.clip_norm))
+            self._in_step = True
+            try:
+                return plain(cell, *args, **kwargs)
+            finally:
+                self._in_step = False
+        if not self._open:
+            args, kwargs = self._enter_model(cell, args, kwargs)
+        wrapper = is_wrapper(cell)
+        path = "" if wrapper else self._names.path_of(cell, self._open[-1] if self._open else "")
+        self._open.append(path)
+        try:
+            output = plain(cell, *args, **kwargs)
+        finally:
+            self._open.pop()
+        if not (wrapper or isinstance(cell, _NO_PART) or _RECOMPUTED in path):
+            self._record_output(cell, path, output)
+            output = self._changed.output(self._output_name(path), output)
+        return output
+
+    def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._names.add(cell)
+        self._evaluates = not (self._differentiating or is_wrapper(cell))
+        if not self._steps:
+            self._changed.write_weights(self._names.parameters())
+            self._perturb_weights()
+            self._record_initial()
+        args, kwargs = self._changed.inputs(args, kwargs)
+        if self.log.perturbation is None:
+            return args, kwargs
+        self._inputs += 1
+        changed: tuple[Any, Any] = tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
+        return changed
+
+    def _output_name(self, path: str) -> str:
+        return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
+
+    def _record_output(self, cell: nn.Cell, path: str, output: Any) -> None:
+        if not self.log.records_outputs(path or "(model)"):
+            return
+        if isinstance(cell, _DROPOUTS) and cell.training and (getattr(cell, "p", None) or 0) > 0:
+            self.record_mask(path, output)
+        for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
+            taken = read_tensor(value)
+            if taken is not None:
+                self.log.add("output", leaf_name, taken, module=path)
+
+    def record_mask(self, path: str, output: Any) -> None:
+        """Record which elements a dropout kept."""
+        taken = read_tensor(output)
+        if taken is not None:
+            self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
+
+    # -- differentiation and clipping ----------------------------------------------------------------------------------
+
+    def forward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function that is differentiated, and record its loss."""
+        outermost = not self._differentiating and not self._in_backward
+        self._differentiating += 1
+        try:
+            outputs = plain(*args, **kwargs)
+        finally:
+            self._differentiating -= 1
+        loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+        taken = read_tensor(loss) if outermost else None
+        if taken is not None and taken.array.size == 1:
+            self.log.add("loss", "loss", taken, site=user_site(_FRAMEWORK))
+        return outputs
+
+    def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a backward, in which cells are only recomputed."""
+        before, self._in_backward = self._in_backward, True
+        try:
+            gradients = plain(*args, **kwargs)
+        finally:
+            self._in_backward = before
+        self._changed.note_gradients(gradients)
+        return gradients
+
+    def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
+        """Record the norm that this rank clips by, and the factor that clips."""
+        squares = [np.sum(np.square(taken.array.astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
+        total = np.sqrt(np.sum(squares))
+        site = user_site(_FRAMEWORK)
+        self.log.add("norm", "gradient norm", LocalValue(np.array(total)), site=site)
+        factor = np.array(min(1.0, largest / total) if total else 1.0)
+        self.log.add("norm", "clip factor", LocalValue(factor), site=site)
+
+    # -- optimizers ----------------------------------------------------------------------------------------------------
+
+    def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Run an optimizer's step; record gradients and rates before, and state, weights and buffers after it.
+
+        Raises:
+            ProgramStopped: that was the last step to record.
+        """
+        if self._in_step:
+            return plain(optimizer, *args, **kwargs)
+        before, self._open = self._open, []
+        self._in_step = True
+        try:
+            args = self._before_step(optimizer, args)
+            result = plain(optimizer, *args, **kwargs)
+        finally:
+            self._in_step = False
+            self._open = before
+        self._after_step(optimizer)
+        return result
+
+    def _before_step(self, optimizer: Any, args: Any) -> Any:
+        if not any(known is optimizer for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        if not self._steps:
+            self._record_initial()
+        step = self._steps.setdefault(id(optimizer), 0)
+        names = self._names_of(optimizer)
+        gradients = list(args[0]) if args and isinstance(args[0], (tuple, list)) else []
+        for position, gradient in enumerate(gradients[: len(names)]):
+            name = names[position]
+            gradients[position] = self._perturbed_gradient(name, step, gradient)
+            taken = read_tensor(gradients[position])
+            if taken is not None:
+                self.log.add("gradient", name, taken, module=_owner(name), step=step)
+        number = self._optimizers.index(optimizer)
+        for position, rate in enumerate(_rates(optimizer)):
+            self.log.add("rate", f"optimizer {number}, group {position}", LocalValue(np.array(rate)), step=step)
+        self._note_unknown()
+        return (type(args[0])(gradients), *args[1:]) if gradients else args
+
+    def _after_step(self, optimizer: Any) -> None:
+        step = self._steps[id(optimizer)]
+        for name, taken in self._state_of(optimizer):
+            self.log.add("state", name, taken, module=_owner(name.partition(":")[0]), step=step)
+        self._record_weights(step)
+        self._steps[id(optimizer)] = step + 1
+        self.log.step = max(self._steps.values())
+        limit = self.log.limits.steps
+        if limit is not None and min(self._steps.values()) >= limit:
+            raise ProgramStopped
+
+    def _names_of(self, optimizer: Any) -> list[str]:
+        """Names of the parameters of an optimizer, in its order.
+
+        A parameter that no model has any more goes by the name of the one that has its ``Parameter.name`` now: an
+        optimizer that was made before the model's parameters were replaced trains such ones.
+        """
+        named = self._names.parameters()
+        names = {id(value): name for name, value in named.items()}
+        replaced = {value.name: name for name, value in named.items()}
+        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
+        return [
+            names.get(id(value)) or replaced.get(value.name) or f"optimizer {number}, parameter {position}"
+            for position, value in enumerate(optimizer.parameters)
+        ]
+
+    def _state_of(self, optimizer: Any) -> list[tuple[str, Any]]:
+        """What the optimizer keeps for each parameter, as ``weight:moment1``."""
+        own = {value.name: name for value, name in zip(optimizer.parameters, self._names_of(optimizer), strict=True)}
+        ids = {id(value) for value in optimizer.parameters}
+        state = []
+        for value in optimizer.get_parameters():
+            owner = next((name for name in own if value.name.endswith(f".{name}")), None)
+            taken = read_tensor(value) if owner is not None and id(value) not in ids else None
+            if taken is not None:
+                state.append((f"{own[str(owner)]}:{value.name.removesuffix(f'.{owner}')}", taken))
+        return state
+
+    def _note_unknown(self) -> None:
+        named = self._names.parameters()
+        everyone = {id(value) for optimizer in self._optimizers for value in optimizer.parameters}
+        lost = [name for name, value in named.items() if value.requires_grad and id(value) not in everyone]
+        names = {id(value) for value in named.values()}
+        foreign = [
+            list(value.shape)
+            for optimizer in self._optimizers
+            for value in optimizer.parameters
+            if id(value) not in names
+        ]
+        self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
+        self.log.notes.update({"parameters that no model has": foreign} if lost and foreign else {})
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _record_initial(self) -> None:
+        """Record weights and buffers before training; again, if the program has sharded the model since."""
+        identities = {name: id(value) for name, value in self._parameters().items()}
+        if identities != self._initial:
+            self._initial = identities
+            for kind in ("weight", "buffer"):
+                self.log.drop(kind, _BEFORE)
+            self._record_weights(_BEFORE)
+
+    def _record_weights(self, step: int) -> None:
+        parameters = self._parameters()
+        for kind, tensors in (("weight", parameters), ("buffer", self._names.buffers())):
+            for name, value in tensors.items():
+                taken = read_tensor(value)
+                if taken is not None:
+                    self.log.add(kind, name, taken, module=_owner(name), step=step)
+        frozen = [name for name, value in parameters.items() if not value.requires_grad]
+        self.log.notes.update({"frozen parameters": frozen} if frozen else {})
+
+    def _parameters(self) -> dict[str, Any]:
+        """Parameters of the models, and those that only an optimizer has."""
+        named: dict[str, Any] = self._names.parameters()
+        for optimizer in self._optimizers:
+            for name, value in zip(self._names_of(optimizer), optimizer.parameters, strict=True):
+                named.setdefault(name, value)
+        return named
+
+    # -- perturbation of a reference -----------------------------------------------------------------------------------
+
+    def _perturb_weights(self) -> None:
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return
+        for name, parameter in self._names.parameters().items():
+            taken = read_tensor(parameter)
+            if name not in self._perturbed and taken is not None and _is_perturbable(parameter):
+                self._perturbed.add(name)
+                write_tensor(parameter, perturbation.moved(f"weight {name}", taken.array, taken.dtype))
+
+    def _perturbed_gradient(self, name: str, step: int, gradient: Any) -> Any:
+        perturbation = self.log.perturbation
+        if perturbation is None or type(gradient) is not Tensor or not _is_perturbable(gradient):
+            return gradient
+        return Tensor(perturbation.displaced(name, step, np.array(to_host(gradient))))
+
+    def _perturbed_input(self, value: Any) -> Any:
+        perturbation = self.log.perturbation
+        if perturbation is None or type(value) is not Tensor or not _is_perturbable(value):
+            return value
+        array = np.array(to_host(value))
+        # Added, not replaced: a tensor that an operation made keeps its gradient.
+        return value + Tensor(perturbation.moved(f"input {self._inputs}", array) - array)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Complete the log when the program has ended."""
+        world = active_world()
+        if world is not None:
+            self.log.groups.setdefault(tuple(range(world.size)), "world")
+            for name, group in world.groups.items():
+                if world.rank in group.ranks:
+                    self.log.groups[group.ranks] = _group_name(name, group.ranks)
+        self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
+        self.log.notes["optimizer steps"] = self.log.step
+        self.log.move_to_start(("weight", "buffer"), _BEFORE)
+
+
+def _group_name(name: str, ranks: tuple[int, ...]) -> str:
+    """The program's name of a group without the numbers that tell it from others: ``dp-3`` is an axis ``dp``.
+
+    ``new_group`` makes one up from a hash, which says nothing.
+    """
+    axis = re.sub(r"([-_.]?\d+)+$", "", name)
+    made_up = name.startswith(("hccl_", "mccl_")) and re.fullmatch("[0-9a-f]{40}", name.rpartition("_")[2])
+    return f"group {'-'.join(map(str, ranks))}" if made_up or not axis else axis
+
+
+def _is_perturbable(tensor: Any) -> bool:
+    return tensor.dtype in (mindspore.float32, mindspore.float64)
+
+
+def _rates(optimizer: Any) -> list[float]:
+    """Learning rates by group."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is not None:  # the optimizers of mint and of mindspore.experimental
+        return [float(group["lr"]) for group in groups]
+    rates = optimizer.learning_rate
+    rates = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
+    return [float(rate(optimizer.global_step)) if isinstance(rate, nn.Cell) else float(rate) for rate in rates]
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]

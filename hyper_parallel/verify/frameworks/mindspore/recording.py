@@ -1,0 +1,80 @@
+"""Lets a recorder see the cells, differentiations and optimizers of the program that runs in a context.
+
+MindSpore's hooks belong to single cells, so the calls of cells and optimizers are replaced in their classes, for the
+time of the recording. A process is one rank and runs one program at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mindspore import amp, context, nn
+from mindspore.experimental import optim
+from mindspore.ops.composite import base
+from mindspore.ops.function.grad import grad_func
+
+from hyper_parallel.platform.mindspore.captured import reaches_dtensor
+from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
+from hyper_parallel.verify.frameworks.mindspore.recorder import Recorder
+
+__all__ = ["recording"]
+
+_FORWARD, _BACKWARD = "_pynative_func_grad_forward", "_pynative_func_grad_backward"
+
+
+@contextmanager
+def recording(log: RecordLog) -> Iterator[None]:
+    """Record the MindSpore program that runs inside this context into ``log``.
+
+    Args:
+        log: of the rank; its perturbation, if any, is applied.
+    """
+    recorder, mode = Recorder(log), context.get_context("mode")
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, run: Callable[..., Any]) -> None:
+        plain = getattr(owner, name)
+        replaced.append((owner, name, plain))
+        setattr(owner, name, functools.wraps(plain)(run(plain)))
+
+    for optimizers in (nn.Optimizer, optim.Optimizer):
+        replace(optimizers, "__call__", lambda plain: _method(recorder.step, plain))
+    replace(nn.Cell, "__call__", lambda plain: _method(recorder.call, plain))
+    for module in (base, grad_func):
+        replace(module, _FORWARD, lambda plain: _function(recorder.forward, plain))
+        replace(module, _BACKWARD, lambda plain: _function(recorder.backward, plain))
+    for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
+        replace(amp, function.__name__, functools.partial(_served, served))
+    try:
+        with use_log(log):
+            yield
+    finally:
+        for owner, name, plain in reversed(replaced):
+            setattr(owner, name, plain)
+        context.set_context(mode=mode)  # a program may have set graph mode, and ranks are warm processes
+        recorder.finish()
+
+
+def _method(seen: Callable[..., Any], plain: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return seen(plain, self, args, kwargs)
+
+    return call
+
+
+def _served(served: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (served if reaches_dtensor([args, kwargs]) else plain)(*args, **kwargs)
+
+    return call
+
+
+def _function(seen: Callable[..., Any], plain: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return seen(plain, args, kwargs)
+
+    return call

@@ -1,0 +1,149 @@
+"""The reference transformer on MindSpore: ordinary single-device code that knows nothing of parallelism.
+
+The same structure and the same parameter paths as on PyTorch. What MindSpore's CPU build has no kernel for (float64
+layer norm, embedding, log-softmax) is written with operators that it has, so one model runs on every device.
+Shapes: B batch, L length, D dim, K key/value heads, G query heads per key/value head, H head_dim, F ffn, V vocab.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, mint, nn, ops
+
+from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, causal_mask, rotary_tables
+
+__all__ = ["Embedding", "Transformer", "loss"]
+
+
+class Embedding(mint.nn.Embedding):
+    """Rows of a table; by ``gather``, which every device has."""
+
+    def construct(self, ids_BL: Any) -> Any:
+        """Row ``ids`` of the weight."""
+        return ops.gather(self.weight, ids_BL, 0)
+
+
+class RMSNorm(nn.Cell):
+    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), written out: there is no such cell."""
+
+    def __init__(self, dim: int, eps: float, dtype: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = Parameter(mint.ones(dim, dtype=dtype))
+
+    def construct(self, x_BLD: Any) -> Any:
+        """Scale every token to unit mean square, then by the weight."""
+        return x_BLD * mint.rsqrt(mint.mean(x_BLD * x_BLD, -1, True) + self.eps) * self.weight
+
+
+class LayerNorm(nn.Cell):
+    """Layer norm (Ba et al., arXiv 1607.06450), written out: the CPU kernel knows no float64."""
+
+    def __init__(self, dim: int, eps: float, dtype: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = Parameter(mint.ones(dim, dtype=dtype))
+        self.bias = Parameter(mint.zeros(dim, dtype=dtype))
+
+    def construct(self, x_BLD: Any) -> Any:
+        """Every token to zero mean and unit variance, then the affine map."""
+        centred_BLD = x_BLD - mint.mean(x_BLD, -1, True)
+        variance_BL1 = mint.mean(centred_BLD * centred_BLD, -1, True)
+        return centred_BLD * mint.rsqrt(variance_BL1 + self.eps) * self.weight + self.bias
+
+
+class Attention(nn.Cell):
+    """Causal attention with rotary positions and grouped key/value heads."""
+
+    def __init__(self, config: LanguageModelConfig, dtype: Any) -> None:
+        super().__init__()
+        self.groups, self.head_dim = config.heads // config.kv_heads, config.head_dim
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q = mint.nn.Linear(config.dim, wide, bias=config.bias, dtype=dtype)
+        self.k = mint.nn.Linear(config.dim, narrow, bias=config.bias, dtype=dtype)
+        self.v = mint.nn.Linear(config.dim, narrow, bias=config.bias, dtype=dtype)
+        self.o = mint.nn.Linear(wide, config.dim, bias=config.bias, dtype=dtype)
+
+    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
+        """Mix tokens with those before them."""
+        q_BKGLH = self._heads(self.q(x_BLD), self.groups)
+        k_BKGLH = self._heads(self.k(x_BLD), 1)
+        v_BKGLH = self._heads(self.v(x_BLD), 1)
+        q_BKGLH, k_BKGLH = _rotate(q_BKGLH, cos_LH, sin_LH), _rotate(k_BKGLH, cos_LH, sin_LH)
+        scores_BKGLL = mint.matmul(q_BKGLH, mint.transpose(k_BKGLH, -1, -2)) * self.head_dim**-0.5
+        mixed_BKGLH = mint.matmul(mint.nn.functional.softmax(scores_BKGLL + mask_LL, dim=-1), v_BKGLH)
+        batch, _, _, length, _ = mixed_BKGLH.shape
+        return self.o(mint.reshape(mint.permute(mixed_BKGLH, (0, 3, 1, 2, 4)), (batch, length, -1)))
+
+    def _heads(self, x: Any, groups: int) -> Any:
+        batch, length, _ = x.shape
+        return mint.permute(mint.reshape(x, (batch, length, -1, groups, self.head_dim)), (0, 2, 3, 1, 4))
+
+
+class SwiGLU(nn.Cell):
+    """The gated MLP (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: LanguageModelConfig, dtype: Any) -> None:
+        super().__init__()
+        self.gate = mint.nn.Linear(config.dim, config.ffn, bias=config.bias, dtype=dtype)
+        self.up = mint.nn.Linear(config.dim, config.ffn, bias=config.bias, dtype=dtype)
+        self.down = mint.nn.Linear(config.ffn, config.dim, bias=config.bias, dtype=dtype)
+
+    def construct(self, x_BLD: Any) -> Any:
+        """Widen, gate, narrow."""
+        return self.down(mint.nn.functional.silu(self.gate(x_BLD)) * self.up(x_BLD))
+
+
+class Block(nn.Cell):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, config: LanguageModelConfig, dtype: Any) -> None:
+        super().__init__()
+        self.attn_norm, self.attn = _norm(config, dtype), Attention(config, dtype)
+        self.mlp_norm, self.mlp = _norm(config, dtype), SwiGLU(config, dtype)
+
+    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
+        """One block."""
+        h_BLD = x_BLD + self.attn(self.attn_norm(x_BLD), cos_LH, sin_LH, mask_LL)
+        return h_BLD + self.mlp(self.mlp_norm(h_BLD))
+
+
+class Transformer(nn.Cell):
+    """Token numbers (B, L) to logits (B, L, V)."""
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        dtype = getattr(ms, config.dtype)
+        self.embed = Embedding(config.vocab, config.dim, dtype=dtype)
+        self.layers = nn.CellList([Block(config, dtype) for _ in range(config.layers)])
+        self.norm = _norm(config, dtype)
+        self.head = mint.nn.Linear(config.dim, config.vocab, bias=False, dtype=dtype)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        cos, sin = rotary_tables(config)
+        self.register_buffer("cos", Tensor(cos))
+        self.register_buffer("sin", Tensor(sin))
+        self.register_buffer("mask", Tensor(causal_mask(config)))
+
+    def construct(self, tokens_BL: Any) -> Any:
+        """Logits of the next token at every position."""
+        x_BLD = self.embed(tokens_BL)
+        for layer in self.layers:
+            x_BLD = layer(x_BLD, self.cos, self.sin, self.mask)
+        return self.head(self.norm(x_BLD))
+
+
+def loss(logits_BLV: Any, labels_BL: Any) -> Any:
+    """Mean cross-entropy; classes second, as MindSpore wants them, so that no dims are merged."""
+    return ops.cross_entropy(mint.transpose(logits_BLV, 1, 2), labels_BL)
+
+
+def _norm(config: LanguageModelConfig, dtype: Any) -> Any:
+    return (RMSNorm if config.norm == "rms" else LayerNorm)(config.dim, config.eps, dtype)
+
+
+def _rotate(x: Any, cos_LH: Any, sin_LH: Any) -> Any:
+    first, second = mint.chunk(x, 2, -1)
+    return mint.cat([first * cos_LH - second * sin_LH, second * cos_LH + first * sin_LH], -1)

@@ -1,0 +1,146 @@
+"""Changes the case of a PyTorch program on one rank while it is recorded: weights, inputs, outputs, losses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL, kept_elements, noise_of
+from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.torch.recorded_values import local_of, read_tensor
+
+__all__ = ["ChangedCase", "OwnGradients"]
+
+
+class ChangedCase(BaseChangedCase):
+    """Applies the changes of a log to weights, inputs, outputs and losses."""
+
+    def local_shape(self, parameter: Any) -> tuple[int, ...]:
+        """Return the shape of what this rank holds of a parameter."""
+        return tuple(local_of(parameter).shape)
+
+    def write(self, parameter: Any, array: Any) -> None:
+        """Write an array into what this rank holds of a parameter."""
+        with torch.no_grad():
+            local_of(parameter).copy_(torch.from_numpy(array))
+
+    def losses(self, tensors: Any) -> Any:
+        """Return what enters a backward, multiplied by the rank's share."""
+        share = self._log.changes.share
+        if share == 1.0:
+            return tensors
+        self._log.notes["shared losses"] = share
+        if isinstance(tensors, torch.Tensor):
+            return tensors * share
+        return tuple(tensor * share for tensor in tensors)
+
+    def output(self, name: str, output: Any) -> Any:
+        """Return a module's output, multiplied by its factors; called after it was recorded.
+
+        Raises:
+            RecordingError: the output has another shape than the factors.
+        """
+        factors = self.factors_of(name, tuple(output.shape)) if type(output) is torch.Tensor else None
+        return output if factors is None else output * torch.from_numpy(factors).to(output)
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a model, changed; note of how much memory each is a view."""
+        changes = self._log.changes
+        sizes = self._log.notes.setdefault("sizes of input memory", set())
+        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+            if _is_data(value):
+                sizes.add((name, str(value.dtype), _memory(value)))
+        if changes.input_seed is None and changes.mask_seed is None and not changes.strided:
+            return args, kwargs
+        changed: tuple[Any, Any] = tree_map(self._input, (args, kwargs), CONTAINERS)
+        return changed
+
+    def _input(self, value: Any) -> Any:
+        changes = self._log.changes
+        if not _is_data(value):
+            return value
+        if changes.input_seed is not None and value.is_floating_point():
+            value = value + _in_place_of(value, noise_of(changes.input_seed, _memory(value))).to(value)
+        elif changes.mask_seed is not None and value.dim() and _selects(value):
+            kept = _in_place_of(value, kept_elements(changes.mask_seed, _memory(value)))
+            value = value & kept if value.dtype is torch.bool else value.where(kept, IGNORED_LABEL)
+        if changes.strided and value.dim() > 1:
+            value = value.transpose(0, -1).contiguous().transpose(0, -1)
+        return value
+
+
+class OwnGradients:
+    """Notes the gradients of parameters as this rank's own backward makes them, before any reduction.
+
+    Ranks whose own gradients are equal do the same work. Parameters that already have hooks, and DTensors, are left
+    out: what is seen of them may be reduced already. Those that ``fully_shard`` keeps are
+    named with the ranks of their mesh.
+
+    Args:
+        log: of the rank.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._seen: set[str] = set()
+        self._handles: list[Any] = []
+
+    def watch(self, named: Mapping[str, Any], modules: Iterable[torch.nn.Module]) -> None:
+        """Watch the parameters of a model that were not watched before."""
+        if self._log.perturbation is not None:
+            return
+        managed = [module for module in modules if issubclass(type(module), FSDPModule)]
+        sharded = {id(value) for module in managed for value in module.parameters()}
+        for name, parameter in named.items():
+            if name in self._seen or not parameter.requires_grad:
+                continue
+            self._seen.add(name)
+            if id(parameter) in sharded:
+                mesh: Any = getattr(parameter, "device_mesh", None)
+                if mesh is not None and mesh.ndim == 1:  # of two dims, one may shard the computation
+                    self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
+            elif type(parameter.data) is torch.Tensor and not parameter._backward_hooks:  # noqa: SLF001 - not public
+                self._handles.append(parameter.register_hook(partial(self._note, name)))
+
+    def _note(self, name: str, gradient: Any) -> None:
+        taken = read_tensor(gradient) if not self._log.step else None
+        if taken is not None:
+            digests = self._log.notes.setdefault("own gradients", {}).setdefault(name, [])
+            digests.append(hashlib.sha256(taken.array.tobytes()).hexdigest())
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether an argument of a model is a plain tensor that no model computed."""
+    return type(value) is torch.Tensor and not value.requires_grad and value.layout is torch.strided
+
+
+def _memory(value: torch.Tensor) -> int:
+    """Return how many elements the memory has of which a tensor is a view."""
+    return value.untyped_storage().nbytes() // value.element_size()
+
+
+def _in_place_of(value: torch.Tensor, memory: Any) -> torch.Tensor:
+    """Return the elements of ``memory`` that lie where those of ``value`` lie in its own memory."""
+    whole = torch.from_numpy(memory).to(value.device)
+    return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+
+
+def _selects(value: torch.Tensor) -> bool:
+    """Return whether a tensor is a mask, or labels of which some are left out, anywhere in its memory."""
+    if value.dtype is torch.bool:
+        return True
+    if value.is_floating_point() or value.is_complex():
+        return False
+    return bool((torch.as_strided(value, (_memory(value),), (1,), 0) == IGNORED_LABEL).any())

@@ -1,0 +1,233 @@
+"""What the harness asks of PyTorch: reference training, recording, draws by index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hyper_parallel.transport.c10d.card_rounding import exact_products
+from hyper_parallel.transport.c10d.missing_cards import missing_card
+from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.training import (
+    LanguageModelConfig,
+    StepResult,
+    check_names,
+    first_paths,
+)
+from hyper_parallel.verify.frameworks.torch.indexed_draws import IndexedDraws
+from hyper_parallel.verify.frameworks.torch.optimizers import TorchOptimizer
+from hyper_parallel.verify.frameworks.torch.saved_tensors import FULLY_SHARDED, counted_for_backward
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["TorchHarness", "build"]
+
+
+class TorchHarness(HarnessPlatform):
+    """Reference training with PyTorch's autograd and ``torch.optim``."""
+
+    def recording(self, log: RecordLog) -> AbstractContextManager[None]:
+        """By PyTorch's hooks and some replaced functions."""
+        from hyper_parallel.verify.frameworks.torch.recording import recording
+
+        return recording(log)
+
+    def inherited_world(self) -> AbstractContextManager[None]:
+        """``init_process_group`` of a program that the process has joined already."""
+        from hyper_parallel.verify.frameworks.torch.recording import inherited_world
+
+        return inherited_world()
+
+    def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """PyTorch's own mesh."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
+
+    def reference_model(self, config: LanguageModelConfig) -> Any:
+        """The transformer of ``reference_model.py``."""
+        from hyper_parallel.verify.frameworks.torch.reference_model import Transformer
+
+        return Transformer(config)
+
+    def reference_loss(self, logits: Any, labels: Any) -> Any:
+        """``F.cross_entropy``."""
+        from hyper_parallel.verify.frameworks.torch.reference_model import loss
+
+        return loss(logits, labels)
+
+    def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
+        """The regression of ``tutorial.py``."""
+        from hyper_parallel.verify.frameworks.torch.tutorial import Regression
+
+        return Regression(inputs, hidden, outputs, getattr(torch, dtype))
+
+    def tutorial_step(self, training: Any) -> Any:
+        """The step of ``tutorial.py``."""
+        from hyper_parallel.verify.frameworks.torch.tutorial import train_one_step
+
+        return train_one_step(training)
+
+    def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
+        """Copy in place, off the tape."""
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        check_names(list(tensors), arrays, "load_arrays")
+        with torch.no_grad():
+            for path, array in arrays.items():
+                tensors[path].copy_(torch.as_tensor(array))
+
+    def trainable(self, model: Any) -> dict[str, Any]:
+        """``named_parameters`` that require grad."""
+        every = dict(model.named_parameters(remove_duplicate=False))
+        return first_paths({path: value for path, value in every.items() if value.requires_grad})
+
+    def infers_sizes(self, model: Any) -> bool:
+        """``nn.LazyLinear`` and the like, before their first forward."""
+        return any(map(torch.nn.parameter.is_lazy, [*model.parameters(), *model.buffers()]))
+
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """``nn.Linear``."""
+        return torch.nn.Linear(inputs, outputs, dtype=dtype)
+
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """A parameter of zeros with ``gradient`` as its ``grad``."""
+        parameter = torch.nn.Parameter(torch.zeros_like(gradient))
+        parameter.grad = gradient
+        return parameter
+
+    def kept_operators(self) -> list[Any]:
+        """Return the matrix-product operators of ``aten``."""
+        aten = torch.ops.aten
+        return [aten.mm.default, aten.addmm.default, aten.bmm.default]
+
+    def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
+        """Clear gradients, run, ``backward()`` once per loss."""
+        parameters = self.trainable(model)
+        for value in parameters.values():
+            value.grad = None
+        total: Any = None
+        for compute_loss in compute_losses:
+            loss = compute_loss()
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        return StepResult(total, {path: value.grad for path, value in parameters.items()})
+
+    def optimizer(
+        self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
+    ) -> TorchOptimizer:
+        """``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's; gradients are read from the parameters."""
+        parameters = self.trainable(model)
+        values = list(parameters.values())
+        if optimizer == "sgd":
+            engine: Any = torch.optim.SGD(values, lr=learning_rate, momentum=0.9)
+        elif optimizer == "adamw":
+            engine = torch.optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        elif isinstance(optimizer, str):
+            raise self.unknown_optimizer(optimizer)
+        else:
+            engine = optimizer(values)
+        if not isinstance(engine, torch.optim.Optimizer):
+            raise self.no_optimizer(engine, "torch.optim.Optimizer")
+        return TorchOptimizer(engine, parameters)
+
+    def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
+        """The gradients are those of the parameters."""
+        del gradients
+        return self.platform.clip_grad_norm_(list(self.trainable(model).values()), max_norm)
+
+    def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int]]:
+        """Hooks of autograd."""
+        return counted_for_backward(model)
+
+    def collective_owners(self, model: Any) -> dict[str, str]:
+        """The groups of ``fully_shard``."""
+        owners: dict[str, str] = {}
+        for path, module in model.named_modules():
+            for group in getattr(module, FULLY_SHARDED, ()):
+                owners[group.name] = f"{owners[group.name]} or {path}" if group.name in owners else path
+        return owners
+
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """Set the gradients in place: ``torch.optim`` reads them from the parameters."""
+        with torch.no_grad():
+            return local.copy_(torch.as_tensor(array))
+
+    def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
+        """A mode over all functions."""
+        del model
+        return IndexedDraws(place)
+
+    def on_device(self, device_type: str) -> AbstractContextManager[Any]:
+        """See :meth:`HarnessPlatform.on_device`; on CPU, factories are left alone."""
+        plain = super().on_device(device_type)
+        return plain if device_type == "cpu" else _on_device(device_type)
+
+    def missing_card(self, device_type: str) -> str:
+        """From what is installed; where a card is seen that is not this process's type, the other one comes first."""
+        return missing_card(device_type) or f"this process computes on {self.platform.device_type()}"
+
+    def peak_bytes(self, device_type: str) -> Callable[[], int]:
+        """By the card's allocator."""
+        engine = getattr(torch, device_type)
+        engine.reset_peak_memory_stats()
+        most: Callable[[], int] = engine.max_memory_allocated
+        return most
+
+    @contextmanager
+    def single_threaded(self) -> Iterator[None]:
+        """``set_num_threads``; threads that start inside follow."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def generator_state(self) -> bytes | None:
+        """Of the default generator."""
+        return torch.get_rng_state().numpy().tobytes()
+
+    def advance_generator(self, shape: Sequence[int]) -> None:
+        """``rand``."""
+        torch.rand(tuple(shape))
+
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """Compare the state of the default generator around the forward of every module, innermost first."""
+        state: list[Any] = [None]
+        changed: list[str] = []
+
+        def before(*_: Any) -> None:
+            state[0] = torch.get_rng_state()
+
+        def after(path: str) -> Callable[..., None]:
+            def look(*_: Any) -> None:
+                if not changed and not torch.equal(state[0], torch.get_rng_state()):
+                    changed.append(path)
+
+            return look
+
+        model.register_forward_pre_hook(before)
+        for path, module in model.named_modules():
+            module.register_forward_hook(after(path))
+        return lambda: changed[0] if changed else None
+
+
+def build(platform: Platform) -> TorchHarness:
+    """What the harness asks, beside ``platform``."""
+    return TorchHarness(platform)
+
+
+@contextmanager
+def _on_device(device_type: str) -> Iterator[None]:
+    """Factories make tensors of the card; the thread of a rank, which knows its world, also runs the backward pass.
+
+    Products of float32 are not rounded to TF32 or HF32: what is allowed is measured in float32.
+    """
+    alone = torch.autograd.set_multithreading_enabled(mode=False)
+    with torch.device(device_type), alone, exact_products():
+        yield

@@ -1,0 +1,133 @@
+"""Reads a rank's tensor as a NumPy array and, where the tensor says so, its place in the global tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor as TorchDTensor, Partial, Replicate, Shard
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.transport.c10d import to_host
+from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
+
+__all__ = ["HALF_TYPES", "local_of", "read_part", "read_tensor"]
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+"""Types that are recorded as float32: NumPy has no bfloat16."""
+
+_REDUCTIONS = ("sum", "avg", "max", "min")
+
+
+def read_tensor(value: Any) -> LocalValue | None:
+    """Return a copy of a rank's part of a tensor; None if it has none, or if the place of that part is not known.
+
+    A DTensor of PyTorch or of this library has a region, unless its local tensor is no box of the global one (then the
+    region is None). A plain tensor has none.
+
+    Args:
+        value: any object. bfloat16 and float16 become float32, sparse tensors dense.
+    """
+    if isinstance(value, (DTensor, TorchDTensor)) and value.device_mesh.get_coordinate() is None:
+        return None
+    if isinstance(value, DTensor):
+        return _read(value._local, _region_of_ours(value))
+    if isinstance(value, TorchDTensor):
+        if not all(_is_known(placement) for placement in value.placements):
+            return None
+        return _read(_parts(value), _region(value))
+    return _read(value) if isinstance(value, torch.Tensor) else None
+
+
+def read_part(parameter: Any, value: Any) -> LocalValue | None:
+    """Return :func:`read_tensor` of a parameter, its gradient or state, without what FSDP1 has padded it with.
+
+    Args:
+        parameter: a shard of one of FSDP1's flat parameters ends with padding if its size does not divide evenly.
+        value: the parameter, or a tensor of its shape; others are read as they are.
+    """
+    taken = read_tensor(value)
+    padding = getattr(parameter, "_shard_numel_padded", 0)
+    if taken is None or not padding or taken.array.shape != tuple(parameter._sharded_size):  # noqa: SLF001 - no public name
+        return taken
+    return taken._replace(array=taken.array[: len(taken.array) - padding], region=None)
+
+
+def local_of(value: Any) -> Any:
+    """Return the local tensor of a DTensor, and any other tensor itself."""
+    if isinstance(value, DTensor):
+        return value._local
+    return _parts(value) if isinstance(value, TorchDTensor) else value
+
+
+def _parts(value: TorchDTensor) -> torch.Tensor:
+    return value._local_tensor  # noqa: SLF001 - to_local() would record a conversion for backward
+
+
+def _read(tensor: torch.Tensor, region: Region | None = None) -> LocalValue:
+    dtype = str(tensor.dtype).removeprefix("torch.") if tensor.dtype in HALF_TYPES else ""
+    return LocalValue(_array(tensor), region, dtype)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    with torch.no_grad():
+        plain = tensor.detach()
+        plain = plain.to_dense() if plain.layout is not torch.strided else plain
+        if plain.dtype in HALF_TYPES:
+            plain = plain.float()
+        return np.array(to_host(plain))
+
+
+def _region_of_ours(value: Any) -> Region:
+    layout = value._layout
+    pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
+    return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)
+
+
+def _is_known(placement: Any) -> bool:
+    if type(placement) is Partial:
+        return placement.reduce_op in _REDUCTIONS
+    return isinstance(placement, Replicate) or placement.is_shard() or _is_strided(placement)
+
+
+def _is_strided(placement: Any) -> bool:
+    return hasattr(placement, "split_factor")
+
+
+def _region(value: TorchDTensor) -> Region | None:
+    """Return the box of this rank, which is in the mesh; None if its part is no box."""
+    coordinate: Any = value.device_mesh.get_coordinate()
+    starts = [_start(value, dim, coordinate) for dim in range(value.ndim)]
+    if None in starts:
+        return None
+    pending = tuple(
+        Pending(placement.reduce_op, _ranks_along(value, axis, coordinate))
+        for axis, placement in enumerate(value.placements)
+        if isinstance(placement, Partial)
+    )
+    return Region(tuple(value.shape), tuple(start for start in starts if start is not None), pending)
+
+
+def _start(value: TorchDTensor, dim: int, coordinate: Sequence[int]) -> int | None:
+    """Return the first index of the rank's part of ``dim``; None if its indices are not consecutive."""
+    indices = torch.arange(value.shape[dim])
+    for axis, placement in enumerate(value.placements):
+        placed: Any = placement
+        if not (isinstance(placed, Shard) or _is_strided(placed)) or placed.dim % value.ndim != dim:
+            continue
+        along: Any = type(placed)(0, split_factor=placed.split_factor) if _is_strided(placed) else Shard(0)
+        split = along._split_tensor  # noqa: SLF001 - how PyTorch itself splits, uneven and strided
+        parts = split(indices, value.device_mesh.size(axis), with_padding=False, contiguous=True)[0]
+        indices = parts[coordinate[axis]]
+    if not len(indices):
+        return int(value.shape[dim])
+    consecutive = bool(torch.equal(indices, torch.arange(int(indices[0]), int(indices[0]) + len(indices))))
+    return int(indices[0]) if consecutive else None
+
+
+def _ranks_along(value: TorchDTensor, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
+    place: list[Any] = list(coordinate)
+    place[axis] = slice(None)
+    return tuple(value.device_mesh.mesh[tuple(place)].tolist())

@@ -1,0 +1,435 @@
+"""Records what the modules and optimizers of a PyTorch program compute, on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
+
+from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
+from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, OwnGradients
+from hyper_parallel.verify.frameworks.torch.recorded_calls import infers_shapes, recomputes
+from hyper_parallel.verify.frameworks.torch.recorded_names import ModelNames, is_wrapper
+from hyper_parallel.verify.frameworks.torch.recorded_values import HALF_TYPES, local_of, read_part, read_tensor
+
+__all__ = ["Recorder"]
+
+_FRAMEWORK = str(Path(str(torch.__file__)).parent)
+_BEFORE = -1  # the step of weights before training
+
+
+class Recorder:
+    """Fills the log of one rank; PyTorch's functions call it through ``recording.py``.
+
+    Attributes:
+        log: of the rank.
+        inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self.log = log
+        self.inner: tuple[Any, Any] = (None, None)
+        self._names = ModelNames()
+        self._open: list[str] = []
+        self._evaluates = False
+        self._infers = False
+        self._rounded = 0
+        self._inputs = 0
+        self._in_backward = False
+        self._initial: dict[str, int] = {}
+        self._perturbed: set[str] = set()
+        self._steps: dict[int, int] = {}
+        self._unrecorded: int | None = None
+        self._optimizers: list[Any] = []
+        self._in_step = 0
+        self._changed, self._own = ChangedCase(log), OwnGradients(log)
+        log.take = read_tensor
+
+    # -- modules -------------------------------------------------------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module and record its output."""
+        if self._infers or recomputes():
+            return plain(module, *args, **kwargs)
+        if not self._open and infers_shapes():
+            self._infers = True
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                self._infers = False
+        if not self._open:
+            args, kwargs = self._enter_model(module, args, kwargs)
+        path = self._names.path_of(module, self._open[-1] if self._open else "")
+        self._open.append(path)
+        try:
+            output = plain(module, *args, **kwargs)
+        finally:
+            self._open.pop()
+        if not is_wrapper(module):
+            self._record_output(module, path, output)
+            output = self._changed.output(self._output_name(path), output)
+            output = self._rounded_output(path, output)
+        return output
+
+    def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._end_step()
+        if self._in_step:
+            self.log.notes["optimizers that call the model"] = True
+        self._names.add(module)
+        self._evaluates = not torch.is_grad_enabled()
+        if not self._steps:
+            self._changed.write_weights(self._names.parameters())
+            self._perturb_weights()
+            self._record_initial()
+            self._own.watch(self._names.parameters(), module.modules())
+        args, kwargs = self._changed.inputs(args, kwargs)
+        self._note_inputs(args, kwargs)
+        self._inputs += 1
+        if self.log.perturbation is None:
+            return args, kwargs
+        return tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
+
+    def _note_inputs(self, args: Any, kwargs: Any) -> None:
+        """Keep the tensors that models are called with in the first step: the data, before any computation."""
+        if self.log.step or self._evaluates:
+            return
+        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+            taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
+            if taken is not None:
+                self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken.array))
+                if value.dim() > 1:
+                    contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
+                    self.log.notes["contiguous inputs"] = contiguous
+
+    def _output_name(self, path: str) -> str:
+        return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
+
+    def _record_output(self, module: nn.Module, path: str, output: Any) -> None:
+        if not self.log.records_outputs(path or "(model)"):
+            return
+        for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
+            taken = read_tensor(value)
+            if taken is not None:
+                if taken.region is None and self.inner[0] is module:
+                    taken = taken._replace(region=_region_of_alias(self.inner[1], value))
+                self.log.add("output", leaf_name, taken, module=path)
+            elif isinstance(value, torch.Tensor):
+                self._note("outputs whose placement has no name", leaf_name)
+        self.inner = (None, None)
+
+    def record_mask(self, output: Any) -> None:
+        """Record which elements a dropout kept."""
+        path = self._open[-1] if self._open else ""
+        if self._infers or recomputes() or not self.log.records_outputs(path or "(model)"):
+            return
+        taken = read_tensor(output)
+        if taken is not None:
+            self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
+
+    def record_attention_mask(self, kept: Any) -> None:
+        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told."""
+        if kept is not None:
+            self.record_mask(kept)
+        elif not (self._infers or recomputes()):
+            self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
+
+    # -- backward and clipping -----------------------------------------------------------------------------------------
+
+    def backward(self, plain: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
+        """Record the losses that enter a backward, and run it."""
+        if self._in_backward or recomputes():
+            return plain(tensors, *args, **kwargs)
+        site = user_site(_FRAMEWORK)
+        for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
+            taken = read_tensor(tensor)
+            if taken is not None and tensor.numel() == 1:
+                self.log.add("loss", "loss", taken, site=site)
+        self._in_backward = True
+        try:
+            return plain(self._changed.losses(tensors), *args, **kwargs)
+        finally:
+            self._in_backward = False
+
+    def record_clipping(self, parameters: Any, total: Any, largest: float) -> None:
+        """Record gradients before they are clipped, the norm that they are clipped by, and the factor."""
+        chosen = {id(value) for value in parameters}
+        for name, parameter in self._names.parameters().items():
+            taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
+            if taken is not None:
+                self.log.add("gradient", name, taken, module=_owner(name))
+        taken = read_tensor(total)
+        if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
+            self._note("norms that were not reduced", "gradient norm")
+            return
+        site = user_site(_FRAMEWORK)
+        self.log.add("norm", "gradient norm", taken, site=site)
+        factor = taken._replace(array=np.minimum(1.0, largest / (taken.array + 1e-6)))
+        self.log.add("norm", "clip factor", factor, site=site)
+
+    # -- optimizers ----------------------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer when it is made, for its number."""
+        if not any(known is optimizer for known in self._optimizers):
+            self._optimizers.append(optimizer)
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Record gradients and learning rates that an optimizer sees.
+
+        Returns:
+            the step's arguments with a closure that records the gradients of each of its calls; None without one.
+        """
+        self._in_step += 1
+        if self._in_step > 1:
+            return None
+        self.add_optimizer(optimizer)
+        if self._steps.get(id(optimizer)) == self.log.step:
+            self._end_step()
+        if not self._steps:
+            self._record_initial()
+        self.add_groups()
+        step = self._steps.setdefault(id(optimizer), 0)
+        self._record_gradients(optimizer, step)
+        number = self._optimizers.index(optimizer)
+        for position, group in enumerate(optimizer.param_groups):
+            name = f"optimizer {number}, group {position}"
+            self.log.add("rate", name, LocalValue(np.array(float(group.get("lr", 0.0)))), step=step)
+        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
+        if not closures:
+            return None
+
+        def closure() -> Any:
+            loss = closures[0]()
+            self._record_gradients(optimizer, step)
+            return loss
+
+        return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+
+    def _record_gradients(self, optimizer: Any, step: int) -> None:
+        for name, parameter in self._seen_by(optimizer).items():
+            if parameter.grad is None:
+                if parameter.requires_grad:
+                    self._note("parameters without a gradient", name)
+                continue
+            self._displace(name, step, parameter.grad)
+            taken = read_part(parameter, parameter.grad)
+            if taken is not None:
+                self.log.add("gradient", name, taken, module=_owner(name), step=step)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Record the optimizer's state after its step."""
+        self._in_step -= 1
+        if self._in_step:  # one that another optimizer calls, as PyTorch's ZeroRedundancyOptimizer does
+            self._record_state(optimizer, max(self._steps.values()))
+            return
+        step = self._steps[id(optimizer)]
+        self._record_state(optimizer, step)
+        self._unrecorded = step
+        self._steps[id(optimizer)] = step + 1
+        self.log.step = max(self._steps.values())
+
+    def _record_state(self, optimizer: Any, step: int) -> None:
+        for name, parameter in self._seen_by(optimizer).items():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                taken = read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
+                if taken is not None:
+                    full = f"{name}:{key}"
+                    self.log.add("state", full, taken, module=_owner(name), step=step)
+
+    def _end_step(self) -> None:
+        """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.
+
+        A program may have an optimizer per rank for some of the parameters, and broadcast them afterwards.
+
+        Raises:
+            ProgramStopped: that was the last step to record.
+        """
+        if self._unrecorded is None:
+            return
+        step, self._unrecorded = self._unrecorded, None
+        self._record_weights(step)
+        limit = self.log.limits.steps
+        if limit is not None and min(self._steps.values()) >= limit:
+            raise ProgramStopped
+
+    def _seen_by(self, optimizer: Any) -> dict[str, Any]:
+        """Return the parameters whose gradients belong to this optimizer's step.
+
+        These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
+        was sharded trains parameters that no model has any more.
+        """
+        named = self._names.parameters()
+        own = {id(value) for group in optimizer.param_groups for value in group["params"]}
+        everyone = {
+            id(value) for known in self._optimizers for group in known.param_groups for value in group["params"]
+        }
+        names = {id(value) for value in named.values()}
+        unknown = [value for group in optimizer.param_groups for value in group["params"] if id(value) not in names]
+        lost = [name for name, value in named.items() if value.requires_grad and id(value) not in everyone]
+        self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
+        seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
+        if unknown and lost:
+            self.log.notes["parameters that no model has"] = [list(value.shape) for value in unknown]
+        elif unknown:
+            number = self._optimizers.index(optimizer)
+            seen.update({f"optimizer {number}, parameter {i}": value for i, value in enumerate(unknown)})
+        return seen
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _record_initial(self) -> None:
+        """Record weights and buffers before training; again, if the program has sharded the model since."""
+        named = {**self._names.parameters()}
+        for optimizer in self._optimizers:
+            named.update(self._seen_by(optimizer))
+        if any(isinstance(value, UninitializedTensorMixin) for value in named.values()):
+            return
+        identities = {name: id(value) for name, value in named.items()}
+        if identities != self._initial:
+            self._initial = identities
+            for kind in ("weight", "buffer"):
+                self.log.drop(kind, _BEFORE)
+            self._record_weights(_BEFORE)
+
+    def _record_weights(self, step: int) -> None:
+        named: dict[str, Any] = self._names.parameters()
+        for optimizer in self._optimizers:
+            named.update(self._seen_by(optimizer))
+        for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
+            for name, value in tensors.items():
+                taken = read_part(value, value)
+                if taken is not None:
+                    self.log.add(kind, name, taken, module=_owner(name), step=step)
+        frozen = [name for name, value in named.items() if not value.requires_grad]
+        self.log.notes.update({"frozen parameters": frozen} if frozen else {})
+
+    # -- perturbation of a reference -----------------------------------------------------------------------------------
+
+    def _perturb_weights(self) -> None:
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return
+        for name, parameter in self._names.parameters().items():
+            if name not in self._perturbed and parameter.is_floating_point():
+                self._perturbed.add(name)
+                _overwrite(parameter, partial(perturbation.moved, f"weight {name}"))
+
+    def _displace(self, name: str, step: int, gradient: Any) -> None:
+        perturbation = self.log.perturbation
+        if perturbation is not None and gradient.is_floating_point() and gradient.layout is torch.strided:
+            _overwrite(gradient, lambda array, _: perturbation.displaced(name, step, array))
+
+    def _perturbed_input(self, value: Any) -> Any:
+        perturbation = self.log.perturbation
+        if perturbation is None or type(value) is not torch.Tensor or not value.is_floating_point():
+            return value
+        moved = _changed(value, partial(perturbation.moved, f"input {self._inputs}"))
+        return value + (moved - value.detach()) if value.requires_grad else moved
+
+    def _rounded_output(self, path: str, output: Any) -> Any:
+        """Note half-precision tensors of a module's output, and perturb them and their gradients."""
+        tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
+        if not any(value.dtype in HALF_TYPES for value in tensors):
+            return output
+        self.log.notes["half precision"] = True
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return output
+        self._rounded += 1
+        names = (f"{place} {path}, call {self._rounded}" for place in ("output", "gradient of output"))
+        forward, backward = (partial(perturbation.rounded, name) for name in names)
+
+        def change(value: Any) -> Any:
+            if type(value) not in (torch.Tensor, TorchDTensor) or value.dtype not in HALF_TYPES:
+                return value
+            changed = value + (_changed(value, forward) - value.detach())
+            if changed.requires_grad:
+                changed.register_hook(lambda gradient: _changed(gradient, backward))
+            return changed
+
+        return tree_map(change, output, CONTAINERS)
+
+    # -- groups and notes ----------------------------------------------------------------------------------------------
+
+    def add_groups(self) -> None:
+        """Remember the process groups that exist now."""
+        if not torch.distributed.is_initialized():
+            return
+        world: Any = distributed_c10d._world  # noqa: SLF001 - no public spelling
+        for group, ranks in world.pg_group_ranks.items():
+            members = tuple(sorted(ranks))
+            description = str(getattr(group, "group_desc", "") or "").removeprefix("mesh_")
+            name = "world" if group is torch.distributed.group.WORLD else description
+            if name in ("", "undefined", "default"):
+                name = f"group {'-'.join(map(str, members))}"
+            self.log.groups.setdefault(members, name)
+
+    def add_mesh(self, mesh: Any) -> None:
+        """Remember the axes of a device mesh."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None or not mesh.mesh_dim_names:
+            return
+        for axis, name in enumerate(mesh.mesh_dim_names):
+            place: list[Any] = list(coordinate)
+            place[axis] = slice(None)
+            self.log.groups[tuple(sorted(mesh.mesh[tuple(place)].tolist()))] = name
+
+    def finish(self) -> None:
+        """Complete the log when the program has ended."""
+        with suppress(ProgramStopped):
+            self._end_step()
+        self._own.close()
+        self.add_groups()
+        self.log.notes.setdefault("parameters without a gradient", [])
+        self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
+        self.log.notes["optimizer steps"] = self.log.step
+        self.log.move_to_start(("weight", "buffer"), _BEFORE)
+
+    def _note(self, subject: str, name: str) -> None:
+        names = self.log.notes.setdefault(subject, [])
+        if name not in names:
+            names.append(name)
+
+
+def _overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
+    """Replace the local values of ``tensor`` by what ``change`` makes of them and the name of their dtype."""
+    taken = read_tensor(tensor)
+    if taken is not None:
+        with torch.no_grad():
+            local_of(tensor).copy_(torch.from_numpy(change(taken.array, taken.dtype)))
+
+
+def _changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
+    """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
+    copy = tensor.detach().clone()
+    _overwrite(copy, change)
+    return copy
+
+
+def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
+    """Return the region of a plain tensor that is the local tensor of the DTensor ``inner``."""
+    taken = read_tensor(inner) if isinstance(inner, TorchDTensor) else None
+    if taken is None or value.shape != local_of(inner).shape:
+        return None
+    return taken.region if _address(value) == _address(local_of(inner)) else None
+
+
+def _address(tensor: Any) -> int:
+    """Return where a tensor's values lie; those of a collective in flight lie in the tensor that it wraps."""
+    address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
+    return address
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,239 @@
+"""Lets a recorder see the modules, backwards and optimizers of the program that runs in a context.
+
+PyTorch's hooks and the functions replaced here belong to the process; each call finds the recorder of its own rank in a
+context variable, and without one does what PyTorch does. A program that imported ``dropout`` or ``backward`` by name
+before the recording calls them unseen; clipping is seen in any spelling.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from hyper_parallel.platform.torch.intercept import RECORDED
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
+from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
+from hyper_parallel.verify.frameworks.torch.recorder import Recorder
+
+__all__ = ["inherited_world", "recording"]
+
+_RECORDER: ContextVar[Recorder | None] = ContextVar("hyper_parallel_recorder", default=None)
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+
+
+@contextmanager
+def recording(log: RecordLog) -> Iterator[None]:
+    """Record the PyTorch program that runs inside this context into ``log``.
+
+    Args:
+        log: of the rank; its perturbation, if any, is applied.
+    """
+    recorder, transport = Recorder(log), active_transport()
+    leave = _INSTALLATION.enter()
+    try:
+        if transport is not None:
+            transport.at_end(leave)  # a rank that is abandoned never comes to its own end
+        token = _RECORDER.set(recorder)
+        try:
+            with use_log(log):
+                yield
+        finally:
+            _RECORDER.reset(token)
+            recorder.finish()
+    finally:
+        leave()
+
+
+@contextmanager
+def inherited_world() -> Iterator[None]:
+    """Inside, ``init_process_group`` keeps the world that a launched process has joined; simulated ranks need nothing.
+
+    The launcher's world is gloo's, whatever backend the program names.
+    """
+    transport = active_transport()
+    if transport is None or transport.backend == "simulated" or not distributed.is_initialized():
+        yield
+        return
+    plain = distributed.init_process_group
+
+    def keep(*args: Any, **kwargs: Any) -> None:
+        if not distributed.is_initialized():
+            plain(*args, **kwargs)
+
+    distributed.init_process_group = distributed_c10d.init_process_group = keep
+    try:
+        yield
+    finally:
+        distributed.init_process_group = distributed_c10d.init_process_group = plain
+
+
+class _Installation:
+    """What recordings change in PyTorch while at least one runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[object] = set()
+        self._plain: list[tuple[Any, str, Any]] = []
+        self._handles: list[Any] = []
+
+    def enter(self) -> Callable[[], None]:
+        """Start a recording; return what ends it, which may be called from any thread and more than once."""
+        mark = object()
+        with self._lock:
+            self._running.add(mark)
+            if len(self._running) == 1:
+                self._replace_functions()
+                self._handles = [
+                    register_module_forward_hook(_keep_inner),
+                    register_optimizer_step_pre_hook(_before_step),
+                    register_optimizer_step_post_hook(_after_step),
+                ]
+        return functools.partial(self._leave, mark)
+
+    def _leave(self, mark: object) -> None:
+        with self._lock:
+            if mark not in self._running:
+                return
+            self._running.remove(mark)
+            if self._running:
+                return
+            for handle in self._handles:
+                handle.remove()
+            for owner, name, plain in reversed(self._plain):
+                setattr(owner, name, plain)
+            self._plain = []
+
+    def _replace_functions(self) -> None:
+        self._replace(nn.Module, "__call__", _module_call)
+        self._replace(torch.autograd, "backward", _backward)
+        self._replace(Optimizer, "__init__", _optimizer_made)
+        self._replace(DeviceMesh, "__init__", _mesh_made)
+        self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
+        self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
+        for name in _DROPOUTS:
+            self._replace(nn.functional, name, _dropout)
+        self._replace(nn.functional, "scaled_dot_product_attention", _attention)
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        plain = getattr(owner, name)
+        self._plain.append((owner, name, plain))
+        replacement = functools.wraps(plain)(make(plain))
+        setattr(replacement, RECORDED, plain)
+        setattr(owner, name, replacement)
+
+
+_INSTALLATION = _Installation()
+
+
+def _module_call(plain: Any) -> Any:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is None or torch.compiler.is_compiling():
+            return plain(module, *args, **kwargs)
+        return recorder.call(plain, module, args, kwargs)
+
+    return call
+
+
+def _backward(plain: Any) -> Any:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is None:
+            return plain(tensors, *args, **kwargs)
+        return recorder.backward(plain, tensors, args, kwargs)
+
+    return backward
+
+
+def _optimizer_made(plain: Any) -> Any:
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+        plain(optimizer, *args, **kwargs)
+        recorder = _RECORDER.get()
+        if recorder is not None:
+            recorder.add_optimizer(optimizer)
+
+    return __init__
+
+
+def _mesh_made(plain: Any) -> Any:
+    def __init__(mesh: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+        plain(mesh, *args, **kwargs)
+        recorder = _RECORDER.get()
+        if recorder is not None:
+            recorder.add_mesh(mesh)
+
+    return __init__
+
+
+def _clipped(plain: Any) -> Any:
+    def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is not None:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            recorder.record_clipping(parameters, total_norm, float(max_norm))
+        return plain(parameters, max_norm, total_norm, *args, **kwargs)
+
+    return clip
+
+
+def _dropout(plain: Any) -> Any:
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's signature
+        output = plain(input, p, training, inplace)
+        recorder = _RECORDER.get()
+        if recorder is not None and training and p > 0:
+            recorder.record_mask(output)
+        return output
+
+    return dropout
+
+
+def _attention(plain: Any) -> Any:
+    def scaled_dot_product_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is None or dropout_p <= 0 or torch.compiler.is_compiling():
+            return plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+        state = torch.get_rng_state()
+        output = plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+        again = functools.partial(plain, dropout_p=dropout_p, enable_gqa=kwargs.get("enable_gqa", False))
+        recorder.record_attention_mask(attention_mask(again, query, key, state))
+        return output
+
+    return scaled_dot_product_attention
+
+
+def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:
+    del args
+    recorder = _RECORDER.get()
+    if recorder is not None:
+        recorder.inner = (module, output)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    recorder = _RECORDER.get()
+    return None if recorder is None else recorder.before_step(optimizer, args, kwargs)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    recorder = _RECORDER.get()
+    if recorder is not None:
+        recorder.after_step(optimizer)

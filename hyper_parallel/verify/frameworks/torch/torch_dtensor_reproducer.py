@@ -1,0 +1,326 @@
+"""Writes a wrong result of PyTorch's DTensor as a program that needs only PyTorch, and runs it to confirm the result.
+
+What an operator of this library calls is recorded on plain tensors, call by call, and written as source.
+
+``python -m hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer`` answers each line of standard input, a
+JSON object ``{"programs", "world", "error"}``, with a line: ``{"index", "printed"}`` of the first program that fails
+with that error, or ``null``. Each runs in ``world`` new processes that communicate over gloo. PyTorch is imported once;
+the processes are forked, so that each starts from the same state, whatever the program before it did.
+"""
+
+from __future__ import annotations
+
+import cmath
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from hyper_parallel.core.dtensor.placements import Partial
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.placements import Placement
+
+__all__ = ["Finding", "RecordedCall", "main", "program"]
+
+MOST_LINES = 15
+_HEAD = """\
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+dist.init_process_group("gloo")  # torchrun --nproc-per-node {world} THIS_FILE
+mesh = dist.init_device_mesh("cpu", ({world},))"""
+
+
+class RecordedCall(NamedTuple):
+    """An operator and its operands.
+
+    Attributes:
+        run: the operator, as a function of its operands.
+        arrays: the operands' values.
+        shards: per operand, each rank's local array.
+        placements: the operands' placements.
+        requires_grad: which operands have a gradient.
+    """
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    arrays: Sequence[Any]
+    shards: Sequence[Sequence[Any]]
+    placements: Sequence[Placement]
+    requires_grad: Sequence[bool]
+
+
+class Finding(NamedTuple):
+    """What went wrong in a call.
+
+    Attributes:
+        call: the call.
+        kind: ``wrong`` (a value), ``plain`` (a result is no DTensor) or ``crash`` (an exception).
+        gradient: whether it happened in backward or shows in a gradient.
+        which: index of the output, or of the operand whose gradient it is.
+        seeds: cotangent per output, None where it has none.
+        right: the expected value.
+    """
+
+    call: RecordedCall
+    kind: str
+    gradient: bool = False
+    which: int = 0
+    seeds: Sequence[Any] = ()
+    right: Any = None
+
+
+class _Written(NamedTuple):
+    """Return the source lines of a call, and its outputs with their variable names."""
+
+    lines: list[str]
+    outs: list[Any]
+    names: list[str]
+
+
+def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
+    """Return a program that fails with an exception, or on a wrong value that it prints beside the right one.
+
+    Args:
+        finding: what to show.
+        before: a call to make first.
+
+    Returns:
+        The program, or None if it would be too long or cannot be expressed as source.
+    """
+    earlier = _Written([], [], []) if before is None else _written(before, "a", "b")
+    shown = _written(finding.call, "x", "y")
+    if earlier is None or shown is None:
+        return None
+    head = _HEAD.format(world=len(finding.call.shards[0]) if finding.call.shards else 2)
+    lines = [*head.split("\n"), *earlier.lines, *shown.lines, *_shown(finding, shown)]
+    return "\n".join(lines) if len(lines) <= MOST_LINES else None
+
+
+def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
+    """The call as source; names of operands and results are ``operand`` and ``result`` with a number."""
+    leaves = [
+        torch.from_numpy(array).detach().requires_grad_(want)
+        for array, want in zip(call.arrays, call.requires_grad, strict=True)
+    ]
+    recorder = _Recorder({id(leaf): f"{operand}{index}" for index, leaf in enumerate(leaves)}, result)
+    with recorder:
+        outs = list(call.run(leaves))
+    names = [recorder.names.get(id(out), "") for out in outs]
+    if recorder.unwritable or not all(names):
+        return None
+    operands = [f"{operand}{index} = {_operand(call, index)}" for index in range(len(leaves))]
+    return _Written([*operands, *recorder.lines], outs, names)
+
+
+def _operand(call: RecordedCall, index: int) -> str:
+    placement, leaf = call.placements[index], ".requires_grad_()" if call.requires_grad[index] else ""
+    if isinstance(placement, Partial):
+        shards = ", ".join(_literal(torch.from_numpy(shard)) for shard in call.shards[index])
+        return f"DTensor.from_local([{shards}][dist.get_rank()], mesh, [Partial({placement.reduce_op!r})]){leaf}"
+    return f"distribute_tensor({_literal(torch.from_numpy(call.arrays[index]))}, mesh, [{placement!r}]){leaf}"
+
+
+def _shown(finding: Finding, call: _Written) -> list[str]:
+    """The lines after the call, which compute and check the result."""
+    lines = _backward(finding, call) if finding.gradient else []
+    tensor = f"x{finding.which}.grad" if finding.gradient else call.names[finding.which]
+    if finding.kind == "crash":
+        return [*lines, f"print({tensor}.full_tensor())"]
+    if finding.kind == "plain":
+        return [*lines, f'assert isinstance({tensor}, DTensor), f"{{type({tensor})}} should be DTensor"']
+    missing = f"torch.tensor([]) if {tensor} is None else " if finding.gradient else ""
+    return [
+        *lines,
+        f"actual = {missing}{tensor}.full_tensor()",
+        f"expected = {_literal(torch.from_numpy(finding.right))}",
+        'print(f"{actual} should be {expected}")',
+        "torch.testing.assert_close(actual, expected, equal_nan=True)",
+    ]
+
+
+def _backward(finding: Finding, call: _Written) -> list[str]:
+    pairs = [
+        (name, f"distribute_tensor({_literal(torch.from_numpy(seed))}, mesh, [Replicate()])")
+        for name, out, seed in zip(call.names, call.outs, finding.seeds, strict=True)
+        if seed is not None and out.requires_grad
+    ]
+    roots, seeds = (", ".join(names) for names in zip(*pairs, strict=True))
+    return [f"torch.autograd.backward([{roots}], [{seeds}])"]
+
+
+def _literal(tensor: torch.Tensor) -> str:
+    values = repr(tensor.tolist()).replace("nan", "torch.nan").replace("inf", "torch.inf")
+    shaped = f".reshape({tuple(tensor.shape)})" if 0 in tensor.shape else ""
+    return f"torch.tensor({values}, dtype={tensor.dtype}){shaped}"
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes the calls inside as source, a line per call."""
+
+    def __init__(self, names: dict[int, str], result: str) -> None:
+        super().__init__()
+        self.names, self.result = names, result
+        self.lines: list[str] = []
+        self.unwritable = False
+        self._kept: list[Any] = []  # an id belongs to one object only while that lives
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call, and record it."""
+        del types
+        named = kwargs or {}
+        out = func(*args, **named)
+        self._kept.append(out)
+        texts = [self._source(arg) for arg in args]
+        texts += [f"{name}={self._source(value)}" for name, value in named.items()]
+        several = isinstance(out, (list, tuple)) and all(isinstance(item, torch.Tensor) for item in out)
+        if several or isinstance(out, torch.Tensor):
+            results = list(out) if several else [out]
+            for result in results:
+                self.names.setdefault(id(result), f"{self.result}{len(self.names)}")
+            targets = ", ".join(self.names[id(result)] for result in results)
+            targets += "," if several and len(results) == 1 else ""
+            self.lines.append(f"{targets} = {self._called(func, texts)}")
+        return out
+
+    def _called(self, func: Callable[..., Any], texts: list[str]) -> str:
+        name = resolve_name(func)
+        if name is None:
+            self.unwritable = True
+            return ""
+        if name.endswith(".__get__"):
+            return f"{texts[0]}.{name.split('.')[-2]}"
+        if name.startswith("torch.Tensor."):
+            return f"{texts[0]}.{name.rpartition('.')[2]}({', '.join(texts[1:])})"
+        return f"{'torch.ops.' if name.startswith('aten.') else ''}{name}({', '.join(texts)})"
+
+    def _source(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self.names.get(id(value)) or _literal(value.detach())
+        if isinstance(value, (list, tuple)):
+            inner = "".join(f"{self._source(item)}, " for item in value)
+            return f"[{inner[:-2]}]" if isinstance(value, list) else f"({inner[:-1]})"
+        text = _number(value) if isinstance(value, (float, complex)) else repr(value)
+        self.unwritable = self.unwritable or not isinstance(value, _WRITABLE)
+        return "..." if value is ... else text
+
+
+_WRITABLE = (
+    slice, type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
+
+
+def _number(value: complex) -> str:
+    finite = cmath.isfinite(value)
+    return repr(value) if finite else f"{type(value).__name__}({str(value)!r})"
+
+
+# -- running programs --------------------------------------------------------------------------------------------------
+
+_SECONDS = 60.0
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # which PyTorch writes before each line of a traceback
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")  # the last line of a traceback
+_SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # what every program imports, once
+
+
+def main() -> None:
+    """Answer each line of standard input, a JSON object, with a line: see the module."""
+    for name in _SHARED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        finding = json.loads(line)
+        shown = None
+        for index, text in enumerate(finding["programs"]):
+            printed = _printed(text, finding["world"], finding["error"])
+            if printed is not None:
+                shown = {"index": index, "printed": printed}
+                break
+        sys.stdout.write(json.dumps(shown) + "\n")
+        sys.stdout.flush()
+
+
+def _printed(text: str, world: int, error: str) -> str | None:
+    """What the program shows where it fails with ``error`` on a rank: the wrong value, or the error's text.
+
+    Without ``error``, where ranks do not do the same: any failure, or that they never end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        code = compile(text, "reproducer.py", "exec")
+        port = _free_port()
+        hangs = not _wait([_forked(code, rank, port, world, Path(folder)) for rank in range(world)])
+        outputs = [
+            (Path(folder) / f"{rank}.out").read_text(encoding="utf-8", errors="replace") for rank in range(world)
+        ]
+        errors = [(Path(folder) / f"{rank}.err").read_text(encoding="utf-8", errors="replace") for rank in range(world)]
+    lines = [_RANK_PREFIX.sub("", line) for text in errors for line in text.split("\n")]
+    raised = [line for line in lines if (line.partition(":")[0] == error if error else _ERROR.match(line))]
+    if not raised:
+        return "nothing: its ranks wait for each other" if hangs and not error else None
+    return next((" ".join(out.split()) for out in outputs if " should be " in out), raised[0])
+
+
+def _forked(code: CodeType, rank: int, port: int, world: int, folder: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    for stream, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(folder / f"{rank}.{stream}", os.O_CREAT | os.O_WRONLY, 0o600), number)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    status = 0
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102 - our own program
+    except BaseException:  # noqa: BLE001 - the program is expected to fail
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _wait(children: list[int]) -> bool:
+    """Wait until all have ended; False where those that wait for each other were killed."""
+    until = time.monotonic() + _SECONDS
+    left = set(children)
+    failed = False
+    while left:
+        for child in list(left):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                left.discard(child)
+                failed = failed or status != 0
+        if left and failed:  # the others would wait for it until gloo's timeout
+            until = min(until, time.monotonic() + _GRACE_SECONDS)
+            failed = False
+        if left and time.monotonic() > until:
+            for child in left:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            return False
+        time.sleep(0.02)
+    return True
+
+
+_GRACE_SECONDS = 2.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
