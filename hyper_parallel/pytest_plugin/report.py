@@ -7,6 +7,7 @@ says so.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.installed import installed_package
 
 if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TITLES", "RanksRepr", "other_framework", "rank_of_failure"]
 
 TITLES = {"torch": "PyTorch", "mindspore": "MindSpore"}
+_FILE = re.compile(r"[^\s\"]+\.py\b")
 """Names of the frameworks in sentences."""
 
 
@@ -74,8 +77,9 @@ def other_framework(ran_on: str, path: Path, text: str) -> str:
         text: report of the failure; a traceback through the other framework shows that it was used, too.
     """
     imported = _imports(path)
+    passed = {installed_package(file) for file in _FILE.findall(text)}
     for name, title in TITLES.items():
-        in_traceback = f"/site-packages/{name}/" in text and f"/site-packages/{ran_on}/" not in text
+        in_traceback = name in passed and ran_on not in passed
         if name != ran_on and ran_on not in imported and (name in imported or in_traceback):
             how = f"{path.name} imports {name}" if name in imported else f"the traceback leads through {name}"
             return (

@@ -10,7 +10,6 @@ import contextlib
 import importlib.machinery
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import _bootstrap
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.base import HostOps
+from hyper_parallel.transport.installed import FRAMEWORKS, is_installed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,9 +28,6 @@ __all__ = ["PROGRAM_MODULE", "OwnModules", "forget_own_modules"]
 PROGRAM_MODULE = "__program__"
 """Module name of a user's file that is neither imported by name nor run as ``__main__``."""
 
-_INSTALLED = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 _LIBRARY = str(Path(__file__).resolve().parents[1]) + os.sep
 _LOCKS: dict[str, Any] = vars(_bootstrap)["_module_locks"]  # a rank may import while another one does
 
@@ -118,5 +115,9 @@ def forget_own_modules() -> Iterator[None]:
 
 def _is_users(spec: importlib.machinery.ModuleSpec) -> bool:
     """Return whether a module lies outside of the installed packages, the standard library and this library."""
+    if spec.name.partition(".")[0] in FRAMEWORKS:
+        return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    return any(not str(Path(place).resolve()).startswith((*_INSTALLED, _LIBRARY)) for place in places if place)
+    return any(
+        not is_installed(place) and not str(Path(place).resolve()).startswith(_LIBRARY) for place in places if place
+    )

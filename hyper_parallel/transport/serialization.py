@@ -11,7 +11,6 @@ import importlib.machinery
 import io
 import pickle
 import sys
-import sysconfig
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from hyper_parallel._caches import register
+from hyper_parallel.transport.installed import is_installed
 
 __all__ = ["pack", "pack_back", "pack_error", "unpack"]
 
 _LOCK = threading.Lock()
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
@@ -93,7 +92,7 @@ def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
     name = getattr(module, "__name__", "")
     if not isinstance(path, str) or not path.endswith(".py") or sys.modules.get(name) is not module:
         return False
-    if name.split(".")[0] in ("hyper_parallel", "__main__", "__mp_main__") or path.startswith(_INSTALLED):
+    if name.split(".")[0] in ("hyper_parallel", "__main__", "__mp_main__") or is_installed(path):
         return False
     return name == getattr(owner, "__module__", None) or not _findable(name, path, tuple(sys.path))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.transport.installed import FRAMEWORKS, installed_package, package_place
 
 __all__ = ["fold_frames", "trace"]
 
@@ -34,8 +35,8 @@ _OWN = (
 )
 
 _ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
-# Folders whose frames are counted instead of shown, between those of the program.
-_PACKAGES = re.compile(r".*/site-packages/(?:torch|mindspore)/|.*/hyper_parallel/(?:core|platform|transport)/")
+# Frames of these folders are counted instead of shown, between those of the program, and so are the frameworks'.
+_LIBRARY = re.compile(r".*/hyper_parallel/(?:core|platform|transport)/")
 
 
 def trace(error: BaseException) -> str:
@@ -101,5 +102,10 @@ def _entries(text: str) -> Iterator[str]:
 def _package(entry: str) -> str | None:
     """Return the folder of the package that a frame is in, or None for other frames and lines."""
     frame = _ENTRY.match(entry)
-    folder = _PACKAGES.match(frame["path"].replace("\\", "/")) if frame else None
-    return folder[0] if folder else None
+    if frame is None:
+        return None
+    path = frame["path"].replace("\\", "/")
+    own = _LIBRARY.match(path)
+    if own:
+        return own[0]
+    return f"{package_place(path)}/" if installed_package(path) in FRAMEWORKS else None

@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import hyper_parallel
 from hyper_parallel.errors import PlanError
+from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
-_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
 
 _FILE_MODULE = "_hyper_parallel_"
 """Start of the names of modules that are files of users."""
@@ -226,12 +225,12 @@ def from_user_frames(text: str) -> str:
 
 
 def _is_users(frame: re.Match[str] | None) -> bool:
-    return frame is not None and not any(_in(frame[1], root) for root in (_LIBRARY, *_INSTALLED))
+    return frame is not None and not is_installed(frame[1]) and not _in(frame[1], _LIBRARY)
 
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code in the traceback, on a line of its own; empty without one."""
-    own = [frame for frame in _outside_library(error) if not any(_in(frame.filename, root) for root in _INSTALLED)]
+    own = [frame for frame in _outside_library(error) if not is_installed(frame.filename)]
     return _frame_line(own[-1]) if own else ""
 
 

@@ -24,7 +24,7 @@ from hyper_parallel.platform.torch.module_hooks import hook_identity, local_grad
 __all__ = ["LocalFunction", "apply_function", "backward", "grad", "install"]
 
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 - no public spelling
-_plain_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
+_plain_apply: Any = getattr(vars(torch.autograd.Function)["apply"], "__func__", vars(torch.autograd.Function)["apply"])
 _ONCE = once_differentiable(lambda _: None).__code__
 _NATIVE = "_hyper_parallel_native"
 

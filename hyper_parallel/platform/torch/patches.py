@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from inspect import getattr_static, signature, unwrap
-from types import CodeType, FunctionType
+from types import ClassMethodDescriptorType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -80,8 +80,9 @@ class Patch:
         """Replace the function; again does nothing new."""
         owner, name = self.places[0]
         static = getattr_static(owner, name)
-        method = type(static) if isinstance(static, (classmethod, staticmethod)) else None
-        original = static if method is None else static.__func__
+        kinds = {classmethod: classmethod, ClassMethodDescriptorType: classmethod, staticmethod: staticmethod}
+        method: Any = kinds.get(type(static))
+        original = getattr(static, "__func__", static)  # a native class method takes the class as a function does
         if hasattr(original, _ORIGINAL):
             return
         if self.references:

@@ -1,0 +1,91 @@
+"""Which files belong to installed packages, wherever those are: the one rule for ranks, pickles and tracebacks.
+
+A file is installed if it is part of the standard library, lies in a folder named ``site-packages`` or
+``dist-packages``, is named in the record that an installer left in a folder on ``sys.path`` (``pip install --target``),
+or is part of the frameworks themselves, which people also build in a checkout. Everything else is the user's.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyper_parallel._caches import register
+
+__all__ = ["FRAMEWORKS", "installed_package", "is_installed", "package_place"]
+
+FRAMEWORKS = ("torch", "torch_npu", "mindspore")
+"""Top-level names of the frameworks, which are never a user's module."""
+
+_OWN_INTERPRETER = tuple(
+    sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, key=len, reverse=True)
+)
+_SITES = {"site-packages", "dist-packages"}
+_MODULES = (".py", ".so")
+
+
+def is_installed(path: str) -> bool:
+    """Whether ``path``, a file or a folder of modules, is not the user's."""
+    return package_place(path) is not None
+
+
+def installed_package(path: str) -> str | None:
+    """Return the top-level package or module of an installed file (``"torch"``), or None for the user's."""
+    place = package_place(path)
+    return None if place is None else place.rpartition("/")[2].partition(".")[0]
+
+
+def package_place(path: str) -> str | None:
+    """Return the folder or file of the top-level package or module of an installed file, or None for the user's."""
+    modules = [sys.modules.get(name) for name in FRAMEWORKS]
+    frameworks = tuple(folder for module in modules for folder in getattr(module, "__path__", ()))
+    return _place(path.replace("\\", "/"), tuple(sys.path), frameworks)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _place(path: str, search: tuple[str, ...], frameworks: tuple[str, ...]) -> str | None:
+    parts = path.split("/")
+    sites = [place for place, part in enumerate(parts[:-1]) if part in _SITES]
+    if sites:
+        return "/".join(parts[: sites[-1] + 2])
+    for folder in _OWN_INTERPRETER:
+        inner = _inside(path, folder)
+        if inner:
+            return f"{folder}/{inner[0]}"
+    for folder in frameworks:
+        if _inside(path, folder) is not None:
+            return folder
+    for folder in search:
+        inner = _inside(path, folder) if folder else None
+        if inner and "/".join(inner) in _recorded(str(Path(folder).resolve())):
+            return f"{folder}/{inner[0]}"
+    return None
+
+
+def _inside(path: str, folder: str) -> tuple[str, ...] | None:
+    """Parts of ``path`` below ``folder``, whatever links lead there; None outside."""
+    for place, root in ((Path(path), Path(folder)), (Path(path).resolve(), Path(folder).resolve())):
+        if place.is_relative_to(root):
+            return place.relative_to(root).parts
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _recorded(folder: str) -> frozenset[str]:
+    """Return the files of all packages that an installer put into ``folder``, and their folders."""
+    return frozenset(part for file in _files(Path(folder)) for part in (file, *map(str, Path(file).parents)))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for record in sorted(folder.glob("*.dist-info/RECORD")):
+        with record.open(newline="", encoding="utf-8") as lines:
+            yield from (os.path.normpath(row[0]) for row in csv.reader(lines) if row and row[0].endswith(_MODULES))
+
+
+register("packages of files", _place)
+register("records of installers", _recorded)
