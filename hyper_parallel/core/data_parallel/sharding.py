@@ -164,6 +164,8 @@ def _sharded(platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: 
     for path, owner, name, parameter in places:
         unique.setdefault(id(parameter), (path, parameter, []))[2].append((owner, name))
     result = []
+    for path, parameter, _ in unique.values():
+        platform.check_unhooked(parameter, path, "fully_shard")
     for path, parameter, owners in unique.values():
         shard = _shard(platform, path, parameter, mesh)
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))

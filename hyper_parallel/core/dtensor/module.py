@@ -13,7 +13,12 @@ from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import ravel
-from hyper_parallel.core.dtensor.parameter_paths import note_replacement, replacing_parameters, untying_problems
+from hyper_parallel.core.dtensor.parameter_paths import (
+    module_label,
+    note_replacement,
+    replacing_parameters,
+    untying_problems,
+)
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
@@ -187,9 +192,11 @@ def place_parameter(
     parameters = platform.direct_parameters(module)
     value = parameters[name] if name in parameters else platform.direct_buffers(module)[name]
     layout = Layout.place(mesh, placements, tuple(value.shape))
+    if isinstance(value, DTensor) and value.layout is layout:
+        return
+    if name in parameters:
+        platform.check_unhooked(value, f"{name} of {module_label(module)}", "it was placed on the mesh")
     if isinstance(value, DTensor):
-        if value.layout is layout:
-            return
         moved = platform.detach(value).redistribute(mesh, layout)
     else:
         moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)

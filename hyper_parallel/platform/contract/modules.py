@@ -102,6 +102,18 @@ class ModulesFacet(LedgerFacet):
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace the module's own parameter or buffer ``name``."""
 
+    def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
+        """Refuse to replace a parameter whose hooks nobody would call; a framework without such hooks does nothing.
+
+        Args:
+            parameter: that is about to be replaced.
+            path: its name.
+            event: after what hooks may be registered.
+
+        Raises:
+            PlanError: it has hooks.
+        """
+
     def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Put new parameters wherever modules under ``root`` hold the old ones outside of their registry.
 

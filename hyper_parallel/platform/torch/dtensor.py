@@ -32,6 +32,7 @@ from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import distributed_checkpoint, intercept
 from hyper_parallel.platform.torch.compiled import end_graph_at
+from hyper_parallel.platform.torch.graph_nodes import node_to_read
 from hyper_parallel.platform.torch.ops.index import plain_entry
 from hyper_parallel.platform.torch.shared_storage import UncountedWrites, check_source, check_unfollowed
 from hyper_parallel.platform.torch.tensors import global_strides
@@ -136,8 +137,8 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override] # ours is read-only
-        """The local tensor's node."""
-        return self._local.grad_fn
+        """The local tensor's node, to be read; hooks go on the tensor."""
+        return node_to_read(self._local.grad_fn)
 
     @property
     def _version(self) -> int:  # type: ignore[override] # ours is read-only

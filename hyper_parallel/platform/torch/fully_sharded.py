@@ -143,7 +143,7 @@ class FullyShardedGroup:
         width = self.gradient_plan.row + len(self.trained) + len(self.ranks)
         self.reduce_step = ("reduce_scatter", width, _policy_dtype(self.options.reduce_dtype, dtype))
         for member in self.trained:
-            member.whole.register_post_accumulate_grad_hook(self._check_in_backward)
+            member.watch_whole(self._check_in_backward)
         self.paddings = [first.new_zeros(member.slot.size - member.local.numel()) for member in self.members]
 
     def take(self, nested: Sequence[FullyShardedGroup]) -> None:
@@ -283,6 +283,7 @@ class FullyShardedGroup:
         self.entered.clear()
         for member in self.trained:
             member.whole.grad = None
+            member.forget_reduced()
         self.free()
 
     def announce_reduced(self) -> None:
@@ -348,13 +349,15 @@ class FullyShardedGroup:
         counts = used if own.is_meta else own[plan.row : plan.row + count].tolist()
         own = (own[: plan.row] / self.options.count).to(self.members[0].local.dtype)
         for ranks_with_gradient, member, slot in zip(counts, self.trained, plan.slots, strict=True):
-            if not ranks_with_gradient:
-                continue
-            sharded = member.sharded
-            local = own[slot.offset : slot.offset + member.local.numel()].view(member.local.shape)
-            if sharded.grad is not None:
-                local = local + sharded.grad.to_local()
-            sharded.grad = self.platform.wrap(local, sharded.layout)
+            if ranks_with_gradient:
+                local = own[slot.offset : slot.offset + member.local.numel()]
+                member.add_reduced(local.view(member.local.shape))
+
+    @torch.no_grad()
+    def call_hooks(self) -> None:
+        """Call the hooks of parameters that have got gradients in the backward that has ended."""
+        for member in self.trained:
+            member.call_hooks()
 
 
 def _scatter_into(columns: torch.Tensor, flat: torch.Tensor, slot: Slot) -> None:

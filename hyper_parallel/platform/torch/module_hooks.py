@@ -17,6 +17,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import wrap
+from hyper_parallel.platform.torch.graph_nodes import LocalNode
 
 __all__ = ["hook_identity", "hooks_with_dtensors", "local_gradient", "local_value", "reduced", "refuse_old_hooks"]
 
@@ -65,7 +66,8 @@ class _Node:
     """The node of the identity, whose hook sees DTensors where the identity's tensors are some."""
 
     def __init__(self, node: Any, tensors: list[Any], what: str) -> None:
-        self._node, self._tensors, self._what = node, tensors, what
+        self._node = node.autograds if isinstance(node, LocalNode) else node
+        self._tensors, self._what = tensors, what
 
     def register_hook(self, hook: Call) -> Any:
         """Register ``hook(grad_inputs, grad_outputs)``, of PyTorch's own."""

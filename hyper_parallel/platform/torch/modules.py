@@ -16,6 +16,7 @@ from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 from hyper_parallel.platform.torch import delayed
+from hyper_parallel.platform.torch.deferred_hooks import refuse_earlier_hooks
 
 __all__ = ["TorchModules"]
 
@@ -45,6 +46,10 @@ class TorchModules(ModulesFacet):
             cell.register_parameter(name, value)
         else:
             cell.register_buffer(name, value, persistent=name not in cell._non_persistent_buffers_set)  # noqa: SLF001
+
+    def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
+        """Hooks are in dicts of the leaf."""
+        refuse_earlier_hooks(parameter, path, event)
 
     def new_parameter(self, data: Any, *, requires_grad: bool, name: str | None = None) -> Any:
         """``nn.Parameter``; PyTorch parameters carry no name."""

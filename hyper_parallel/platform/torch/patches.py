@@ -28,6 +28,7 @@ from hyper_parallel.platform.contract.memory import replayable, replayable_const
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
+from hyper_parallel.platform.torch.deferred_hooks import edge_of, node_of
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
@@ -252,6 +253,17 @@ PATCHES: tuple[Patch, ...] = (
         _abandoning_what_raises,
         "its callbacks are not called where a backward raises: modules of fully_shard would keep their whole "
         "parameters, and reductions in flight would be added to the gradients of the next backward",
+    ),
+    Patch(
+        ((torch.autograd.graph, "_get_grad_fn_or_grad_acc"),),
+        node_of,
+        "register_multi_grad_hook asks whether the engine will run a node, and that of a DTensor is its local tensor's",
+    ),
+    Patch(
+        ((torch.autograd.graph, "get_gradient_edge"),),
+        edge_of,
+        "its node is one of the graph of local tensors, and a gradient or a hook of it is local",
+        references=True,
     ),
     Patch(
         ((BackwardHook, "_apply_on_tensors"),),

@@ -10,7 +10,7 @@ import torch
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
 from hyper_parallel.platform.contract.replicated import bucketed, check_unchanged
-from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks, local_leaf
 from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Step
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["ReplicatedGradients"]
 
 _UNFINISHED = "a backward has raised; run zero_grad() and backward again"
-
-
-def _local(parameter: Any) -> torch.Tensor:
-    """Return the leaf that has the gradient: of a DTensor its local tensor."""
-    leaf: torch.Tensor = parameter._local if isinstance(parameter, TorchDTensor) else parameter
-    return leaf
 
 
 class _Bucket:
@@ -40,8 +34,10 @@ class _Bucket:
 
     def __init__(self, name: str, parameters: list[Any], ranks: int) -> None:
         self.parameters = parameters
-        self.leaves = [_local(parameter) for parameter in parameters]
+        self.leaves = [local_leaf(parameter) for parameter in parameters]
         self.ready: set[int] = set()
+        self.hooks: list[DeferredHooks] = []
+        self._before: dict[int, torch.Tensor | None] = {}
         self.sizes = [leaf.numel() for leaf in self.leaves]
         self._ranks = ranks
         width = sum(self.sizes) + len(self.leaves) + ranks
@@ -77,6 +73,27 @@ class _Bucket:
                 else:
                     leaf.grad.copy_(average.view(leaf.shape))
 
+    def set_aside(self) -> None:
+        """At the start of backward: keep what parameters with hooks have accumulated, so that these see the rest."""
+        self.ready.clear()
+        self._before = {}
+        for index, (leaf, hooks) in enumerate(zip(self.leaves, self.hooks, strict=True)):
+            if hooks:
+                self._before[index], leaf.grad = leaf.grad, None
+
+    @torch.no_grad()
+    def call_hooks(self) -> None:
+        """At the end of backward: call the hooks of users, with averages, and add what was set aside."""
+        for index, before in self._before.items():
+            leaf, hooks = self.leaves[index], self.hooks[index]
+            if leaf.grad is None:
+                leaf.grad = before
+                continue
+            gradient = hooks.changed(leaf.grad)
+            leaf.grad = gradient if before is None else before.add_(gradient)
+            hooks.announce()
+        self._before = {}
+
 
 class ReplicatedGradients:
     """The gradients of one module to which ``replicate`` was applied.
@@ -98,7 +115,7 @@ class ReplicatedGradients:
         if options.source is not None:
             self._broadcast([*parameters, *module.buffers()], options.source)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self._trained = {id(_local(parameter)) for parameter in trained}
+        self._trained = {id(local_leaf(parameter)) for parameter in trained}
         self.buckets = _buckets(trained, options)
         self._open = False
         self._next = 0
@@ -107,22 +124,36 @@ class ReplicatedGradients:
         refuse_wrong_steps()
         for bucket in self.buckets:
             for parameter, leaf in zip(bucket.parameters, bucket.leaves, strict=True):
-                leaf.register_post_accumulate_grad_hook(partial(self._ready, bucket, parameter))
+                hooks = DeferredHooks(leaf, self._before_gradient)
+                hooks.after_accumulation(partial(self._ready, bucket, parameter))
+                bucket.hooks.append(hooks)
         module.register_forward_pre_hook(self._before_forward, prepend=True)
 
     @torch.no_grad()
     def _broadcast(self, tensors: list[Any], source: int) -> None:
         for tensor in tensors:
-            leaf = _local(tensor)
+            leaf = local_leaf(tensor)
             leaf.copy_(self._platform.broadcast(leaf.detach(), source, self._ranks))
 
     def _before_forward(self, module: Any, args: Any) -> None:
         del args
-        trained = {name: id(_local(value)) for name, value in module.named_parameters() if value.requires_grad}
+        trained = {name: id(local_leaf(value)) for name, value in module.named_parameters() if value.requires_grad}
         check_unchanged(trained, self._trained)
         if self._open and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no public spelling
             self._open = False  # its backward has raised
             self._sequence.close()
+
+    def _before_gradient(self, gradient: torch.Tensor) -> None:
+        """Autograd is about to accumulate the gradient of a parameter with hooks."""
+        del gradient
+        if not self.reduces:
+            msg = (
+                "replicate: a parameter has hooks, which are called with averaged gradients, and those of this "
+                "backward are accumulated under no_sync(); remove the hooks, or let each backward reduce"
+            )
+            raise PlanError(msg)
+        if not self._open:
+            self._begin()
 
     def _ready(self, bucket: _Bucket, parameter: Any, leaf: torch.Tensor) -> None:
         """Note the gradient of a parameter, and begin the collectives of the buckets that are complete."""
@@ -144,7 +175,7 @@ class ReplicatedGradients:
     def _begin(self) -> None:
         self._next = 0
         for bucket in self.buckets:
-            bucket.ready.clear()
+            bucket.set_aside()
         self._mark(_UNFINISHED)
         self._sequence.open("backward")
         self._open = True
@@ -162,6 +193,8 @@ class ReplicatedGradients:
         self._open = False
         self._sequence.close()
         self._mark(None)
+        for bucket in self.buckets:
+            bucket.call_hooks()
 
     def _mark(self, reason: str | None) -> None:
         """Note on all parameters why their gradients are not reduced; None: they are."""
@@ -173,7 +206,7 @@ class ReplicatedGradients:
 def _buckets(parameters: list[Any], options: ReplicatedOptions) -> list[_Bucket]:
     """Return buckets of the parameters, the last ones first: backward reaches them first."""
     ordered = list(reversed(parameters))
-    leaves = [_local(parameter) for parameter in ordered]
+    leaves = [local_leaf(parameter) for parameter in ordered]
     sizes = [((leaf.dtype, leaf.device), leaf.numel() * leaf.element_size()) for leaf in leaves]
     groups = bucketed(sizes, options.bucket_bytes)
     return [

@@ -8,11 +8,12 @@ import torch
 
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import replaced_parameter
+from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.refused_steps import set_replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.data_parallel.plan import Slot
 
@@ -40,6 +41,8 @@ class ShardedParameter:
         self._whole_dtype, self._original_layout = dtype, getattr(original, "_layout", None)
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
+        self._for_hooks: torch.Tensor | None = None
+        """Reduced gradient of this backward, until its end: what hooks see."""
         self._hold(sharded)
 
     def _hold(self, sharded: Any) -> None:
@@ -53,6 +56,7 @@ class ShardedParameter:
         self.exposed = self.whole if layout is None else wrap(self.whole, layout)
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self._dtype = self.local.dtype
+        self.hooks = DeferredHooks(self.local, self._refuse_direct_gradient)
         self._version = 0  # of the values: even; while freed, autograd sees the next odd number
         self.free()
 
@@ -131,6 +135,48 @@ class ShardedParameter:
         for owner, name in self.owners:
             owner._parameters[name] = self.exposed if whole else self.sharded  # noqa: SLF001
 
+    def _name(self) -> str:
+        owner, name = self.owners[0]
+        return f"parameter {name} of {type(owner).__name__}"
+
+    def _refuse_direct_gradient(self, gradient: torch.Tensor) -> None:
+        del gradient
+        self.hooks.refuse(f"fully_shard: {self._name()} got a gradient outside of the forward of its module")
+
+    def watch_whole(self, call: Callable[[torch.Tensor], None]) -> None:
+        """Let ``call`` see each gradient of the whole; hooks of users are refused, since forward shows it to them."""
+
+        def refuse(gradient: torch.Tensor) -> None:
+            del gradient
+            hooks.refuse(f"fully_shard: {self._name()} got hooks in the forward of its module")
+
+        hooks = DeferredHooks(self.whole, refuse)
+        hooks.after_accumulation(call)
+
+    def add_reduced(self, local: torch.Tensor) -> None:
+        """Add a reduced gradient to that of the shard; if there are hooks, when backward ends."""
+        if self.hooks:
+            self._for_hooks = local if self._for_hooks is None else self._for_hooks + local
+        else:
+            self._accumulate_reduced(local)
+
+    def _accumulate_reduced(self, local: torch.Tensor) -> None:
+        sharded = self.sharded
+        if sharded.grad is not None:
+            local = local + sharded.grad.to_local()
+        sharded.grad = wrap(local, sharded.layout)
+
+    def forget_reduced(self) -> None:
+        """Drop the reduced gradient of a backward that has raised."""
+        self._for_hooks = None
+
+    def call_hooks(self) -> None:
+        """At the end of backward: call the hooks that users have registered on the shard."""
+        reduced, self._for_hooks = self._for_hooks, None
+        if reduced is not None:
+            self._accumulate_reduced(self.hooks.changed(reduced))
+            self.hooks.announce()
+
     def take_gradient(self) -> torch.Tensor | None:
         """Return the gradient of the whole, that of passes without reduction included, and forget it.
 
@@ -150,6 +196,7 @@ class ShardedParameter:
         """Keep the gradient of this pass for a later reduction, in ``dtype``."""
         gradient = self.take_gradient()
         if gradient is not None:
+            self.hooks.refuse(f"fully_shard: the gradient of {self._name()} is accumulated under no_sync()")
             self.accumulated = gradient.to(dtype)
 
 

@@ -85,7 +85,7 @@ class ShardedSchedule:
             _RUNNING.add(self)
 
     def leave_backward(self, group: Any) -> None:
-        """End the backward of ``group``; the last one waits for all reductions."""
+        """End the backward of ``group``; the last one waits for all reductions, and calls the hooks of parameters."""
         self._in_backward.remove(group)
         if not self._in_backward:
             self._run_no_more()
@@ -93,6 +93,8 @@ class ShardedSchedule:
                 self._close()
             else:
                 self.sequence.complete_all()
+            for each in self.groups.values():
+                each.call_hooks()
 
     def abandon(self) -> None:
         """Forget a backward that has raised, with its gradients that are not reduced yet.

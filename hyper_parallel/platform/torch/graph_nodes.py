@@ -1,0 +1,86 @@
+"""The nodes of autograd's graph as users of DTensors see them: to be read, and without hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch.autograd.graph import Node
+from torch.nn.modules.module import _WrappedHook
+
+from hyper_parallel.errors import UnsupportedOperatorError
+
+__all__ = ["LocalNode", "node_to_read"]
+
+
+def node_to_read(node: Any) -> LocalNode | None:
+    """Return ``node``, of the graph of local tensors, without its hooks; None for None."""
+    return None if node is None else LocalNode(node)
+
+
+class LocalNode(Node):
+    """A node of the graph of local tensors. Hooks on it would see local values, so they are refused.
+
+    Args:
+        node: autograd's own.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.autograds = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.autograds, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalNode) and self.autograds is other.autograds
+
+    def __hash__(self) -> int:
+        return hash(self.autograds)
+
+    def __repr__(self) -> str:
+        return f"<local {self.autograds!r}>"
+
+    def name(self) -> str:
+        """Return autograd's name of the local operation."""
+        name: str = self.autograds.name()
+        return name
+
+    @property
+    def next_functions(self) -> tuple[tuple[LocalNode | None, int], ...]:
+        """The nodes of the local operands."""
+        return tuple((node_to_read(node), number) for node, number in self.autograds.next_functions)
+
+    def metadata(self) -> dict[Any, Any]:
+        """Return what others have attached to the node."""
+        metadata: dict[Any, Any] = self.autograds.metadata
+        return metadata
+
+    def _sequence_nr(self) -> int:
+        number: int = self.autograds._sequence_nr()  # noqa: SLF001 - of the class that this one stands for
+        return number
+
+    @property
+    def _input_metadata(self) -> list[Any]:
+        metadata: list[Any] = self.autograds._input_metadata  # noqa: SLF001 - of the class that this one stands for
+        return metadata
+
+    def _register_hook_dict(self, tensor: Any) -> None:
+        del tensor
+        self._refuse("_register_hook_dict")
+
+    def register_hook(self, fn: Callable[..., Any]) -> None:  # type: ignore[override] # refused
+        """Refused: it would see the local gradients of one local operation."""
+        if not isinstance(fn, _WrappedHook):  # of register_backward_hook, which the module refuses after this
+            self._refuse("register_hook")
+
+    def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:  # type: ignore[override] # refused
+        """Refused, as :meth:`register_hook`."""
+        del fn
+        self._refuse("register_prehook")
+
+    def _refuse(self, method: str) -> NoReturn:
+        msg = (
+            f"{method} of grad_fn of a DTensor: {self.name()} is the node of a local operation, whose hooks would see "
+            "local gradients; call register_hook on the DTensor"
+        )
+        raise UnsupportedOperatorError(msg)
