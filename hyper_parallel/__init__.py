@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hyper_parallel._lazy import lazy_exports
+from hyper_parallel.compat.paths import install
 
 if TYPE_CHECKING:
     from hyper_parallel._caches import cache_info as cache_info
@@ -150,3 +151,5 @@ __getattr__, __dir__ = lazy_exports(
         ),
     },
 )
+
+install()

@@ -6,7 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["lazy_exports"]
+__all__ = ["OTHER_HOMES", "lazy_exports", "names_from_elsewhere"]
+
+OTHER_HOMES: dict[str, dict[str, str]] = {}
+"""Modules from which other programs import names that live elsewhere here: the home of each name, from ``compat``."""
 
 
 def lazy_exports(
@@ -33,8 +36,7 @@ def lazy_exports(
         elif name in module_of:
             value = getattr(importlib.import_module(module_of[name]), name)
         else:
-            msg = f"module {namespace['__name__']!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            value = names_from_elsewhere(namespace["__name__"])(name)
         namespace[name] = value
         return value
 
@@ -49,3 +51,16 @@ def lazy_exports(
         return sorted({*namespace, *module_of})
 
     return find, names
+
+
+def names_from_elsewhere(module: str) -> Callable[[str], Any]:
+    """Return ``__getattr__`` of ``module``, which finds the names that :data:`OTHER_HOMES` has for it."""
+
+    def find(name: str) -> Any:
+        home = OTHER_HOMES.get(module, {}).get(name)
+        if home is None:
+            msg = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        return getattr(importlib.import_module(home), name)
+
+    return find

@@ -52,12 +52,14 @@ CORE = {
 ARROWS = {
     "_caches": set(),
     "_lazy": set(),
+    "compat.paths": {"_lazy"},
+    "compat": BASE | CORE,
     "_text": set(),
     "_tree": set(),
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_text", "_tree", "errors", "transport"},
-    "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
+    "platform": {"_lazy", "errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
     "transport": {"_caches", "_text", "errors"},
     "transport.c10d": {"_text", "errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},
@@ -116,9 +118,9 @@ ARROWS = {
     "cli": BASE | CORE | {"verify", ""},
     "pytest_plugin": {"_text", "errors", "platform", "transport", "verify", ""},
     "__main__": {"cli"},
-    "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
+    "": BASE | CORE | {"compat.paths", "verify"},  # hyper_parallel/__init__.py: public names, lazily
 }
-EAGER_AT_TOP = {"_lazy", "errors", ""}
+EAGER_AT_TOP = {"_lazy", "compat.paths", "errors", ""}
 
 
 @dataclass(frozen=True)
@@ -424,8 +426,10 @@ def test_import_loads_no_framework(tmp_path):
 
 
 def test_import_brings_almost_nothing(tmp_path):
-    """`import hyper_parallel` loads two modules of the library and none of another package."""
+    """`import hyper_parallel` loads four modules of the library and none of another package."""
     code = f"import sys; before = set(sys.modules); import {TOP}; print(*sorted(set(sys.modules) - before))"
     loaded = fresh_python("-c", code, tmp_path=tmp_path).stdout.split()
-    assert [name for name in loaded if name.split(".")[0] == TOP] == [TOP, f"{TOP}._lazy"]
+    assert [name for name in loaded if name.split(".")[0] == TOP] == [
+        TOP, f"{TOP}._lazy", f"{TOP}.compat", f"{TOP}.compat.paths",
+    ]  # fmt: skip
     assert {name.split(".")[0] for name in loaded} - {TOP} <= sys.stdlib_module_names

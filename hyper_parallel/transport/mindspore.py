@@ -16,7 +16,6 @@ from hyper_parallel.transport.base import (
     WORLD,
     Channel,
     EngineTransport,
-    ForwardingTransport,
     Ranks,
     Shape,
     Transport,
@@ -30,6 +29,7 @@ from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.mindspore_comm import begin, begin_again
 from hyper_parallel.transport.mindspore_comm.host import from_host, on_card, to_host
+from hyper_parallel.transport.mindspore_comm.named_groups import NamedGroups
 from hyper_parallel.transport.mindspore_comm.world import active_world
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.work import Work
@@ -61,7 +61,7 @@ _FOLDS = {
 }
 
 
-class NumpyBridge(ForwardingTransport):
+class NumpyBridge(NamedGroups):
     """MindSpore tensors over any transport that works on host arrays.
 
     Args:

@@ -207,8 +207,11 @@ def _serve(task: RankTask, line: Connection) -> RankReport:
     os.chdir(task.folder)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
-    transport: Transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
-    return run_rank(task, transport)
+    transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
+    try:
+        return run_rank(task, transport)
+    finally:
+        transport.end()  # the process may serve another run
 
 
 def run_rank(task: RankTask, transport: Transport) -> RankReport:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from hyper_parallel._caches import register
+from hyper_parallel._lazy import names_from_elsewhere
 from hyper_parallel.core.dtensor.deferred_gradients import deferral_hook
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
@@ -590,3 +591,7 @@ def _first_replica(platform: Platform, local: Any, layout: Layout) -> Any:
     if all(transport.all_gather_object(agrees, mesh.ranks)):
         return local
     return gathered_view(local, first, plan_transition(layout, layout), (), platform)
+
+
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept every misspelt name
+    __getattr__ = names_from_elsewhere(__name__)

@@ -7,12 +7,14 @@ split follows the ceil rule (``core/dtensor/README.md``); an inner axis splits t
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from hyper_parallel._caches import register
+from hyper_parallel._lazy import names_from_elsewhere
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, rebuild_mesh
 from hyper_parallel.core.dtensor.placements import (
     DimAxes,
@@ -223,6 +225,33 @@ class Layout:
     def ndim(self) -> int:
         """Number of tensor dims."""
         return len(self.dim_axes)
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the mesh's axes."""
+        return self.mesh.shape
+
+    @property
+    def alias_name(self) -> tuple[str, ...]:
+        """Names of the mesh's axes."""
+        return self.mesh.names
+
+    @property
+    def rank_list(self) -> tuple[int, ...]:
+        """Global ranks of the mesh, row-major."""
+        return self.mesh.ranks
+
+    def get_split_id(self, dim: int) -> int:
+        """Return which of the shards of ``dim`` this rank holds, counted along the dim."""
+        at, index = self.mesh.own_coordinate(), 0
+        for axis in self.dim_axes[dim]:
+            index = index * self.mesh.shape[axis] + at[axis]
+        return index
+
+    def repeat_num(self) -> int:
+        """Return the mesh size over the number of different shards: the product of the axes that split no dim."""
+        splitting = {axis for axes in self.dim_axes for axis in axes}
+        return math.prod(size for axis, size in enumerate(self.mesh.shape) if axis not in splitting)
 
     @property
     def is_replicated(self) -> bool:
@@ -462,3 +491,7 @@ def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(stride)
         stride *= max(size, 1)
     return tuple(reversed(strides))
+
+
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept every misspelt name
+    __getattr__ = names_from_elsewhere(__name__)

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -152,9 +152,19 @@ class DeviceMesh:
         return len(self.shape)
 
     @property
-    def mesh(self) -> list[Any]:
+    def mesh(self) -> RankGrid:
         """The ranks as nested lists."""
-        return to_nested_lists(list(self.ranks), self.shape)
+        return RankGrid(to_nested_lists(list(self.ranks), self.shape))
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes: :attr:`shape` under the name that :class:`Layout` has for it."""
+        return self.shape
+
+    @property
+    def rank_list(self) -> tuple[int, ...]:
+        """Global ranks, row-major: :attr:`ranks` under the name that :class:`Layout` has for it."""
+        return self.ranks
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """Number of ranks in the mesh, or along one axis."""
@@ -319,6 +329,48 @@ class DeviceMesh:
         _check(self.device_type, (len(self.ranks),), self.ranks, (name,))
         return self._interned(self.device_type, (len(self.ranks),), self.ranks, (name,), self.rank)
 
+    _flatten = flatten  # as PyTorch's DeviceMesh calls it
+
+    def unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        *,
+        backend_override: Mapping[str, Any] | None = None,
+    ) -> DeviceMesh:
+        """Return a mesh over the same ranks in which one axis is split into several, outermost first.
+
+        Args:
+            dim: index or name of the axis.
+            mesh_sizes: sizes of the new axes.
+            mesh_dim_names: their names.
+            backend_override: ``"fake"`` per new axis of which no group is asked. Nothing follows from it: groups are
+                created when ``get_group`` is first called.
+
+        Raises:
+            MeshError: (a ValueError) sizes that do not multiply to that of the axis, names that do not fit, or another
+                engine.
+        """
+        axis, sizes, names = self.axis(dim), tuple(mesh_sizes), tuple(mesh_dim_names)
+        positive = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+        if not positive or math.prod(sizes) != self.shape[axis]:
+            msg = f"unflatten: sizes {sizes} do not multiply to {self.shape[axis]}, the size of axis {self.names[axis]}"
+            raise MeshError(msg)
+        if len(names) != len(sizes):
+            msg = f"unflatten: mesh_dim_names has {len(names)} names {names} for {len(sizes)} axes of sizes {sizes}"
+            raise MeshError(msg)
+        others = {name: engine for name, engine in (backend_override or {}).items() if engine != "fake"}
+        if others:
+            msg = f"unflatten: backend_override {others} chooses an engine; all groups have that of the world"
+            raise MeshError(msg)
+        shape = (*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
+        all_names = (*self.names[:axis], *names, *self.names[axis + 1 :])
+        _check(self.device_type, shape, self.ranks, all_names)
+        return self._interned(self.device_type, shape, self.ranks, all_names, self.rank)
+
+    _unflatten = unflatten  # as PyTorch's DeviceMesh calls it
+
     # -- context -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> DeviceMesh:  # noqa: PYI034 - as above
@@ -339,7 +391,7 @@ class DeviceMesh:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value; the mesh that is unpickled is that of the rank that unpickles it."""
-        return (rebuild_mesh, (self.device_type, self.mesh, self.mesh_dim_names))
+        return (rebuild_mesh, (self.device_type, self.mesh.tolist(), self.mesh_dim_names))
 
     def __copy__(self) -> DeviceMesh:
         """Return the mesh itself, which is immutable."""
@@ -383,6 +435,18 @@ class DeviceMesh:
             msg = f"{caller}: the mesh has axes {self.names}; name one of them"
             raise MeshError(msg)
         return 0
+
+
+class RankGrid(list[Any]):
+    """Ranks as nested lists, with what programs ask of PyTorch's tensor of ranks."""
+
+    def numel(self) -> int:
+        """Number of ranks."""
+        return sum(RankGrid(row).numel() if isinstance(row, list) else 1 for row in self)
+
+    def tolist(self) -> list[Any]:
+        """The ranks as plain nested lists."""
+        return list(self)
 
 
 class _Room:

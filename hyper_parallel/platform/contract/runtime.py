@@ -182,6 +182,9 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
     def no_grad(self) -> AbstractContextManager[Any]:
         """Return a context in which operations are not recorded for backward."""
 
+    def enable_imperative_gradients(self) -> None:
+        """Let ``loss.backward()`` add gradients to ``grad`` of leaves, where the framework does not by itself."""
+
     @abc.abstractmethod
     def profiler_record(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that is a named range in the framework's profiler."""

@@ -1,0 +1,108 @@
+"""Functions on device grids and tensor maps: a grid is its sizes, a tensor map has per dim the axis that splits it.
+
+Axes of a tensor map count from the right; -1 is none, and a tuple has several, the outermost first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.errors import LayoutError, UnsupportedOnBackend
+
+__all__ = ["DevMat", "RedistributionOperatorInfer", "_infer_slice_area_by_rank"]
+
+
+def _infer_slice_area_by_rank(
+    mesh_shape: Sequence[int], tensor_map: Sequence[Any], rank_id: int, full_shape: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return the range ``(begin, end)`` per dim that the device at position ``rank_id`` of the grid holds.
+
+    Args:
+        mesh_shape: sizes of the grid.
+        tensor_map: see the module.
+        rank_id: row-major position in the grid.
+        full_shape: global sizes of the tensor.
+
+    Raises:
+        LayoutError: (a ValueError) a dim that its axes do not divide.
+    """
+    layout = _layout(mesh_shape, tensor_map, full_shape)
+    for dim, size in enumerate(full_shape):
+        if size % layout.shard_count(dim):
+            msg = f"dim {dim} of {list(full_shape)} is not divisible by {layout.shard_count(dim)}"
+            raise LayoutError(msg)
+    return layout.local_box(rank_id)
+
+
+class DevMat:
+    """A grid of devices.
+
+    Args:
+        dev_mat: its sizes.
+    """
+
+    def __init__(self, dev_mat: Sequence[int]) -> None:
+        self._shape = tuple(dev_mat)
+
+    def get_devices_along_dim(self, rank: int, rank_list: Sequence[int], dim: int | Sequence[int]) -> list[int]:
+        """Return the ranks that differ from ``rank`` along the axes ``dim`` only.
+
+        Args:
+            rank: a rank of the list.
+            rank_list: ranks of the grid, row-major.
+            dim: an axis, or several, counted from the left.
+        """
+        axes = (dim,) if isinstance(dim, int) else tuple(dim)
+        mesh = DeviceMesh.abstract("cpu", self._shape, tuple(rank_list), None).for_rank(rank)
+        return list(mesh.ranks_along(tuple(mesh.axis(axis) for axis in axes)))
+
+
+class RedistributionOperatorInfer:
+    """The steps from one layout to another, of which the replicated one is supported.
+
+    Args:
+        dev_mat: sizes of the grid.
+        in_tensor_map: tensor map of the tensor.
+        out_tensor_map: the one to reach, without any axis.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) another layout.
+    """
+
+    def __init__(self, dev_mat: Sequence[int], in_tensor_map: Sequence[Any], out_tensor_map: Sequence[Any]) -> None:
+        if any(axis != -1 for axis in out_tensor_map):
+            msg = f"RedistributionOperatorInfer: out_tensor_map {list(out_tensor_map)} is not replicated; "
+            raise UnsupportedOnBackend(msg + "redistribute the DTensor itself")
+        self._mesh_shape, self._map = tuple(dev_mat), tuple(in_tensor_map)
+
+    def infer_ops_list(self, rank: int, rank_list: Sequence[int]) -> list[tuple[str, tuple[int, int, list[int]]]]:
+        """Return per split dim a gather: ``("all_concat", (dim, number of shards, ranks that hold them))``.
+
+        Args:
+            rank: a rank of the list.
+            rank_list: ranks of the grid, row-major.
+        """
+        layout, grid = _layout(self._mesh_shape, self._map), DevMat(self._mesh_shape)
+        steps = []
+        for dim, axes in enumerate(layout.dim_axes):
+            if axes:
+                ranks = grid.get_devices_along_dim(rank, rank_list, axes)
+                steps.append(("all_concat", (dim, layout.shard_count(dim), ranks)))
+        return steps
+
+
+def _layout(mesh_shape: Sequence[int], tensor_map: Sequence[Any], shape: Sequence[int] | None = None) -> Layout:
+    """Return the layout of a tensor map on a grid of ranks from 0 on."""
+    grid = tuple(mesh_shape)
+    mesh = DeviceMesh.abstract("cpu", grid, tuple(range(math.prod(grid))), None)
+    axes = [tuple(mesh.ndim - 1 - axis for axis in _axes(entry)) for entry in tensor_map]
+    return Layout.of(mesh, axes, (), None if shape is None else tuple(shape))
+
+
+def _axes(entry: Any) -> tuple[int, ...]:
+    entries = (entry,) if isinstance(entry, int) else tuple(entry)
+    return () if entries == (-1,) else entries

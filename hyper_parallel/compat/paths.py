@@ -1,0 +1,101 @@
+"""The import paths that other programs use, and the modules that serve them.
+
+One table of paths, and one finder at the end of ``sys.meta_path``, which is asked for modules that no file has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hyper_parallel._lazy import OTHER_HOMES
+
+__all__ = ["MODULES", "NAMES", "install"]
+
+_TOP = "hyper_parallel"
+
+MODULES: dict[str, str | None] = {
+    "core.activation_checkpoint": "compat.activation_checkpoint",
+    "core.context_parallel.async_context_parallel": "compat.context_parallel",
+    "core.context_parallel.async_dsa_context_parallel": "compat.context_parallel",
+    "core.context_parallel.context_parallel": "compat.context_parallel",
+    "core.context_parallel.dsa_context_parallel": "compat.context_parallel",
+    "core.distributed_checkpoint": "compat.layout_reports",
+    "core.dtensor.placement_types": "core.dtensor.placements",
+    "core.dtensor.redistribute_infer": "compat.layouts",
+    "core.fully_shard": "compat.fully_shard",
+    "core.fully_shard.api": "compat.fully_shard",
+    "core.fully_shard.utils": "compat.fully_shard",
+    "core.pipeline_parallel": "compat.pipeline",
+    "core.pipeline_parallel.comm_compute_overlap": "compat.pipeline",
+    "core.pipeline_parallel.hook_coordinator": "compat.pipeline",
+    "core.pipeline_parallel.scheduler": "compat.pipeline",
+    "core.shard.sharding_plan": "core.shard.custom.sharding_plan",
+    "custom_ops": None,
+    "custom_ops.experimental": "compat.custom_ops",
+    "platform.mindspore.autograd_compat": "compat.autograd",
+    "platform.mindspore.pipeline_parallel": None,
+    "platform.mindspore.pipeline_parallel._utils": "compat.pipeline",
+}
+"""Paths that no file here has: the module whose names each has; None for a package of others."""
+
+NAMES: dict[str, dict[str, str]] = {
+    "": {"PipelineStage": "compat.pipeline"},
+    "core.dtensor.dtensor": {"distribute_tensor": "core.dtensor.module"},
+    "core.dtensor.layout": {"_infer_slice_area_by_rank": "compat.layouts"},
+    "platform": {"get_platform": "platform.select"},
+}
+"""Modules here that lack names which other programs import from them: the home of each name."""
+
+
+class _Finder(MetaPathFinder):
+    """Finds the paths of :data:`MODULES`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of a path in the table; None for every other."""
+        del path, target
+        short = fullname.removeprefix(f"{_TOP}.")
+        if short == fullname or short not in MODULES:
+            return None
+        is_package = any(other.startswith(f"{short}.") for other in MODULES)
+        return ModuleSpec(fullname, _Alias(MODULES[short]), is_package=is_package)
+
+
+class _Alias(Loader):
+    """Makes a module whose names are those of another, which is imported when the first one is used.
+
+    Args:
+        home: the other module, without the name of the top package; None for a package without names.
+    """
+
+    def __init__(self, home: str | None) -> None:
+        self._home = home
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its names."""
+        if self._home is None:
+            module.__doc__ = "Other programs import modules of this package."
+            return
+        home = f"{_TOP}.{self._home}"
+        module.__doc__ = f"The names of {home}."
+
+        def find(name: str) -> Any:
+            return getattr(importlib.import_module(home), name)
+
+        vars(module).update(__getattr__=find, __dir__=lambda: dir(importlib.import_module(home)))
+
+
+def install() -> None:
+    """Let Python find the paths of the tables; once per process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
+    for module, homes in NAMES.items():
+        full = f"{_TOP}.{module}" if module else _TOP
+        OTHER_HOMES[full] = {name: f"{_TOP}.{home}" for name, home in homes.items()}

@@ -1,0 +1,103 @@
+"""``loss.backward()`` and ``tensor.grad``, which MindSpore 2.11 has in public and 2.10 in private."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor
+from mindspore._c_expression import run_backward
+from mindspore.common.api import _pynative_executor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import LayoutError, PlanError
+from hyper_parallel.transport.base import active_transport_of
+
+__all__ = ["enable"]
+
+
+def enable() -> None:
+    """Record operations for backward from now on, and give tensors the attributes below that they lack.
+
+    Simulated ranks forget it when their run ends.
+    """
+    recorded = _pynative_executor.grad_flag()
+    _pynative_executor.set_grad_flag(True)
+    added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
+    for name, value in added.items():
+        setattr(Tensor, name, value)
+
+    def undo() -> None:
+        _pynative_executor.set_grad_flag(recorded)
+        for name in added:
+            delattr(Tensor, name)
+
+    transport = active_transport_of("mindspore")
+    if transport is not None:
+        transport.at_end(undo)
+
+
+def _backward(
+    self: Any, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False, inputs: Any = None
+) -> None:
+    """Add the gradients by the leaves to their ``grad``.
+
+    Args:
+        self: what is differentiated.
+        gradient: the gradient by ``self``; 1 for a tensor of one element.
+        retain_graph: keep the graph for another backward.
+        create_graph: record the backward.
+        inputs: the only leaves that get a gradient.
+
+    Raises:
+        LayoutError: (a ValueError) ``self`` is a DTensor of partial values.
+    """
+    if isinstance(self, DTensor) and self.layout.partials:
+        msg = f"backward: {self.layout.notation(self.dtype)} has partial values; reduce them first: reduce_partial()"
+        raise LayoutError(msg)
+    gradients = None if gradient is None else (_local(gradient),)
+    leaves = None if inputs is None else tuple(_local(each) for each in inputs)
+    run_backward((_local(self),), gradients, retain_graph or create_graph, create_graph, leaves)
+
+
+def _local(tensor: Any) -> Any:
+    return tensor._local if isinstance(tensor, DTensor) else tensor
+
+
+def _grad(self: Any) -> Any:
+    """The gradient that backward has added up, of a DTensor in its layout; None if there is none."""
+    gradient = _local(self)._grad  # noqa: SLF001 - no public spelling before MindSpore 2.11
+    if gradient is None or not isinstance(self, DTensor):
+        return gradient
+    return self._platform.wrap(gradient, self.layout)
+
+
+def _set_grad(self: Any, gradient: Any) -> None:
+    layout = self.layout if isinstance(self, DTensor) else None
+    if isinstance(gradient, DTensor) and gradient.layout is not layout:
+        own = f"a {type(self).__name__}" if layout is None else layout.notation(self.dtype)
+        msg = f"grad: {gradient.layout.notation(gradient.dtype)} is not laid out as its tensor, {own}"
+        raise PlanError(msg)
+    _local(self)._grad = None if gradient is None else _local(gradient)  # noqa: SLF001
+
+
+def _requires_grad(self: Any) -> bool:
+    """Whether backward adds a gradient to this tensor, or passes it on."""
+    return bool(_local(self)._requires_grad)  # noqa: SLF001
+
+
+def _set_requires_grad(self: Any, value: bool) -> None:
+    _local(self).requires_grad_(value)
+
+
+def _grad_fn(self: Any) -> Any:
+    """The operation that has computed this tensor; None for leaves."""
+    local = _local(self)
+    return None if local._is_leaf else local._grad_node  # noqa: SLF001
+
+
+_ATTRIBUTES = {
+    "backward": _backward,
+    "grad": property(_grad, _set_grad),
+    "requires_grad": property(_requires_grad, _set_requires_grad),
+    "grad_fn": property(_grad_fn),
+}

@@ -1,0 +1,126 @@
+"""Imperative gradients on MindSpore, and groups under the names of MindSpore's own functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel import DTensor, Partial, Shard, distribute_tensor, init_device_mesh
+from hyper_parallel.errors import LayoutError, MeshError, PlanError
+from hyper_parallel.platform.select import get_platform
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+
+def array(*shape, seed=0):
+    """Normal float32 values from a fresh generator."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def imperative():
+    """Gradients by ``backward`` on plain tensors and DTensors, accumulated, seeded and cleared."""
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, mint, nn
+
+    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+
+    assert not hasattr(Tensor, "backward")
+    enable_mindspore_backward_compat()
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("npu", (3,), mesh_dim_names=("tp",))
+    weight, cotangent, x = array(5, 4, seed=1), array(7, 4, seed=2), Tensor(array(7, 5, seed=3))
+
+    class Layer(nn.Cell):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = Parameter(weight, name="weight")
+            self.frozen = Parameter(Tensor(array(4, seed=4)), name="frozen", requires_grad=False)
+
+        def construct(self, x):
+            return mint.matmul(x, self.weight) + self.frozen
+
+    layer = Layer(Tensor(weight))
+    out = layer(x)
+    assert out.requires_grad
+    assert out.grad_fn is not None
+    assert layer.weight.grad_fn is None
+    assert layer.weight.grad is None
+    out.backward(Tensor(cotangent))
+    expected = array(7, 5, seed=3).T @ cotangent
+    np.testing.assert_allclose(layer.weight.grad.asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    loss = (layer(x) * Tensor(cotangent)).sum()
+    loss.backward(Tensor([0.5], ms.float32))  # of one element, as MindFormers seeds
+    np.testing.assert_allclose(layer.weight.grad.asnumpy(), 1.5 * expected, rtol=1e-5, atol=1e-5)
+    assert layer.frozen.grad is None
+    assert x.grad is None
+    layer.weight.grad = None
+    assert layer.weight.grad is None
+
+    sharded = Parameter(distribute_tensor(Tensor(weight), mesh, [Shard(0)]), name="sharded")
+    (sharded.to_local() * sharded.to_local()).sum().backward()
+    gradient = sharded.grad
+    assert isinstance(gradient, DTensor)
+    assert gradient.layout is sharded.layout
+    np.testing.assert_allclose(gradient.full_tensor().asnumpy(), 2 * weight, rtol=1e-6)
+    sharded.grad = gradient
+    with pytest.raises(PlanError, match=r"^grad: f32\[5, 4@tp\] is not laid out as its tensor, f32\[5@tp, 4\]$"):
+        sharded.grad = distribute_tensor(Tensor(weight), mesh, [Shard(1)])
+    partial = DTensor.from_local(Tensor([1.0], ms.float32), mesh, [Partial()])
+    with pytest.raises(LayoutError, match=r"^backward: f32\[1\] \+ Partial\(sum\)@tp has partial values; reduce them "):
+        partial.backward()
+    with pytest.raises(PlanError, match=r"^grad: f32\[5@tp, 4\] is not laid out as its tensor, a Tensor$"):
+        x.grad = gradient
+    x.requires_grad = True
+    (x * x).sum().backward(inputs=[x])
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * array(7, 5, seed=3), rtol=1e-6)
+    return True
+
+
+def test_backward_adds_gradients_to_leaves():
+    """``backward`` adds to ``grad`` of leaves alone; of a DTensor it is one in its layout."""
+    assert simulate(imperative, 3, platform="mindspore") == [True] * 3
+
+
+def test_nothing_is_left_after_a_run():
+    """Simulated ranks begin without the attributes that an earlier run has added."""
+    for _ in range(2):
+        assert simulate(imperative, 3, platform="mindspore") == [True] * 3
+
+
+def groups():
+    """Groups of a mesh in MindSpore's own functions and in this library's."""
+    from mindspore import Tensor, mint, ops
+
+    platform = get_platform()
+    mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("dp", "tp"))
+    rank = mesh.get_rank()
+    for axis in ("dp", "tp"):
+        group = mesh[axis].get_group()
+        assert isinstance(group, str)
+        assert mesh.get_group(axis) == group
+        assert mint.distributed.get_process_group_ranks(group) == mesh.get_rank_list_along_axis(axis)
+        assert platform.get_process_group_ranks(group) == mesh.get_rank_list_along_axis(axis)
+        value = Tensor([float(rank)])
+        mint.distributed.all_reduce(value, group=group)
+        assert value.asnumpy() == sum(mesh.get_rank_list_along_axis(axis))
+        twice = platform.differentiable_all_reduce(Tensor([float(rank)]), "sum", group)
+        assert twice.asnumpy() == value.asnumpy()
+        assert platform.create_group(mesh.get_rank_list_along_axis(axis)) == group
+    ops.communication.set_comm_ops_inplace(False)
+    gathered, _ = ops.communication.all_gather_into_tensor(None, Tensor([float(rank)]), group=mesh.get_group("tp"))
+    assert gathered.asnumpy().tolist() == mesh.get_rank_list_along_axis("tp")
+    own = mint.distributed.new_group([0, 3]) if rank in (0, 3) else None
+    if own is not None:
+        assert platform.get_process_group_ranks(own) == [0, 3]
+        platform.mark_created_groups(own)
+        assert platform.get_created_group([3, 0]) == own
+        platform.destroy_process_group(own)
+        with pytest.raises(MeshError, match=r"is no group of this world, or was destroyed; known are the groups of "):
+            platform.get_process_group_ranks(own)
+    return True
+
+
+def test_groups_are_the_names_that_mindspore_takes():
+    """``get_group`` returns a string that MindSpore's functions and this library's take, on simulated ranks as well."""
+    assert simulate(groups, 4, platform="mindspore") == [True] * 4
