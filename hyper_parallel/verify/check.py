@@ -23,6 +23,7 @@ from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named, platform_of
 from hyper_parallel.verify.compare import elementwise_difference, magnitude
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["CheckReport", "all_placements", "check_function", "decompose", "on_other_device", "seedable"]
@@ -190,7 +191,7 @@ class _Checker:
         """Return outputs and gradients of the function on plain tensors, as arrays."""
         leaves = [self.platform.from_numpy(array) for array in arrays]
         seeds = [None if cotangent is None else self.platform.from_numpy(cotangent) for cotangent in cotangents]
-        outs, grads = self.platform.vjp(lambda *xs: _as_list(self.fn(*xs)), leaves, seeds, self.floating)
+        outs, grads = harness_of(self.platform).vjp(lambda *xs: _as_list(self.fn(*xs)), leaves, seeds, self.floating)
         return [
             [None if tensor is None else self.platform.tensor_to_numpy(tensor) for tensor in tensors]
             for tensors in ([self.platform.detach(out) for out in outs], grads)
@@ -272,7 +273,7 @@ class _Checker:
             pairs = zip(self.cotangents, outputs, strict=True)
             return [self._local_cotangent(cotangent, out._layout) for cotangent, out in pairs]
 
-        _, grads = platform.vjp(on_locals, leaves, local_cotangents, self.floating)
+        _, grads = harness_of(platform).vjp(on_locals, leaves, local_cotangents, self.floating)
         return outputs, grads
 
     def _local(self, index: int, layout: Layout, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""``vjp``, differentiable collectives, and ``HookCoordinator`` for two overlapping threads.
+"""Differentiable collectives, and ``HookCoordinator`` for two overlapping threads.
 
 The gradients are those of core/dtensor's README, without scale factors.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,26 +43,6 @@ class DifferentiableFacet(CollectivesFacet):
     """
 
     Function: Any
-
-    @abc.abstractmethod
-    def vjp(
-        self,
-        fn: Callable[..., Sequence[Any]],
-        inputs: Sequence[Any],
-        seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
-        wanted: Sequence[bool],
-    ) -> tuple[list[Any], list[Any]]:
-        """Run ``fn`` on plain tensors and compute the vector-Jacobian product.
-
-        Args:
-            fn: takes the inputs, returns a sequence of plain tensors.
-            inputs: plain tensors.
-            seeds: cotangent per output (None for outputs without one), or a function from the outputs to these.
-            wanted: which inputs need a gradient.
-
-        Returns:
-            the outputs, and per input its gradient (zeros if no output depends on it), or None if it is not wanted.
-        """
 
     def differentiable_all_gather_concat(
         self, data: Any, group: Any, concat_size: int, concat_dim: int = 0, *, varying: bool = False

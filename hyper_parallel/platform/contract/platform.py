@@ -186,7 +186,3 @@ class Platform(
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:
         """Return the framework's implementation of the canonical operator ``op`` on plain tensors."""
-
-    def writing_op(self, op: str) -> Callable[..., Any]:
-        """Return the in-place form of ``local_op(op)``, which writes to its first argument and returns it."""
-        return self.local_op(op)

@@ -165,12 +165,6 @@ class MindSporePlatform(
             raise UnsupportedOperatorError(msg)
         return kernels()[op]
 
-    def writing_op(self, op: str) -> Callable[..., Any]:
-        """The kernel that writes its result into its first argument."""
-        from hyper_parallel.platform.mindspore.ops.registry import writing_kernels
-
-        return writing_kernels()[op]
-
 
 _ALONE = NumpyBridge(SingleTransport(NumpyOps()))
 

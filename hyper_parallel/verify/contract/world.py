@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.verify.frameworks import harness_of
 
 __all__ = ["Contract", "ContractCheck", "World", "covers", "logged", "raises"]
 
@@ -110,5 +111,6 @@ class World:
 
     def gradient(self, fn: Callable[[Any], Any], array: Array, cotangent: Array) -> tuple[Any, Any]:
         """Return ``fn`` of one tensor, and the gradient of the tensor for a cotangent of the result."""
-        outs, grads = self.platform.vjp(lambda x: [fn(x)], [self.tensor(array)], [self.tensor(cotangent)], [True])
+        inputs, seeds = [self.tensor(array)], [self.tensor(cotangent)]
+        outs, grads = harness_of(self.platform).vjp(lambda x: [fn(x)], inputs, seeds, [True])
         return outs[0], grads[0]

@@ -20,6 +20,7 @@ from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import on_other_device, seedable
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.reference import SEED, as_list
 from hyper_parallel.verify.ops.shards import extremum_gradients, local_box, local_shards
@@ -103,7 +104,7 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
         return lambda args, kwargs: as_list(func(*args, **kwargs))
     rule = find_rule(op)
     assert isinstance(rule, Rule)
-    in_place_op = platform.writing_op(op)
+    in_place_op = harness_of(platform).writing_op(op)
     entry = OpEntry(op, in_place_op, binder(rule.signature), rule, in_place_op, canonical=True, in_place=True)
 
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -230,7 +231,7 @@ class _RankChecker:
             ]
 
         leaves = [platform.from_numpy(shard) for shard in shards]
-        _, grads = platform.vjp(run_on_locals, leaves, local_cotangents, self._requires_grad(layouts))
+        _, grads = harness_of(platform).vjp(run_on_locals, leaves, local_cotangents, self._requires_grad(layouts))
         return outputs, grads
 
     def _local_box(self, array: Any, layout: Layout) -> Any:

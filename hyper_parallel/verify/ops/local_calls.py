@@ -17,6 +17,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.shards import (
     extremum_gradients,
@@ -222,7 +223,8 @@ class CallCache:
 
         try:
             leaves = [shard.tensor(platform) for call in calls for shard in call.shards]
-            _, all_grads = platform.vjp(run, leaves, cotangents, list(self.filled.requires_grad) * len(calls))
+            wanted = list(self.filled.requires_grad) * len(calls)
+            _, all_grads = harness_of(platform).vjp(run, leaves, cotangents, wanted)
         except Exception:
             for call in calls:
                 call.outs = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, mesh_of, with_operands
 from hyper_parallel.verify.ops.compare import coarsest_eps, is_dyadic, is_single_precision
 from hyper_parallel.verify.ops.values import Slot, substitute
@@ -161,7 +162,7 @@ def _differentiated(
         cotangents[:] = random_cotangents(arrays, rng, integral=filled.integral)
         return [None if cotangent is None else platform.from_numpy(cotangent) for cotangent in cotangents]
 
-    outs, grads = platform.vjp(run, tensors, sample_cotangents, filled.requires_grad)
+    outs, grads = harness_of(platform).vjp(run, tensors, sample_cotangents, filled.requires_grad)
     outputs = [platform.tensor_to_numpy(platform.detach(out)) for out in outs]
     gradients = [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
     exact = filled.integral and is_dyadic(outputs) and is_dyadic(gradients)

@@ -28,6 +28,7 @@ from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import HyperParallelError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import check_function, decompose
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["Case", "Outcome", "cases", "run_case"]
@@ -288,7 +289,7 @@ def _probe_gradient(platform: Any, expression: Expression, arrays: Any) -> tuple
         ]  # fmt: skip
 
     try:
-        _, grads = platform.vjp(expression, [platform.from_numpy(item) for item in arrays], seeds, wanted)
+        _, grads = harness_of(platform).vjp(expression, [platform.from_numpy(item) for item in arrays], seeds, wanted)
         for grad in grads:
             if grad is not None:
                 grad.asnumpy()

@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import all_placements, check_function, decompose
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -217,7 +218,7 @@ def _moves(shape):
                 return [kept[0].to_local()]
 
             shard = seed[tuple(slice(*box) for box in dual(goal).local_box())]
-            _, (grad,) = platform.vjp(move, [local], [platform.from_numpy(shard)], [True])
+            _, (grad,) = harness_of(platform).vjp(move, [local], [platform.from_numpy(shard)], [True])
             whole = kept[0].full_tensor().asnumpy()
             true = seed[tuple(slice(*box) for box in dual(start).local_box())]
             bound = 2**-20 * (1 + np.abs(A).max()) if start.partials else 0  # what is not added is only moved

@@ -10,7 +10,6 @@ import torch
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.frameworks import harness_of
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -39,13 +38,3 @@ def test_without_a_card_the_host_keeps_order():
     assert isinstance(platform.new_event(), HostEvent)
     with pytest.raises(UnsupportedOnBackend, match="get_symmetric_memory_handler"):
         platform.get_symmetric_memory_handler()
-
-
-def test_the_most_bytes_in_use_are_the_allocators(monkeypatch):
-    """The count begins anew when it is asked for, and is read at the end."""
-    used = [7]
-    card = SimpleNamespace(reset_peak_memory_stats=lambda: used.append(0), max_memory_allocated=lambda: used[-1])
-    monkeypatch.setattr(torch, "npu", card, raising=False)
-    most = harness_of(get_torch_platform()).peak_bytes("npu")
-    used.append(96)
-    assert (most(), used) == (96, [7, 0, 96])

@@ -43,6 +43,30 @@ class HarnessPlatform(abc.ABC):
         """Return the mesh that a function of a program is called with."""
 
     @abc.abstractmethod
+    def vjp(
+        self,
+        fn: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
+        wanted: Sequence[bool],
+    ) -> tuple[list[Any], list[Any]]:
+        """Run ``fn`` on plain tensors and compute the vector-Jacobian product.
+
+        Args:
+            fn: takes the inputs, returns a sequence of plain tensors.
+            inputs: plain tensors.
+            seeds: cotangent per output (None for outputs without one), or a function from the outputs to these.
+            wanted: which inputs need a gradient.
+
+        Returns:
+            the outputs, and per input its gradient (zeros if no output depends on it), or None if it is not wanted.
+        """
+
+    def writing_op(self, op: str) -> Callable[..., Any]:
+        """Return the in-place form of ``local_op(op)``, which writes to its first argument and returns it."""
+        return self.platform.local_op(op)
+
+    @abc.abstractmethod
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """Return the small transformer, as single-device code; parameter paths are equal on every framework."""
 

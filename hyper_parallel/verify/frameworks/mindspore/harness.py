@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import mindspore
+from mindspore import Tensor, mint, ops
+from mindspore.common._grad_function import _Function
 from mindspore.experimental import optim
 
-from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
 from hyper_parallel.transport.mindspore import compute_on_cpu
 from hyper_parallel.transport.mindspore_cards import exact_products, missing_ascend
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
@@ -29,6 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["MindSporeHarness", "build"]
 
 
+class _Seeded(_Function):
+    """A scalar whose gradient with respect to each of several tensors is exactly a seed."""
+
+    @staticmethod
+    def forward(ctx: Any, seeds: list[Tensor], *outs: Tensor) -> Tensor:
+        """Return zero; the value does not matter."""
+        del outs
+        ctx.seeds = seeds
+        return mint.zeros((), dtype=mindspore.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the seeds."""
+        del grad
+        return (None, *ctx.seeds)
+
+
 class MindSporeHarness(HarnessPlatform):
     """Training by MindSpore's function transform and MindSpore's optimizers."""
 
@@ -43,6 +62,43 @@ class MindSporeHarness(HarnessPlatform):
         from hyper_parallel.core.dtensor.mesh import init_device_mesh
 
         return init_device_mesh(self.platform.device_type(), tuple(sizes), mesh_dim_names=tuple(names))
+
+    def vjp(
+        self,
+        fn: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
+        wanted: Sequence[bool],
+    ) -> tuple[list[Any], list[Any]]:
+        """Differentiate one scalar that pulls every seed back at once: forward and backward run once."""
+        leaves = [ops.stop_gradient(tensor) for tensor in inputs]
+        positions = tuple(index for index, want in enumerate(wanted) if want)
+        outs: list[Any] = []
+
+        def seeded(*xs: Any) -> Any:
+            outs[:] = fn(*xs)
+            cotangents = seeds(outs) if callable(seeds) else seeds
+            pairs = [
+                (out, seed)
+                for out, seed in zip(outs, cotangents, strict=True)
+                if seed is not None and requires_grad(out)
+            ]
+            return _Seeded.apply([seed for _, seed in pairs], *(out for out, _ in pairs))
+
+        if not positions:
+            seeded(*leaves)
+            return outs, [None] * len(leaves)
+        gradients = mindspore.grad(seeded, positions)(*leaves)
+        grads: list[Any] = [None] * len(leaves)
+        for position, grad in zip(positions, gradients if len(positions) > 1 else (gradients,), strict=True):
+            grads[position] = grad
+        return outs, grads
+
+    def writing_op(self, op: str) -> Callable[..., Any]:
+        """The kernel that writes its result into its first argument."""
+        from hyper_parallel.platform.mindspore.ops.registry import writing_kernels
+
+        return writing_kernels()[op]
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """The transformer of ``reference_model.py``."""

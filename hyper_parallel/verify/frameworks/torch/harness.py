@@ -49,6 +49,28 @@ class TorchHarness(HarnessPlatform):
 
         return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
 
+    def vjp(
+        self,
+        fn: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
+        wanted: Sequence[bool],
+    ) -> tuple[list[Any], list[Any]]:
+        """Record ``fn`` and run backward once, from all outputs that have a seed."""
+        leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
+        outs = list(fn(*leaves))
+        cotangents = seeds(outs) if callable(seeds) else seeds
+        pairs = [
+            (out, seed) for out, seed in zip(outs, cotangents, strict=True) if seed is not None and out.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([out for out, _ in pairs], [seed for _, seed in pairs])
+        grads = [
+            None if not want else torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for leaf, want in zip(leaves, wanted, strict=True)
+        ]
+        return outs, grads
+
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """The transformer of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.torch.reference_model import Transformer

@@ -20,6 +20,7 @@ from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.compare import elementwise_difference
+from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.selection import QUICK
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
@@ -318,7 +319,7 @@ def test_operator_equals_pytorchs(name, args, kwargs):
 
         wanted = [array.dtype.kind == "f" and name not in STEPS for array in arrays]
         wanted[1:] = [want and name not in FIRST_ONLY for want in wanted[1:]]
-        outs, grads = platform.vjp(run, [platform.from_numpy(array) for array in arrays], seeds, wanted)
+        outs, grads = harness_of(platform).vjp(run, [platform.from_numpy(array) for array in arrays], seeds, wanted)
         results[framework] = [platform.tensor_to_numpy(array) for array in [*outs, *grads] if array is not None]
     for ours, theirs in zip(results["mindspore"], results["torch"], strict=True):
         # The worst is the gradient of sinc, a difference of near values: 20 units in the last place, of 64.
