@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -292,6 +293,50 @@ def test_every_import_of_the_library_is_allowed():
     """Imports point one way, form no cycle, and name a framework only in that framework's own files."""
     assert len(find_modules(ROOT)) > 10
     assert violations(ROOT) == []
+
+
+LIBRARY = ("core", "platform", "transport")
+HARNESS = re.compile(r"""hyper_parallel[./]verify | hyper-parallel\ (?:verify|fuzz|explain) | \bverify[./]\w | \bharness
+    | \bverify\ (?:bugs|model|ops|program|redistribute)\b""", re.VERBOSE | re.IGNORECASE)  # fmt: skip
+
+
+def mentions(root: Path) -> list[str]:
+    """List the lines of the library, pages included, that name the harness."""
+    return [
+        f"{path.relative_to(root / TOP)}:{number}: {line.strip()}"
+        for zone in LIBRARY
+        for path in sorted((root / TOP / zone).rglob("*"))
+        if path.suffix in {".py", ".md"}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if HARNESS.search(line)
+    ]
+
+
+def test_the_library_does_not_mention_the_harness():
+    """`core`, `platform` and `transport` name nothing of `verify`: no module, no file, no command."""
+    assert mentions(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        ("# see hyper_parallel.verify.simulate", True),
+        ('OWN = "verify/simulate.py"', True),
+        ("rehearse with verify.launch(fn, 2)", True),
+        ("run hyper-parallel verify model", True),
+        ("as `verify ops` does", True),
+        ("records of the harness", True),
+        ("it has to be verified before; does this verify it?", False),
+    ],
+)
+def test_a_mention_of_the_harness_is_reported(tmp_path, line, found):
+    """Modules, files and commands of the harness are found in sources and pages; the verb is not one of them."""
+    for zone, name in (("core/dtensor", "mesh.py"), ("transport", "README.md")):
+        folder = tmp_path / TOP / zone
+        folder.mkdir(parents=True)
+        (folder / name).write_text(f"\n{line}\n")
+    reported = [f"core/dtensor/mesh.py:2: {line}", f"transport/README.md:2: {line}"]
+    assert mentions(tmp_path) == (reported if found else [])
 
 
 # The walker fires

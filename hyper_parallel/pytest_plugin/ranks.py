@@ -17,8 +17,11 @@ from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, ski
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
 from hyper_parallel.pytest_plugin.report import TITLES
+from hyper_parallel.transport.frames import hide_file
 
 __all__ = ["LAUNCHES", "TIMEOUT", "RankedOutcome", "RankedTest", "ranked_test", "require_transport", "run_ranked"]
+
+hide_file(__file__)
 
 LAUNCHES = ("simulated", "processes")
 TIMEOUT = pytest.StashKey[float]()  # seconds, of the session

@@ -24,6 +24,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.cluster import RankStart
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.frames import RUNNERS
 from hyper_parallel.transport.launched_rank import RankSetup, launched_main
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.out_of_memory import advice
@@ -354,14 +355,14 @@ def _make_room(world_size: int) -> None:
 
 def _shorten(stack: str) -> str:
     """A stack from ``faulthandler`` without the frames of the machinery that runs the rank."""
-    lines = [line for line in stack.splitlines() if not any(name in line for name in _MACHINERY)]
+    machinery = (*_MACHINERY, *RUNNERS)
+    lines = [line for line in stack.splitlines() if not any(name in line for name in machinery)]
     return "\n".join(lines).rstrip()
 
 
 _MACHINERY = (
     "transport/launched_rank.py",
     "transport/rank_process.py",
-    "pytest_plugin/ranks.py",
     "Extension modules:",
     "multiprocessing/forkserver.py",
     "multiprocessing/spawn.py",

@@ -449,7 +449,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
     if backend == "mccl":
         msg = (
             "MCCL, MindSpore's engine on CPU, is refused: it silently truncates int64 and float64, reduces by sum "
-            "alone and has no reduce-scatter, all-to-all or send; rehearse with verify.launch(fn, n, 'mindspore')"
+            "alone and has no reduce-scatter, all-to-all or send; rehearse over gloo: init_process_group('gloo')"
         )
         raise UnsupportedOnBackend(msg)
     if backend != "hccl":

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.transport.frames import RUNNERS, WRAPPERS
 from hyper_parallel.transport.installed import FRAMEWORKS, installed_package, package_place
 
 __all__ = ["fold_frames", "trace"]
 
-# Modules that run ranks and check their collectives: their frames say nothing about the program.
+# Modules of this package that run ranks and check their collectives: their frames say nothing about the program.
 _OWN = (
     "transport/simulated_threads.py",
     "transport/simulated.py",
@@ -27,11 +28,6 @@ _OWN = (
     "transport/checks/guarded.py",
     "transport/checks/torch_distributed.py",
     "transport/c10d/checked_messages.py",
-    "pytest_plugin/ranks.py",
-    "verify/launch_worker.py",
-    "verify/program/process_ranks.py",
-    "verify/program/program.py",
-    "verify/simulate.py",
 )
 
 _ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
@@ -45,7 +41,7 @@ def trace(error: BaseException) -> str:
     Every frame of a package is shown if ``HP_FULL_TRACEBACK`` is set to anything but an empty text.
     """
     shown = traceback.TracebackException.from_exception(error)
-    kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
+    kept = [frame for frame in shown.stack if not _runs_ranks(frame.filename)]
     if kept:
         shown.stack = traceback.StackSummary.from_list(kept)
     text = "".join(shown.format()).rstrip()
@@ -83,6 +79,10 @@ def fold_frames(text: str, *, shows_last: bool = True) -> str:
     return "\n".join(lines)
 
 
+def _runs_ranks(path: str) -> bool:
+    return path in RUNNERS or path.replace("\\", "/").endswith(_OWN)
+
+
 def _entries(text: str) -> Iterator[str]:
     """Yield frames with their source lines, and all other lines one by one."""
     entry: list[str] = []
@@ -108,4 +108,6 @@ def _package(entry: str) -> str | None:
     own = _LIBRARY.match(path)
     if own:
         return own[0]
-    return f"{package_place(path)}/" if installed_package(path) in FRAMEWORKS else None
+    if installed_package(path) in FRAMEWORKS:
+        return f"{package_place(path)}/"
+    return next((wrappers for wrappers in WRAPPERS if frame["path"].startswith(wrappers)), None)

@@ -28,12 +28,15 @@ class FakeTransport(SimulatedTransport):
         ops: the framework's; see :class:`HostOps`.
         zeros: ``zeros(like, shape)``, a tensor of the dtype of ``like``.
         rank: which one, by default the first.
+        instead: what runs the program where this rank cannot answer, for the end of the error.
     """
 
     backend = "fake"
 
-    def __init__(self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any], rank: int = 0) -> None:
-        super().__init__(rank, world_size, ops, _NoPeers())
+    def __init__(
+        self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any], rank: int = 0, instead: str = ""
+    ) -> None:
+        super().__init__(rank, world_size, ops, _NoPeers(instead))
         self._zeros = zeros
 
     def start(self, operation: str, *args: Any) -> Work:
@@ -91,17 +94,20 @@ class FakeTransport(SimulatedTransport):
 class _NoPeers:
     """The endpoint of a rank whose peers do not exist."""
 
+    def __init__(self, instead: str) -> None:
+        self._instead = f": {instead}" if instead else ""
+
     def exchange(self, contribution: Contribution) -> list[Any]:
         """Refuse: what other ranks hold determines the result."""
-        raise _unknown(contribution.fingerprint)
+        raise self._unknown(contribution.fingerprint)
 
     def start(self, contribution: Contribution) -> None:
         """Refuse: the frameworks' own asynchronous collectives are not rehearsed."""
-        raise _unknown(contribution.fingerprint)
+        raise self._unknown(contribution.fingerprint)
 
     def wait(self, ticket: int) -> list[Any]:
         """Refuse: nothing was started."""
-        raise _unknown(ticket)
+        raise self._unknown(ticket)
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
         """Drop it: nobody receives it."""
@@ -109,14 +115,13 @@ class _NoPeers:
 
     def receive(self, posted: MessageFingerprint) -> Any:
         """Refuse: nobody sent anything."""
-        raise _unknown(posted.text(sending=False))
+        raise self._unknown(posted.text(sending=False))
 
-
-def _unknown(what: object) -> UnsupportedOnBackend:
-    return UnsupportedOnBackend(
-        f"{what}: only the other ranks know its result, and in a rehearsal there are none; run the program in a "
-        "simulated world: hyper-parallel verify model"
-    )
+    def _unknown(self, what: object) -> UnsupportedOnBackend:
+        return UnsupportedOnBackend(
+            f"{what}: only the other ranks know its result, and in a rehearsal there are none; run the program in a "
+            f"simulated world{self._instead}"
+        )
 
 
 class _Alone:

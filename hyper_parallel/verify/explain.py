@@ -40,6 +40,7 @@ __all__ = ["explain_model", "rehearsed_transport"]
 
 _FAILURES = (HyperParallelError, InputError, RuntimeError)
 
+_INSTEAD = "hyper-parallel verify model"
 _LARGEST = 4 << 30
 """Bytes of parameters that are made with values."""
 
@@ -194,7 +195,8 @@ def rehearsed_transport(platform: str, world_size: int, rank: int) -> Transport:
     if platform == "torch":
         from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
 
-        return FakeTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape), rank)
+        return FakeTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape), rank, _INSTEAD)
     from hyper_parallel.transport.mindspore import NumpyBridge
 
-    return NumpyBridge(FakeTransport(world_size, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype), rank))
+    fake = FakeTransport(world_size, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype), rank, _INSTEAD)
+    return NumpyBridge(fake)

@@ -17,6 +17,7 @@ import numpy as np
 
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.coordinator_server import connect
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.launched_rank import RankSetup, guarded, real_world
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.orphaned_rank import RankFlight, RecordedLine
@@ -27,6 +28,8 @@ from hyper_parallel.transport.serialization import pack_error
 from hyper_parallel.transport.shown_traceback import trace
 
 __all__ = ["CLUSTER", "DEVICE", "SOCKET", "serve"]
+
+hide_file(__file__)
 
 SOCKET = "line"
 """Name of the coordinator's socket in the folder of a world."""

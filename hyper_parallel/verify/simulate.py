@@ -9,11 +9,14 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 from hyper_parallel.verify.card_errors import card_errors
 from hyper_parallel.verify.frameworks import harness_of
 
 __all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
+
+hide_file(__file__)
 
 MOST_RANKS = 1024
 """Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""

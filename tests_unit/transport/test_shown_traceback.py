@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport import frames, shown_traceback
 from hyper_parallel.transport.shown_traceback import fold_frames, trace
 
 TEXT = """\
@@ -48,6 +51,37 @@ def test_frames_of_packages_are_counted():
     """Between the program's frames a package's are a count; the one that raised is shown."""
     assert fold_frames(TEXT) == SHORT
     assert fold_frames(SHORT) == SHORT
+
+
+def failing_through(*paths):
+    """Return a function that raises ``ValueError`` through functions of files with these paths, the innermost last."""
+    function = None
+    for path in reversed(paths):
+        names = {"inner": function}
+        body = "raise ValueError('wrong')" if function is None else "inner()"
+        exec(compile(f"def outer():\n    {body}", path, "exec"), names)  # noqa: S102 - files that do not exist
+        function = names["outer"]
+    return function
+
+
+def test_frames_of_what_runs_ranks_are_left_out(monkeypatch):
+    """A registered file that runs ranks is in no traceback, and a registered folder is counted like a framework's."""
+    monkeypatch.setattr(frames, "RUNNERS", runners := [])
+    monkeypatch.setattr(shown_traceback, "RUNNERS", runners)
+    monkeypatch.setattr(frames, "WRAPPERS", wrappers := [])
+    monkeypatch.setattr(shown_traceback, "WRAPPERS", wrappers)
+    frames.hide_file("/env/running.py")
+    frames.hide_folder(Path("/env/watching"))
+    monkeypatch.delenv("HP_FULL_TRACEBACK", raising=False)
+    paths = ("/env/running.py", "/home/me/train.py", "/env/watching/a.py", "/env/watching/b.py", "/home/me/net.py")
+    with pytest.raises(ValueError, match="wrong") as raised:
+        failing_through(*paths)()
+    assert trace(raised.value).splitlines()[3:] == [
+        '  File "/home/me/train.py", line 2, in outer',
+        "  (2 frames of /env/watching/ not shown)",
+        '  File "/home/me/net.py", line 2, in outer',
+        "ValueError: wrong",
+    ]
 
 
 def test_frames_after_the_program_are_left_out_for_errors_of_the_library():

@@ -98,7 +98,7 @@ def test_data_of_other_ranks_are_refused(transport):
     x = np.ones(3, np.float32)
     text = (
         "recv(f32[3], src=1, tag=0): only the other ranks know its result, and in a rehearsal there are none; run the "
-        "program in a simulated world: hyper-parallel verify model"
+        "program in a simulated world"
     )
     with pytest.raises(UnsupportedOnBackend, match=re.escape(text.partition(":")[2])):
         transport.recv(x, 1)

@@ -43,8 +43,7 @@ def complete_plan(
 
     Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
     inside stay plain, because they compute on whole plain tensors. Modules that hold DTensors already, or have the
-    style ``"local"`` or ``"gather"``, are left alone. The result is a proposal; ``hyper-parallel verify model`` proves
-    it.
+    style ``"local"`` or ``"gather"``, are left alone. The result is a proposal, to be verified before it is used.
 
     Args:
         module: the model, before it is parallelized.

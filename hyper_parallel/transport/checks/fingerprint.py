@@ -13,6 +13,7 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, short_dtype
 from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.frames import PROGRAMS, WRAPPERS
 
 __all__ = [
     "ANY_SOURCE",
@@ -35,7 +36,6 @@ _TRANSPORT_DIR = os.path.dirname(_CHECKS_DIR) + os.sep  # noqa: PTH120
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(_CHECKS_DIR)) + os.sep  # noqa: PTH120
 _INSTALLED = f"-packages{os.sep}"
 _FRAMEWORKS = tuple(f"{_INSTALLED}{name}{os.sep}" for name in ("torch", "mindspore"))
-_CORPUS_DIR = os.path.join(_PACKAGE_DIR, "verify", "bugs", "")  # noqa: PTH118 - its programs stand for a user's
 
 
 @dataclass(frozen=True)
@@ -225,13 +225,13 @@ def call_site(*beneath: str) -> Site:
         beneath: beginnings of other file names whose frames are skipped, as the transport's own are.
     """
     frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
-    skipped = (_TRANSPORT_DIR, *beneath)
+    skipped = (_TRANSPORT_DIR, *beneath, *WRAPPERS)
     while frame is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
     if frame is None:
         return Site(("<unknown>", 0))
     near = (frame.f_code.co_filename, frame.f_lineno)
-    if not near[0].startswith(_PACKAGE_DIR) or near[0].startswith(_CORPUS_DIR):
+    if not near[0].startswith(_PACKAGE_DIR) or near[0].startswith(tuple(PROGRAMS)):
         return Site(near)
     while frame is not None and _of_libraries(frame.f_code.co_filename):
         frame = frame.f_back

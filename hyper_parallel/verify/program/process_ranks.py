@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from hyper_parallel.platform.select import get_platform
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits
@@ -14,6 +15,8 @@ from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.program.program import Program, run_program, started_by_python
 
 __all__ = ["run_in_process"]
+
+hide_file(__file__)
 
 
 def run_in_process(

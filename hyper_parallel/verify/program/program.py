@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from hyper_parallel.platform.select import get_platform
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.own_modules import PROGRAM_MODULE
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
@@ -28,6 +29,8 @@ from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.spec import user_file
 
 __all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
+
+hide_file(__file__)
 
 
 class ProgramExitError(Exception):

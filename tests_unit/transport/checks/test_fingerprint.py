@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport import frames
 from hyper_parallel.transport.base import ReductionError, check_ranks, check_reduction
 from hyper_parallel.transport.checks import fingerprint
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site, call_site
-
-
-def test_a_program_of_the_corpus_is_a_users():
-    """A call in a program of the bug corpus is at that program's line, although it lies inside of the library."""
-    program = str(Path(fingerprint.__file__).parents[2] / "verify" / "bugs" / "torch" / "program.py")
-    names = {"call_site": call_site}
-    exec(compile("\nsite = call_site()", program, "exec"), names)  # noqa: S102 - a program with another file name
-    assert str(names["site"]) == f"{program}:2"
 
 
 def test_call_site_is_the_callers_line():
@@ -48,6 +41,29 @@ def test_frames_of_the_framework_are_not_the_users(framework):
     assert called_through("train.py", module, module, steps) == Site((steps, 2), ("train.py", 2))
     assert called_through("train.py", steps) == Site((steps, 2), ("train.py", 2))
     assert called_through("/home/torch/train.py", steps).user == ("/home/torch/train.py", 2)
+
+
+def test_programs_inside_the_library_are_a_users(monkeypatch):
+    """A folder of this library may hold programs: a call in one of them is at that program's line."""
+    monkeypatch.setattr(frames, "PROGRAMS", kept := [])
+    monkeypatch.setattr(fingerprint, "PROGRAMS", kept)
+    package = Path(fingerprint.__file__).parents[2]
+    program = f"{package}/examples/train.py"
+    assert called_through("main.py", program) == Site((program, 2), ("main.py", 2))
+    frames.take_for_programs(package / "examples")
+    frames.take_for_programs(package / "examples")
+    assert called_through("main.py", program) == Site((program, 2))
+    assert len(kept) == 1
+
+
+def test_wrappers_around_the_framework_are_no_site(monkeypatch):
+    """Functions that stand for a framework's while something watches are skipped like the transport's own."""
+    monkeypatch.setattr(frames, "WRAPPERS", kept := [])
+    monkeypatch.setattr(fingerprint, "WRAPPERS", kept)
+    watching = f"{Path(fingerprint.__file__).parents[2]}/watching"
+    assert called_through("train.py", f"{watching}/step.py").near == (f"{watching}/step.py", 2)
+    frames.hide_folder(Path(watching))
+    assert called_through("train.py", f"{watching}/step.py") == Site(("train.py", 2))
 
 
 def in_words(operation, facts, sends=None, expects=None):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.transport.frames import PROGRAMS, take_for_programs
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import Group, LocalValue, RankRecords, Record, Region
 
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _PACKAGE = Path(__file__).parents[3]
-_CORPUS = str(_PACKAGE / "verify" / "bugs")  # its programs stand for a user's
+take_for_programs(_PACKAGE / "verify" / "bugs")  # the corpus: its programs stand for a user's
 
 
 class RecordingError(HyperParallelError, ValueError):
@@ -229,7 +230,7 @@ def user_site(framework: str) -> str:
     libraries = (framework, str(_PACKAGE), threading.__file__, "<")
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_CORPUS) or not file.startswith(libraries):
+        if file.startswith(tuple(PROGRAMS)) or not file.startswith(libraries):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
