@@ -32,6 +32,7 @@ ROOMS = {
     "core/expert_parallel": ("experts over an axis", 3),
     "core/checkpoint": ("sharded checkpoints", 3),
     "verify": ("verification", 2),
+    "verify/frameworks": ("the harness's side of frameworks", 1),
     "pytest_plugin": ("tests on ranks", 1),
     "cli": ("the command hyper-parallel", 2),
 }

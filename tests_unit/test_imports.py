@@ -110,10 +110,13 @@ ARROWS = {
     "core.context_parallel": BASE | {"core.dtensor"},
     "core.expert_parallel": BASE | {"core.dtensor"},
     "core.checkpoint": BASE | {"core.dtensor"},
-    "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", "transport.mindspore_cards", ""},
+    "verify": BASE
+    | CORE
+    | {"transport.c10d", "transport.mindspore", "transport.mindspore_cards", "verify.frameworks", ""},
     # What the harness needs of a framework; the rest of it comes here only by name, through `harness_of`.
-    "verify.frameworks.torch": BASE | CORE | TORCH_ZONES | {"verify"},
-    "verify.frameworks.mindspore": BASE | CORE | MINDSPORE_ZONES | {"verify"},
+    "verify.frameworks": BASE | CORE,
+    "verify.frameworks.torch": BASE | CORE | TORCH_ZONES | {"verify.frameworks"},
+    "verify.frameworks.mindspore": BASE | CORE | MINDSPORE_ZONES | {"verify.frameworks"},
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},
@@ -394,6 +397,7 @@ def test_a_good_tree_passes(tree):
         ("verify/bugs/torch/case.py", "from hyper_parallel.errors import X", "must not import"),
         ("verify/run.py", "from hyper_parallel.verify.frameworks.torch import recorder", "must not import"),
         ("verify/frameworks/torch/recorder.py", "import hyper_parallel.platform.mindspore", "must not import"),
+        ("verify/frameworks/torch/recorder.py", "import hyper_parallel.verify.run", "must not import"),
         ("platform/torch/tensors.py", "from hyper_parallel.verify.frameworks import torch", "must not import"),
         ("verify/run.py", "import hyper_parallel.verify.bugs.torch", "must not import"),
         ("core/dtensor/mesh.py", "import hyper_parallel.transport.c10d", "must not import"),

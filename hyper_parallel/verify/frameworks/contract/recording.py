@@ -1,7 +1,7 @@
 """What the recorders of all frameworks share: the log of one rank, its limits, and perturbations of a reference.
 
-A framework's recorder (``platform/<framework>/recording.py``) watches modules and optimizers and adds what it sees to
-the :class:`RecordLog` of its rank. It neither communicates nor changes values, random state or order.
+A framework's recorder (``verify/frameworks/<framework>/recording.py``) watches modules and optimizers and adds what it
+sees to the :class:`RecordLog` of its rank. It neither communicates nor changes values, random state or order.
 """
 
 from __future__ import annotations
