@@ -34,6 +34,9 @@ It must train the same way on one rank: read its rank and world size from torch.
 its part of one global batch. The allowed difference is measured by repeating the run on one rank with perturbations in
 the last place.
 
+Nothing of yours is overwritten: each run, alone or on all ranks, has a private copy of the files that it writes, which
+is deleted with it (--keep-files). Writes that cannot be redirected, of subprocesses or of native code, are denied.
+
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
 The case is looked at, too: ranks that all do the same work hide a missing average, constant weights the gradients
@@ -83,6 +86,9 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--memory", type=real(_MOST_MEMORY), default=4.0, metavar="GIB", help="for the records (default: 4)"
     )
+    subparser.add_argument(
+        "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
+    )
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.add_argument("--html", metavar="FILE", help="also write a page: differences, causes, what was compared")
@@ -120,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
                 memory=int(arguments.memory * (1 << 30)),
                 progress=progress.next,
                 device=arguments.device,
+                keep_files=arguments.keep_files,
             )
     except ValueError:
         if not is_first_rank():  # which says what is wrong

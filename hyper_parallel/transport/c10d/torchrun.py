@@ -81,14 +81,14 @@ class TorchrunProcesses:
         self._send(f"rank {self.rank}", data)
         return [] if self.rank else [self._receive(f"rank {rank}") for rank in range(self.world_size)]
 
-    def broadcast(self, data: bytes = b"") -> bytes:
-        """Return the data of rank 0 on every process; rank 0 waits until all have read it."""
+    def broadcast(self, data: bytes = b"", name: str = "result") -> bytes:
+        """Return the data of rank 0, of that name, on every process; rank 0 waits until all have read it."""
         if self.rank:
-            data = self._receive("result")
-            self._store.set(f"read by {self.rank}", b"1")
+            data = self._receive(name)
+            self._store.set(f"{name} read by {self.rank}", b"1")
             return data
-        self._send("result", data)
-        self._store.wait([f"read by {rank}" for rank in range(1, self.world_size)])
+        self._send(name, data)
+        self._store.wait([f"{name} read by {rank}" for rank in range(1, self.world_size)])
         return data
 
     def _send(self, name: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.frames import hide_file
@@ -12,6 +13,7 @@ from hyper_parallel.transport.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
+from hyper_parallel.verify.program.isolation import files_of_process
 from hyper_parallel.verify.program.program import Program, run_program, started_by_python
 
 __all__ = ["run_in_process"]
@@ -25,7 +27,9 @@ def run_in_process(
     limits: RecordLimits,
     perturbation: Perturbation | None,
     output: str,
-    changes: Sequence[CaseChanges] | None = None,
+    changes: Sequence[CaseChanges] | None,
+    folder: Path,
+    ends: bool,
 ) -> RankRecords:
     """Run the program on this rank as ``python FILE ARGS`` would, and leave nothing of it in the process.
 
@@ -36,10 +40,17 @@ def run_in_process(
         perturbation: of a reference, or None.
         output: where it prints to, ``stderr`` or ``nothing``.
         changes: of the case, by rank.
+        folder: of the files that the ranks write.
+        ends: whether this process ends with the run.
     """
     transport = get_platform().transport()
     ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
-    with started_by_python(program, output, ranks), forget_own_modules(), _environment():
+    with (
+        started_by_python(program, output, ranks),
+        forget_own_modules(),
+        _environment(),
+        files_of_process(folder, ends=ends),
+    ):
         return run_program(program, mesh, limits, perturbation, changes=changes)
 
 

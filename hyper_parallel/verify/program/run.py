@@ -64,6 +64,7 @@ def verify_program(
     allow: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
     device: str = "cpu",
+    keep_files: str = "",
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -97,6 +98,8 @@ def verify_program(
         progress: called with the name of each run before it starts.
         device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated
             ranks share one card, processes have one each. Under torchrun the program chooses its device itself.
+        keep_files: folder for what the ranks write in the working folder. Every run has a private copy of the files
+            that it writes, which is deleted with it.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -123,7 +126,7 @@ def verify_program(
     require_framework(platform)
     require_device(device, platform, ranks=size if launch == "processes" else None)
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
-    world = World(size, platform, launch, axes, limits, timeout, device=device)
+    world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
     verification = _Verification(program, alone, world, report, declared, progress or _nothing, harden)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.own_modules import forget_own_modules
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.isolation import files_of_process, run_folder
 from hyper_parallel.verify.program.program import run_program, started_by_python
 from hyper_parallel.verify.program.records import Run
 
@@ -53,9 +55,16 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
         msg = f"--world-size is {world.size}, and torchrun has started {processes.world_size} processes; leave it out"
         raise InputError(msg)
     ranks = f"rank {processes.rank} of {processes.world_size}"
-    with processes.keep_groups(), started_by_python(program, "stderr", ranks), forget_own_modules():
-        own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
-    gathered = processes.gather(pickle.dumps(own))
+    with run_folder() as own_folder:
+        folder = Path(processes.broadcast(str(own_folder).encode(), "folder").decode())
+        with (
+            processes.keep_groups(),
+            started_by_python(program, "stderr", ranks),
+            forget_own_modules(),
+            files_of_process(folder, ends=False),
+        ):
+            own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
+        gathered = processes.gather(pickle.dumps(own))
     if processes.rank:
         return _returned(pickle.loads(processes.broadcast()))  # noqa: S301 - written by rank 0 of this program
     settings = {"world size": str(world.size), "launch": world.launch}

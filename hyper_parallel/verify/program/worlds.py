@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.guards import guarded
+from hyper_parallel.verify.program.isolation import DENIED, files_of_threads, keep, run_folder
+from hyper_parallel.verify.program.private_files import PrivateFiles
 from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
 from hyper_parallel.verify.program.records import RankRecords, Run
+from hyper_parallel.verify.program.write_guard import denied_by_kernel, kernel_denies
 from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["World", "run_world"]
 
@@ -33,6 +39,7 @@ class World:
         timeout: seconds for a run.
         output: where the program prints to, ``stderr`` or ``nothing``.
         device: ``cpu``, ``cuda`` or ``npu``, where ranks make their tensors.
+        keep_files: folder to which the files are copied that the ranks write in the working folder; empty: nowhere.
     """
 
     size: int
@@ -43,11 +50,12 @@ class World:
     timeout: float = 300.0
     output: str = "stderr"
     device: str = "cpu"
+    keep_files: str = ""
 
     def alone(self, output: str) -> World:
         """Return the world of one in which the reference runs."""
         mesh = tuple((name, 1) for name, _ in self.mesh)
-        return dataclasses.replace(self, size=1, launch="simulated", mesh=mesh, output=output)
+        return dataclasses.replace(self, size=1, launch="simulated", mesh=mesh, output=output, keep_files="")
 
 
 def run_world(
@@ -69,38 +77,55 @@ def run_world(
             its records do not fit in memory.
         RankFailedError: a rank raised, died, or called other collectives than the others.
     """
-    try:
-        if world.launch == "simulated":
-            ranks = _simulated(program, world, perturbation, changes)
-        else:
-            arguments = (program, world.mesh, world.limits, perturbation, world.output, changes)
-            ranks = launch_processes(
-                run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device
-            )
-    except RankFailedError as error:
-        _reraise_input_error(program, world, error)
-        raise
+    with run_folder() as folder:
+        try:
+            ranks = _ranks(program, world, perturbation, changes, folder)
+        except RankFailedError as error:
+            _reraise_input_error(program, world, error)
+            raise
+        if world.keep_files:
+            keep(folder, Path(world.keep_files))
     settings = {"world size": str(world.size), "launch": world.launch}
     if perturbation is not None:
         settings["perturbation"] = getattr(perturbation, "words", "")
     return Run(ranks, settings)
 
 
-def _simulated(
-    program: Program, world: World, perturbation: Perturbation | None, changes: Sequence[CaseChanges] | None
+def _ranks(
+    program: Program,
+    world: World,
+    perturbation: Perturbation | None,
+    changes: Sequence[CaseChanges] | None,
+    folder: Path,
 ) -> list[RankRecords]:
-    if world.platform == "mindspore":  # its ranks are processes
-        in_process = (program, world.mesh, world.limits, perturbation, world.output, changes)
-        return simulate(
-            run_in_process, world.size, world.platform, in_process, timeout=world.timeout, device=world.device
-        )
-    arguments = (program, world.mesh, world.limits, perturbation, None, changes)
+    """Run the ranks, whose files are in ``folder``."""
+    threads = world.launch == "simulated" and world.platform == "torch"
+    if not threads:
+        ends = world.launch != "simulated" and world.device == "cpu"  # drivers of cards write files of their own
+        arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, folder, ends)
+        run = simulate if world.launch == "simulated" else launch_processes
+        return run(run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device)
+    platform_named(world.platform)  # imports the framework, whose functions are redirected
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
-    with started_by_python(program, world.output, ranks), guarded(program.name):
+    with started_by_python(program, world.output, ranks), guarded(program.name), files_of_threads(folder) as files:
+        in_thread = (program, world.mesh, world.limits, perturbation, changes, files)
         return simulate(
-            run_program, world.size, world.platform, arguments, timeout=world.timeout, own_modules=bool(program.path),
-            device=world.device,
+            _run_in_thread, world.size, world.platform, in_thread, timeout=world.timeout,
+            own_modules=bool(program.path), device=world.device,
         )  # fmt: skip
+
+
+def _run_in_thread(
+    program: Program,
+    mesh: tuple[tuple[str, int], ...],
+    limits: RecordLimits,
+    perturbation: Perturbation | None,
+    changes: Sequence[CaseChanges] | None,
+    files: PrivateFiles | None,
+) -> RankRecords:
+    if files is not None:
+        denied_by_kernel(files)
+    return run_program(program, mesh, limits, perturbation, changes=changes)
 
 
 def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:
@@ -111,6 +136,9 @@ def _reraise_input_error(program: Program, world: World, error: RankFailedError)
         raise InputError(f"{program.name}: {cause}") from error
     if isinstance(cause, ProgramExitError):
         msg = f"{program.name}: {cause} {ranks}; a program that is verified must end with status 0"
+        raise InputError(msg) from error
+    if kernel_denies() and "ermission denied" in str(error):
+        msg = f"{program.name} {ranks}: {error_summary(cause or error)}; {DENIED}\n{error}"
         raise InputError(msg) from error
     failures = getattr(error, "failures", {})
     if failures and all(isinstance(failure, TimeoutError) for failure in failures.values()):
