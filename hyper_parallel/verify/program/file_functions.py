@@ -21,12 +21,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.verify.program.private_files import Place, PrivateFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["redirected"]
+
+hide_file(__file__)
 
 _READS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr", "pathconf")
 _CHANGES = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags")
@@ -162,10 +165,9 @@ class _Functions:
                 with files.inside():
                     return redirect(plain, *args, **kwargs)
             except OSError as error:
-                for name in ("filename", "filename2"):
-                    path = getattr(error, name, None)
-                    if isinstance(path, str):
-                        setattr(error, name, files.virtual(path))
+                for name, given in zip(("filename", "filename2"), args, strict=False):
+                    if getattr(error, name) is not None and isinstance(given, (str, bytes, os.PathLike)):
+                        setattr(error, name, os.fspath(given))
                 raise
 
         return replacement

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits
 from hyper_parallel.verify.launch import launch as launch_processes
@@ -24,6 +25,8 @@ from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["World", "run_world"]
+
+hide_file(__file__)
 
 
 @dataclass(frozen=True)
