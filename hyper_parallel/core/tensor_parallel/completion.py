@@ -11,13 +11,13 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.parameter_paths import owners_by_parameter, path_matches
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts
 from hyper_parallel.core.tensor_parallel.plan import Match, misfits, parents
 from hyper_parallel.core.tensor_parallel.plan_names import entries_of
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import is_whole
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm
+from hyper_parallel.core.tensor_parallel.styles.heads import HeadCounts
 from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
 from hyper_parallel.core.tensor_parallel.uncovered import Coverage, Unit

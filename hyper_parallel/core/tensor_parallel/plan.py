@@ -15,10 +15,10 @@ from hyper_parallel.core.dtensor.parameter_paths import (
     untying_problems,
 )
 from hyper_parallel.core.dtensor.placements import Placement, Shard
-from hyper_parallel.core.tensor_parallel.heads import KV_HEAD_ATTRIBUTES, named_counts
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, ReplicatedStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import on_axis, parallel_axis
+from hyper_parallel.core.tensor_parallel.styles.heads import KV_HEAD_ATTRIBUTES, named_counts
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
 from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of

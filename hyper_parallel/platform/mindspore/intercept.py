@@ -18,6 +18,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_block
 from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.dispatch import UNSEEN, Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.ops.registry import METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Interception", "at_once", "call", "fallback", "holds_dtensor", "interception", "start"]
 
-METHOD = "Tensor."  # the prefix of methods that differ from the function of their name
 LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
 

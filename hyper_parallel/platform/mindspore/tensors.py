@@ -8,20 +8,15 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
-from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
+from hyper_parallel.platform.mindspore.ops.kernels import DTYPES, filled, write_over
 from hyper_parallel.platform.mindspore.runtime import device_type
 
-__all__ = ["BY_NUMBER", "MindSporeTensors"]
+__all__ = ["MindSporeTensors"]
 
-_NAMES = "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
-DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
-# MindSpore's functional layer passes dtypes by number.
-BY_NUMBER = {dtype_to_type_id("hyper_parallel", "dtype", dtype): dtype for dtype in DTYPES.values()}
 _FLOATING = frozenset(DTYPES[name] for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128"))
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts, attention_among
 from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
+from hyper_parallel.core.tensor_parallel.styles.heads import HeadCounts, attention_among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts, attention_among, groups_of
 from hyper_parallel.core.tensor_parallel.styles.base import options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
+from hyper_parallel.core.tensor_parallel.styles.heads import HeadCounts, attention_among, groups_of
 from hyper_parallel.errors import UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 

@@ -11,6 +11,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, mint
 
+from hyper_parallel.platform.mindspore.ops.kernels import BY_NUMBER
 from hyper_parallel.platform.mindspore.ops.registry import (
     METHOD,
     computes_on_cpu,
@@ -19,7 +20,6 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     spelling,
 )
 from hyper_parallel.platform.mindspore.ops.scatter import scatter_add
-from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__: list[str] = []
 

@@ -12,11 +12,14 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
+from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
 from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
 
 __all__ = [
+    "BY_NUMBER",
+    "DTYPES",
     "HALF",
     "broadcast_operands",
     "constant",
@@ -32,6 +35,12 @@ __all__ = [
     "two_operands",
     "write_over",
 ]
+
+_NAMES = "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
+DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
+"""The dtypes by name."""
+BY_NUMBER = {dtype_to_type_id("hyper_parallel", "dtype", dtype): dtype for dtype in DTYPES.values()}
+"""The dtypes by the numbers under which MindSpore's functional layer passes them."""
 
 _BY_KIND = {
     "b": mindspore.bool_,

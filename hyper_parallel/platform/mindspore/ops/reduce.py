@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F
 
-from hyper_parallel.platform.mindspore.ops.kernels import normalized_dims, single_precision
+from hyper_parallel.platform.mindspore.ops.kernels import BY_NUMBER, normalized_dims, single_precision
 from hyper_parallel.platform.mindspore.ops.registry import (
     METHOD,
     computes_on_cpu,
@@ -22,7 +22,6 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     spelling,
     spellings,
 )
-from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__: list[str] = []
 

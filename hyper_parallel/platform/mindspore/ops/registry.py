@@ -29,11 +29,9 @@ from hyper_parallel.core.shard.entry import Binder, OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import ops as families
-from hyper_parallel.platform.mindspore.intercept import METHOD
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, set_on_elements
-from hyper_parallel.platform.mindspore.ops.kernels import copied, requires_grad, write_over
-from hyper_parallel.platform.mindspore.runtime import device_type
-from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
+from hyper_parallel.platform.mindspore.ops.kernels import BY_NUMBER, copied, requires_grad, write_over
+from hyper_parallel.transport.mindspore_comm.host import on_card
 
 __all__ = [
     "METHOD",
@@ -54,6 +52,9 @@ __all__ = [
     "write_back",
     "writing_kernels",
 ]
+
+METHOD = "Tensor."
+"""The prefix of methods that differ from the function of their name."""
 
 Handler = Callable[[Dispatcher, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Handles an intercepted operator: ``handler(dispatcher, primitive, args, kwargs)``."""
@@ -432,4 +433,4 @@ def computes_on_cpu() -> bool:
 
     It chooses by the process, not by the tensor: one that was made of an array is on the host until it is used.
     """
-    return device_type() == "cpu"
+    return not on_card()

@@ -218,7 +218,7 @@ class MindSporeHarness(HarnessPlatform):
         """From what is installed, and from what became of MindSpore's plugin for Ascend."""
         if device_type == "cuda":
             return "this library uses MindSpore on cpu and npu: take --platform torch"
-        return missing_ascend() or f"this process computes on {device_type}"
+        return missing_ascend() or f"this process computes on {self.platform.device_type()}"
 
     def overwritten(self, local: Any, array: Any) -> Any:
         """A new tensor: optimizers are handed their gradients."""

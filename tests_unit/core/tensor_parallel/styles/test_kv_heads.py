@@ -13,8 +13,8 @@ from hyper_parallel import (
     init_device_mesh,
     parallelize_module,
 )
-from hyper_parallel.core.tensor_parallel.heads import HeadCounts
 from hyper_parallel.core.tensor_parallel.plan import check_plan, uneven_outputs
+from hyper_parallel.core.tensor_parallel.styles.heads import HeadCounts
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
 from hyper_parallel.verify import simulate
 

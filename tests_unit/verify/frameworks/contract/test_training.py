@@ -177,9 +177,9 @@ def test_a_card_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypa
     assert str(caught.value).endswith(", or use --device cpu")
 
 
-@pytest.mark.platforms("torch")
-def test_another_card_than_the_process_has_is_told(monkeypatch):
-    """Where PyTorch sees the card and the process computes on another type, that type is named."""
-    platform = platform_named("torch")
-    monkeypatch.setattr("hyper_parallel.verify.frameworks.torch.harness.missing_card", lambda _: "")
+def test_another_card_than_the_process_has_is_told(platform_name, monkeypatch):
+    """Where the framework sees the card and the process computes on another type, that type is named."""
+    platform, found = platform_named(platform_name), {"torch": "missing_card", "mindspore": "missing_ascend"}
+    name = f"hyper_parallel.verify.frameworks.{platform_name}.harness.{found[platform_name]}"
+    monkeypatch.setattr(name, lambda *_: "")
     assert harness_of(platform).missing_card("npu") == f"this process computes on {platform.device_type()}"
