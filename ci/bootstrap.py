@@ -2,6 +2,7 @@
 """Run the library, or its tests, from a fresh checkout: one command that needs Python 3.10-3.12 and pip only.
 
     python3 ci/bootstrap.py verify model     # any `hyper-parallel` command, with both frameworks
+    python3 ci/bootstrap.py workshop trend   # any command of ci/workshop
     python3 ci/bootstrap.py test [tox args]  # the tests: lint, typing, both frameworks, real processes, demo
 
 What is needed is installed once under `.venv/` in the checkout; a second run starts at once, unless a file that
@@ -205,7 +206,9 @@ def command_for(args: "list[str]") -> "tuple[str, list[str]]":
     """Translate the arguments: name of the environment, and the command inside it."""
     if args[0] == "test":
         return "tox", ["tox", "run", "--workdir", str(ROOT / ".tox"), "-c", str(ROOT / "tox.ini"), *args[1:]]
-    return "coverage" if args[0] == "coverage" else "run", ["hyper-parallel", *args]
+    if args[0] == "workshop":
+        return "coverage" if args[1:2] == ["coverage"] else "run", ["python", str(ROOT / "ci" / "workshop"), *args[1:]]
+    return "run", ["hyper-parallel", *args]
 
 
 def child_env(scripts: Path, wheels: "dict[str, str]") -> "dict[str, str]":

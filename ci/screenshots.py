@@ -4,7 +4,7 @@ What the README shows was made by, in the root of the checkout::
 
     hyper-parallel verify model --platform torch --scenario 2x2-rms-tied --steps 12 --inject unreduced-norm-grad \
         --html reports/diverged.html
-    tox -e ops-torch,ops-mindspore && hyper-parallel coverage html
+    tox -e ops-torch,ops-mindspore && python ci/workshop coverage html
     python ci/screenshots.py reports/diverged.html:diverged:960x1015 \
         coverage_reports/operators.html:operators:1280x800
 

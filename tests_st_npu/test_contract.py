@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.contract.results import examine
+from workshop.conformance.inventory import MEMBERS
+from workshop.conformance.results import examine
 
 
 def test_every_member_over_real_processes(platform_name, reports, suite_device):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from hyper_parallel.cli import main
-from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.contract.results import examine
 from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
+from workshop.conformance.inventory import MEMBERS
+from workshop.conformance.results import examine
 
 _HOLDS = ("ok", "absent", "exempt")  # with a kernel; without one in the framework; excused in the rule
 _REHEARSED = ("cumsum", "softmax")

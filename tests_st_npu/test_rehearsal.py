@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
-from hyper_parallel.verify.contract.results import examine
+from workshop.conformance.inventory import MEMBERS
+from workshop.conformance.results import examine
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -107,8 +107,8 @@ lost = check_function(on_host, [__import__("numpy").ones((3, 2))], (2,), platfor
 print(lost.ok, lost.wrong[:1])
 """
 _CONTRACT = """
-from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.contract.results import examine
+from workshop.conformance.inventory import MEMBERS
+from workshop.conformance.results import examine
 
 facets = [facet for facet in MEMBERS if facet != "memory"]
 outcome = examine("torch", 3, "simulated", facets, device="npu")
@@ -180,8 +180,15 @@ def _printed(program, environment):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(program, encoding="utf-8")
+        workshop = str(Path(__file__).parents[1] / "ci")
+        search = os.pathsep.join([workshop, *filter(None, [environment.get("PYTHONPATH")])])
         done = subprocess.run(
-            [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+            [sys.executable, str(path)],
+            env={**environment, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -20,9 +20,10 @@ import contextlib
 import io
 
 from hyper_parallel.cli import main
+from workshop import commands
 
 
-def said(*words):
+def said(*words, main=main):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = main([*words, "--device", "npu"])
@@ -42,7 +43,7 @@ status, text = said("verify", "program", PROGRAM, "--world-size", "2", "--steps"
 print("program", status, line(text, "equal on").partition(", 20 outputs")[0])
 status, text = said("explain", CASE + ":case", "--plan", CASE + ":plan", "--world-size", "4", *common)
 print("explain", status, line(text, "in use on").strip())
-status, text = said("bench", "--repeats", "8", *common)
+status, text = said("bench", "--repeats", "8", *common, main=commands.main)
 print("bench", status in (0, 1), len(text.splitlines()))
 """
 _RANKS = """
@@ -82,7 +83,11 @@ def printed(request):
     if device != "cpu":
         skip_without(SkipReason.NO_TOOL, f"the stand-in for Ascend would take the place of {device}; run it on CPU")
     folder = Path(__file__).parent
-    path = [str(folder / "rehearsal" / "ascend"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [
+        str(folder / "rehearsal" / "ascend"),
+        str(folder.parent / "ci"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     variables = {"PYTHONPATH": os.pathsep.join(path), "HP_REHEARSAL_ASCEND_CARDS": "4", ENGINE_VARIABLE: ""}
     files = {"PROGRAM": folder.parent / "examples" / "mindspore_training.py", "CASE": folder / "rehearsal" / "case.py"}
     names = "".join(f"{name} = {str(file)!r}\n" for name, file in files.items())

@@ -10,7 +10,7 @@ import pytest
 
 from hyper_parallel.transport.processes import rehearsed_engine
 from hyper_parallel.verify.launch import launch
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 _BYTES = {"rehearsal": (1, 4099), "night": (1, 4099, 1 << 20, 64 << 20)}
 

@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
+WORKSHOP = "workshop"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
@@ -228,7 +229,7 @@ def arrow_problem(edge: Edge) -> str | None:
     if head in FRAMEWORKS and source not in FRAMEWORK_HOMES[head]:
         return f"imports the framework {head} outside its home"
     if head != TOP:
-        return None
+        return "imports the workshop, which is not in the wheel" if head == WORKSHOP else None
     target = zone_of(edge.target)
     if source not in ARROWS or target not in ARROWS:
         return f"has no place in the table of arrows (import of {edge.target})"
@@ -409,6 +410,19 @@ def test_a_mention_of_the_harness_is_reported(tmp_path, line, found):
     assert mentions(tmp_path) == (reported if found else [])
 
 
+@pytest.mark.skipif(not (ROOT / "ci").exists(), reason="[no-tool] the workshop is not installed")
+def test_the_workshop_names_a_framework_in_its_benchmarks_only():
+    """A framework is imported in the folder of its benchmarks, nowhere else in the workshop."""
+    wrong = []
+    for path in (ROOT / "ci" / WORKSHOP).rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "ci").with_suffix("").parts)
+        collector = ImportCollector(module, path, {})
+        collector.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        heads = {edge.target.split(".")[0] for edge in collector.edges} & FRAMEWORKS
+        wrong += [module for head in heads if not module.startswith(f"{WORKSHOP}.bench.{head}.")]
+    assert wrong == []
+
+
 # The walker fires
 
 
@@ -461,6 +475,7 @@ def test_a_good_tree_passes(tree):
         ("platform/torch/tensors.py", "import hyper_parallel.platform.mindspore", "must not import"),
         ("platform/contract/groups.py", "import hyper_parallel.core.dtensor.mesh", "must not import"),
         ("transport/base.py", "import hyper_parallel.platform.select", "must not import"),
+        ("verify/run.py", "def f():\n    from workshop.bench import turns", "imports the workshop"),
         ("verify/bugs/torch/case.py", "from hyper_parallel.errors import X", "must not import"),
         ("verify/run.py", "from hyper_parallel.verify.frameworks.torch import recorder", "must not import"),
         ("verify/frameworks/torch/recorder.py", "import hyper_parallel.platform.mindspore", "must not import"),

@@ -12,20 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyper_parallel.cli import (
-    bench,
     compare,
     completion,
-    coverage,
     doctor,
     explain,
     fuzz,
-    self_test,
     trace,
-    trend,
     verify_bugs,
-    verify_contract,
     verify_model,
-    verify_mutants,
     verify_ops,
     verify_program,
     verify_redistribute,
@@ -37,7 +31,7 @@ from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.verify.run_header import command_line, library_version
 
-__all__ = ["INTERRUPTED", "main"]
+__all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -56,9 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
         memory; 2 for invalid input; 130 after Ctrl-C.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
+    return execute(parser(), sys.argv[1:] if argv is None else argv)
+
+
+def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Run a command of the program whose parser is ``top``; return its exit status, as :func:`main` does."""
+    words, program = list(argv), top.prog
     try:
-        arguments = parse(words)
+        arguments = parse(words, top)
     except UsageError as error:
         _print_error(error.command, str(error), "error", as_json="--json" in words)
         return _BAD_INPUT
@@ -66,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed, device = getattr(arguments, "seed", None), getattr(arguments, "device", "cpu")
         no_file_twice(arguments)
         stdout = only_the_answer_on_stdout() if arguments.json else contextlib.nullcontext()
-        with command_line(("hyper-parallel", *words), seed, device), stdout:
+        with command_line((*shlex.split(program), *words), seed, device), stdout:
             status: int = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:
-        _report_error(arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
+        _report_error(program, arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of the pipe is gone; flushing the rest of the buffer at exit must not raise again.
@@ -79,14 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, HyperParallelError, ImportError, MemoryError, OSError) as error:
         message = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
         short = advice(message)
-        _report_error(arguments, message if short in message else f"{message}\n{short}", "error")
+        _report_error(program, arguments, message if short in message else f"{message}\n{short}", "error")
         of_the_machine = isinstance(error, OSError) and not isinstance(error, HyperParallelError)
         return _NOT_CHECKED if short or of_the_machine else _BAD_INPUT
     return status
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; what follows ``--`` are arguments of the user's script or of pytest, unparsed.
+def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Parse a command line; what follows ``--`` are arguments of the user's script, unparsed.
+
+    Args:
+        argv: the arguments.
+        top: the parser of the program, that of ``hyper-parallel`` by default.
 
     Raises:
         UsageError: (a ValueError) it is no command line of this program.
@@ -94,10 +97,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     script = tuple(words[end + 1 :])
-    top = parser()
+    top = parser() if top is None else top
     arguments = top.parse_args(words[:end])
     if script and not hasattr(arguments, "arguments"):
-        top.error(f"only verify program and coverage gate take arguments after --, got {shlex.join(script)}")
+        top.error(f"this command takes no arguments after --, got {shlex.join(script)}")
     arguments.arguments = script
     return arguments
 
@@ -110,7 +113,7 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of all subcommands."""
     top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
@@ -121,25 +124,19 @@ def parser() -> argparse.ArgumentParser:
     verify_program.add_parser(kinds)
     verify_ops.add_parser(kinds)
     verify_redistribute.add_parser(kinds)
-    verify_mutants.add_parser(kinds)
-    verify_contract.add_parser(kinds)
     verify_bugs.add_parser(kinds)
-    bench.add_parser(commands)
     compare.add_parser(commands)
     completion.add_parser(commands, parser)
-    coverage.add_parser(commands)
     doctor.add_parser(commands)
     explain.add_parser(commands)
     fuzz.add_parser(commands)
-    self_test.add_parser(commands)
     trace.add_parser(commands)
-    trend.add_parser(commands)
     return top
 
 
-def _report_error(arguments: argparse.Namespace, text: str, what: str) -> None:
+def _report_error(program: str, arguments: argparse.Namespace, text: str, what: str) -> None:
     """Print an error on stderr, and as JSON on stdout with ``--json``."""
-    _print_error("hyper-parallel", text, what, as_json=getattr(arguments, "json", False))
+    _print_error(program, text, what, as_json=getattr(arguments, "json", False))
 
 
 def _print_error(command: str, text: str, what: str, *, as_json: bool) -> None:

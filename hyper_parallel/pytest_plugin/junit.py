@@ -22,8 +22,7 @@ _OF_RANK = re.compile(r"Captured ((?:stdout|collectives) of rank \d+) ")
 
 def describe_run(config: pytest.Config) -> None:
     """Write date, revision, versions, command, frameworks and cards of this run into its JUnit file, if it has one."""
-    from hyper_parallel.verify.night_reports import PROPERTY
-    from hyper_parallel.verify.run_header import RunHeader, revision_of
+    from hyper_parallel.verify.run_header import PROPERTY, RunHeader, revision_of
 
     file = config.stash.get(xml_key, None)
     if file is None:

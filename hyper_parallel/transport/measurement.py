@@ -222,7 +222,7 @@ def _lose_data(current: Any, data_file: Path, error: Exception) -> None:
         path.unlink(missing_ok=True)
     sys.stderr.write(
         f"coverage data of process {os.getpid()} is lost: {error}; the file is deleted and the process no longer "
-        "measured, and `hyper-parallel coverage` reports it as one without data\n"
+        "measured, and the coverage gate reports it as one without data\n"
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from hyper_parallel.verify.report_files import write_text
 
 __all__ = [
+    "PROPERTY",
     "RunHeader",
     "command_line",
     "library_version",
@@ -31,6 +32,9 @@ __all__ = [
     "run_header",
     "write_report",
 ]
+
+PROPERTY = "hyper_parallel."
+"""How the names of the properties begin with which the pytest plugin describes a run in its JUnit file."""
 
 _PACKAGES = ("torch", "mindspore", "numpy")
 _GIT_SECONDS = 10.0

@@ -117,7 +117,7 @@ def test_the_exit_status_is_that_of_the_command(bootstrap, monkeypatch, tmp_path
 
 
 def test_test_runs_tox_and_everything_else_is_the_command(bootstrap):
-    """`test` goes to tox with its arguments; any other word is a hyper-parallel command."""
+    """`test` goes to tox with its arguments; `workshop` is the workshop, any other word a hyper-parallel command."""
     assert bootstrap.command_for(["test", "-e", "torch"])[0] == "tox"
     assert bootstrap.command_for(["test", "-e", "torch"])[1][-2:] == ["-e", "torch"]
     assert bootstrap.command_for(["verify", "model"]) == ("run", ["hyper-parallel", "verify", "model"])
@@ -130,9 +130,11 @@ def test_without_arguments_it_explains_itself(bootstrap, capsys):
 
 
 def test_coverage_gets_the_tools_of_the_tests(bootstrap, calls, monkeypatch):
-    """``coverage`` runs where the tools of the tests are installed; it needs no framework."""
-    name, command = bootstrap.command_for(["coverage", "html"])
-    assert (name, command) == ("coverage", ["hyper-parallel", "coverage", "html"])
+    """The workshop's ``coverage`` runs where the tools of the tests are installed; it needs no framework."""
+    name, command = bootstrap.command_for(["workshop", "coverage", "html"])
+    assert (name, command[0], command[2:]) == ("coverage", "python", ["coverage", "html"])
+    assert Path(command[1]).parts[-2:] == ("ci", "workshop")
+    assert bootstrap.command_for(["workshop", "trend", "nights.json"])[0] == "run"
     requirements = []
     monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args, **_wheels: requirements.extend(args))
     bootstrap.ensure(name)

@@ -82,7 +82,7 @@ def test_a_driver_without_toolkit_is_told(nodes, tmp_path):
     assert cards.contradictions("npu", {}, tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("kind", ["model", "program train.py", "ops", "redistribute", "contract"])
+@pytest.mark.parametrize("kind", ["model", "program train.py", "ops", "redistribute"])
 @pytest.mark.platforms("torch")
 def test_contradictions_are_bad_input_of_a_run_on_a_card(kind, monkeypatch, capsys):
     """Exit status 2 and one line, before a framework is asked for its cards; a run on CPU does not mind."""

@@ -26,11 +26,11 @@ def completed(words, top=None):
     "words, offered",
     [
         (["ver"], ["verify"]),
-        (["verify", "m"], ["model", "mutants"]),
+        (["verify", "m"], ["model"]),
         (["verify", "model", "--sc"], ["--scenario"]),
         (["verify", "model", "--dtype", ""], ["float64", "float32"]),
         (["verify", "model", "--steps", "3", "--dtype", "float3"], ["float32"]),
-        (["coverage", "gate", "--up"], ["--update-baseline"]),
+        (["verify", "bugs", "--on"], ["--only"]),
         (["completion", "f"], ["fish"]),
         (["--v"], ["--version"]),
         (["nosuch", "--v"], ["--version"]),
@@ -44,7 +44,7 @@ def test_bash_completes(words, offered):
 def test_bash_offers_every_command():
     """Of every command, all subcommands and options are offered."""
     for command in commands_of(parser()):
-        if command.path in ((), ("verify",), ("coverage", "html"), ("trace",)):
+        if command.path in ((), ("verify",), ("verify", "bugs"), ("trace",)):
             offered = completed(["hyper-parallel", *command.path, ""])
             assert sorted(offered) == sorted((*command.words, *command.options)), command.path
 

@@ -62,8 +62,6 @@ def test_a_case_that_prints_leaves_json_alone(tmp_path, capfd, monkeypatch):
         ("explain c.py:case --plan a.b:plan --plan p.py:plan --mesh 2 --html ./p.py", "--html ./p.py would overwrite"),
         ("verify program c.py --world-size 2 --report c.py", "--report c.py would overwrite a file that"),
         ("compare a.json b.json --html b.json", "--html b.json would overwrite a file that this command reads"),
-        ("trend h.json --add a.json --night a.json", "--night a.json would overwrite a file that this command reads"),
-        ("trend h.json --add a.json --html h.json", "--html h.json would overwrite a file that this command reads"),
         ("verify ops --report x --html ./x", "--report and --html both name ./x; give each a file of its own"),
         ("trace folder --perfetto x --html x", "--html and --perfetto both name x; give each a file of its own"),
     ],

@@ -15,6 +15,7 @@ from hyper_parallel.cli.verify_ops import MOST_RANKS, mesh_sizes
 from hyper_parallel.cli.verify_redistribute import _shape
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.verify.run_arguments import parse_mesh
+from workshop import commands
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON = st.recursive(
@@ -43,7 +44,7 @@ POWER = {
 OPERATORS = {"columns": ["forward"], "operators": [{"op": "add", "platform": "torch", "coverage": {}}]}
 
 
-def run(*words):
+def run(*words, main=main):
     """Run a command in this process; return its status, what it said, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -151,11 +152,11 @@ def flipped(draw, data):
     return bytes(changed[: draw(st.integers(0, len(changed)))] if draw(st.booleans()) else changed)
 
 
-def told(status, err, folder):
+def told(status, err, folder, program="hyper-parallel"):
     """Check that a command succeeded, or said in one line what is wrong with which file."""
     assert status in {0, 2}
     if status == 2:
-        assert err.startswith(f"hyper-parallel: error: {folder}")
+        assert err.startswith(f"{program}: error: {folder}")
         assert "Traceback" not in err
 
 
@@ -196,8 +197,8 @@ def test_a_damaged_report_is_shown_or_refused(project, name, data):
     shutil.rmtree(project / "reports", ignore_errors=True)
     (project / name).parent.mkdir(parents=True, exist_ok=True)
     (project / name).write_bytes(data.draw(damaged(REPORTS[name])))
-    status, err, _ = run("coverage", "html", "--root", project)
-    told(status, err, project)
+    status, err, _ = run("coverage", "html", "--root", project, main=commands.main)
+    told(status, err, project, "python ci/workshop")
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.cli import main, parser
+from hyper_parallel import cli
+from workshop import commands as workshop
 
 HERE = Path(__file__).parent
 FILES = {
@@ -41,14 +42,14 @@ FILES = {
 }
 
 
-def table(name):
-    """Return the pairs of a command line and what it says, of a text file of blocks."""
-    blocks = (HERE / name).read_text(encoding="utf-8").strip().split("\n\n")
+def table(program, folder):
+    """Return program, command line and what it says, of a text file of blocks."""
+    blocks = (folder / "wrong_inputs.txt").read_text(encoding="utf-8").strip().split("\n\n")
     pairs = [block.partition("\n") for block in blocks if not block.startswith("#")]
-    return [(command.removeprefix("$ "), said) for command, _, said in pairs]
+    return [(program, command.removeprefix("$ "), said) for command, _, said in pairs]
 
 
-CASES = table("wrong_inputs.txt")
+CASES = [*table(cli, HERE), *table(workshop, HERE.parent / "ci" / "workshop")]
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-def said(folder, words, monkeypatch, capsys):
+def said(program, folder, words, monkeypatch, capsys):
     """Run a command in the folder; return its status and its two outputs."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HYPER_PARALLEL_PLATFORM", "torch")  # for files that tell no framework, where both are installed
-    status = main(words)
+    status = program.main(words)
     captured = capsys.readouterr()
     return status, captured.err.replace(str(folder), "FOLDER"), captured.out.replace(str(folder), "FOLDER")
 
@@ -77,10 +78,12 @@ def plain(text):
     return re.sub(r"choose from [^)]*", lambda match: match[0].replace("'", ""), text)
 
 
-def test_the_table_covers_every_command():
-    """At least 120 wrong inputs, and some of every command."""
+@pytest.mark.parametrize("program", [cli, workshop], ids=["hyper-parallel", "workshop"])
+def test_the_table_covers_every_command(program):
+    """At least 120 wrong inputs in all, and some of every command."""
     assert len(CASES) >= 120
-    assert len({command for command, _ in CASES}) == len(CASES)
+    tried = [tuple(shlex.split(command)) for owner, command, _ in CASES if owner is program]
+    assert len(set(tried)) == len(tried)
     leaves = set()
 
     def collect(command, words):
@@ -91,22 +94,21 @@ def test_the_table_covers_every_command():
         if not nested:
             leaves.add(words)
 
-    collect(parser(), ())
-    tried = [tuple(shlex.split(command)) for command, _ in CASES]
+    collect(program.parser(), ())
     assert [leaf for leaf in sorted(leaves) if not any(words[: len(leaf)] == leaf for words in tried)] == []
 
 
 @pytest.mark.platforms("torch")
 @pytest.mark.filterwarnings("ignore:parallelize_module")
-@pytest.mark.parametrize("command, message", CASES, ids=[command for command, _ in CASES])
-def test_wrong_input_is_one_line(command, message, folder, monkeypatch, capsys):
+@pytest.mark.parametrize("program, command, message", CASES, ids=[command for _, command, _ in CASES])
+def test_wrong_input_is_one_line(program, command, message, folder, monkeypatch, capsys):
     """A wrong input says what is wrong; with --json, stdout has nothing but an object that says the same."""
-    status, err, out = said(folder, shlex.split(command), monkeypatch, capsys)
+    status, err, out = said(program, folder, shlex.split(command), monkeypatch, capsys)
     assert (status, plain(err), out) == (2, plain(message) + "\n", "")
     lines = message.splitlines()
-    assert lines[0].startswith("hyper-parallel")
+    assert lines[0].startswith(program.parser().prog)
     assert all(line.startswith("  ") for line in lines[1:])
     assert len(lines) < 4
     if "--" not in shlex.split(command):
-        _, err, out = said(folder, [*shlex.split(command), "--json"], monkeypatch, capsys)
+        _, err, out = said(program, folder, [*shlex.split(command), "--json"], monkeypatch, capsys)
         assert json.loads(out) == {"ok": False, "error": err.partition(": error: ")[2].rstrip("\n")}

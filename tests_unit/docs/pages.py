@@ -16,6 +16,8 @@ PAGES = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "ci/README.md",
+    "ci/workshop/README.md",
+    "tests_unit/conformance/README.md",
     "ci/changelog.d/README.md",
     "coverage_reports/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
@@ -105,12 +107,16 @@ def problem_of(command: str) -> str:
 
 
 def _hyper_parallel(words: list[str]) -> str:
+    return _parsed(words, None)
+
+
+def _parsed(words: list[str], top) -> str:
     from hyper_parallel.cli import parse
 
     if not words or words[0].startswith("<") or "…" in words:
         return ""
     try:
-        parse([{"N": "2"}.get(word, word) for word in words])
+        parse([{"N": "2"}.get(word, word) for word in words], top)
     except (SystemExit, ValueError) as error:
         return f"the parser refuses it ({error})"
     return ""
@@ -147,7 +153,11 @@ def _pip(words: list[str]) -> str:
 def _python(words: list[str]) -> str:
     if words[:1] == ["ci/bootstrap.py"]:
         name, command = _script("bootstrap").command_for(words[1:]) if words[1:] else ("tox", [])
-        return _tox(command[6:]) if name == "tox" else _hyper_parallel(command[1:])
+        return _tox(command[6:]) if name == "tox" else problem_of(shlex.join(command))
+    if words[0].endswith("ci/workshop"):
+        from workshop.commands import parser
+
+        return _parsed(words[1:], parser())
     if words[:1] == ["ci/guarded_run.py"] and "--" in words:
         return problem_of(shlex.join(words[words.index("--") + 1 :]))
     if words[:2] == ["-m", "hyper_parallel"]:

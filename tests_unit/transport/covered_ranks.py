@@ -11,8 +11,11 @@ import coverage
 from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.serialization import pack
-from hyper_parallel.verify.coverage.gates import check_ranks
-from hyper_parallel.verify.coverage.store import Store
+
+sys.path.append(str(Path(__file__).parents[2] / "ci"))
+
+from workshop.coverage.gates import check_ranks
+from workshop.coverage.store import Store
 
 LINES = "".join(f"    x = {number} if x != {number} else x\n" for number in range(4000))
 

@@ -101,7 +101,7 @@ def test_coverage_data_of_ranks_changes_no_verdict(outcome):
         assert f".pid{pid}." in rest
         assert "database or disk is full" in rest
         assert rest.endswith(
-            "; the file is deleted and the process no longer measured, and `hyper-parallel coverage` reports it as one "
+            "; the file is deleted and the process no longer measured, and the coverage gate reports it as one "
             "without data\n"
         )
         printed[pid] = text

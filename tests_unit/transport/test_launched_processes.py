@@ -13,7 +13,7 @@ from hyper_parallel.transport import cluster, launched_processes
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.serialization import pack
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 
 @pytest.fixture(autouse=True)

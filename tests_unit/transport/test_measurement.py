@@ -316,7 +316,7 @@ def test_data_that_cannot_be_written_changes_no_outcome(monkeypatch, tmp_path, c
         raise ValueError("task")
     assert capsys.readouterr().err == (
         f"coverage data of process {os.getpid()} is lost: [Errno 28] No space left on device: '{half}'; the file is "
-        "deleted and the process no longer measured, and `hyper-parallel coverage` reports it as one without data\n"
+        "deleted and the process no longer measured, and the coverage gate reports it as one without data\n"
     )
     assert (list(tmp_path.iterdir()), FullDisk.running) == ([other], [])
     with measured(Measurement({"data_file": str(own)}, str(tmp_path), "later")):

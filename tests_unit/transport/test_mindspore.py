@@ -10,7 +10,7 @@ import pytest
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import ReductionError, active_transport, use_transport
 from hyper_parallel.verify.simulate import simulate
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 pytestmark = pytest.mark.platforms("mindspore")
 

@@ -23,7 +23,7 @@ from hyper_parallel.transport.single_process import SingleTransport
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 # The package gives this name to the function.
 launch_module = importlib.import_module("hyper_parallel.verify.launch")

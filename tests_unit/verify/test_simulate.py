@@ -11,29 +11,12 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
-from hyper_parallel.verify.transport_conformance import check_transport
 
 
 def everyone():
     """Return the active transport and all ranks."""
     t = active_transport()
     return t, tuple(range(t.world_size))
-
-
-@pytest.mark.platforms("torch", "mindspore")
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.untraced
-def test_every_collective_equals_numpy(platform_name, world_size):
-    """On simulated ranks every collective equals NumPy, for every dtype and shape."""
-    assert all(simulate(check_transport, world_size, platform_name, (platform_name,)))
-
-
-@pytest.mark.platforms("torch", "mindspore")
-def test_runs_repeat_bit_for_bit(platform_name):
-    """Two runs of the same function give the same bits."""
-    runs = [simulate(check_transport, 2, platform_name, (platform_name,)) for _ in range(2)]
-    for first, second in zip(*runs, strict=True):
-        assert [x.tobytes() for x in first] == [x.tobytes() for x in second]
 
 
 @pytest.mark.platforms("torch", "mindspore")

@@ -19,7 +19,7 @@ from hyper_parallel.platform.contract.runtime import RuntimeFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hyper_parallel.transport.base import Transport
 
@@ -118,23 +118,6 @@ class Platform(
     @abc.abstractmethod
     def may_cache_view(self, tensor: Any) -> bool:
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
-
-    @abc.abstractmethod
-    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
-        """Measure host costs per operation, compared with plain tensors and the framework's own DTensor if it has one.
-
-        Args:
-            repeats: calls per measurement.
-            device: of the tensors.
-            profiled: the name of a row, whose call is profiled instead.
-
-        Returns:
-            the number of rows, and an iterator over each ``benchmark.BenchmarkRow`` as it is measured; of a profile,
-            over one ``call_profile.CallProfile``.
-
-        Raises:
-            ValueError: there is no row of that name.
-        """
 
     @abc.abstractmethod
     def operator_entry(self, op: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -140,14 +140,6 @@ class MindSporePlatform(
         from hyper_parallel.platform.mindspore.autodiff import value_and_grad
 
         return value_and_grad(fn, *how)
-
-    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
-        """Against plain MindSpore, in this process."""
-        from hyper_parallel.platform.mindspore import benchmark
-
-        if profiled is not None:
-            return 1, iter((benchmark.profile(profiled, repeats, device),))
-        return benchmark.ROWS, benchmark.run(repeats, min(repeats, 7), device)
 
     def operator_entry(self, op: Any) -> Any:
         """The entry of a spelling: ``op`` is the name of an operator, or what carries one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -151,14 +151,6 @@ class TorchPlatform(
     def may_cache_view(self, tensor: Any) -> bool:
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
-
-    def benchmark(self, repeats: int, device: str = "cpu", profiled: str | None = None) -> tuple[int, Iterator[Any]]:
-        """Against ``torch.distributed.tensor``, in this process."""
-        from hyper_parallel.platform.torch import benchmark
-
-        if profiled is not None:
-            return 1, iter((benchmark.profile(profiled, repeats, device),))
-        return benchmark.ROWS, benchmark.run(repeats, min(repeats, 7), device)
 
     def invalidate_with(self, copy: Any, base: Any) -> None:
         """By the version of the base's storage, which aliases share."""

@@ -1,9 +1,10 @@
-"""Tasks: which operators or mutants one worker runs, and how it runs them, sending each report when it is ready."""
+"""Tasks: which operators one worker runs, and how it runs them, sending each report when it is ready."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import pkgutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,24 +14,19 @@ from hyper_parallel._text import near_hint
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.ops.audit_operator import audit_operator
-from hyper_parallel.verify.ops.mutation import source_runner
-from hyper_parallel.verify.ops.mutation.report import MutantResult
-from hyper_parallel.verify.ops.mutation.rule_runner import run_rule_mutant
-from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.user_operators import load_user_file, user_rules
 
-__all__ = ["audit_tasks", "library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
+__all__ = ["BATCH", "audit_tasks", "in_batches", "library_tasks", "run", "task_of"]
 
 _SHARES = 2
 _PARTS = {"torch": 1.0, "mindspore": 1.5}  # shares of the time left, per operator
 _NESTED = "view"  # has rows that only several axes on one dim, one after the other, can use
-_SOURCE_SECONDS = 600.0
-_SOURCE_BATCH = 30
 _AUDIT_SECONDS = 600.0  # an operator that hangs; a busy machine only slows it down
-_BATCH = 12  # a quick operator takes less time than a worker takes to start and to find its kernels
+BATCH = 12
+"""Operators of a task: a quick one takes less time than a worker takes to start and to find its kernels."""
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -72,16 +68,16 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     checks as many as its share of the time allows.
     """
     full = effort.choices > 1
-    each, share = (1, _PARTS[platform]) if full else (_BATCH, 0.0)
+    each, share = (1, _PARTS[platform]) if full else (BATCH, 0.0)
     if platform != "mindspore":
-        return [task_of(platform, batch, effort, share=share) for batch in _batches(ops, each)]
+        return [task_of(platform, batch, effort, share=share) for batch in in_batches(ops, each)]
     # A gradient costs ten times what it costs on PyTorch. Rules, and the rows that they lack, are the same; candidates
     # for such rows that are wrong make kernels end the process.
     meshes = effort.meshes if full else effort.meshes[:1]
     slower = replace(effort, public=False, meshes=meshes, splits=1, missing=0)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
     by_rule = with_rows if effort.public else ops
-    batches = _batches([op for op in by_rule if op != _NESTED], each)
+    batches = in_batches([op for op in by_rule if op != _NESTED], each)
     tasks = [task_of(platform, batch, slower, share=share) for batch in batches]
     if _NESTED in by_rule:
         tasks.append(task_of(platform, [_NESTED], replace(slower, meshes=effort.meshes), share=share))
@@ -93,36 +89,11 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
 
 def audit_tasks(target: str, framework: str, ops: Sequence[str]) -> list[dict[str, Any]]:
     """Return tasks that audit ``ops`` of another library; see :mod:`hyper_parallel.verify.ops.audit`."""
-    batches = _batches(ops, _BATCH)
+    batches = in_batches(ops, BATCH)
     return [{**task_of(framework, batch, Effort(), seconds=_AUDIT_SECONDS), "target": target} for batch in batches]
 
 
-def mutant_tasks(platform: str, ops: Sequence[str], each: int, seed: int) -> list[dict[str, Any]]:
-    """Return tasks for ``each`` mutants of every operator that has a rule; those of one operator share a worker."""
-    with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]
-    return [
-        {**task_of(platform, [f"{op}#{number}" for op in batch for number in range(each)], Effort()), "seed": seed}
-        for batch in _batches(with_rows, _BATCH)
-    ]
-
-
-def source_tasks(modules: Sequence[str], each: int, seed: int) -> list[dict[str, Any]]:
-    """Return tasks for ``each`` mutants of every module, on PyTorch; a worker forks one process per mutant."""
-    return [
-        {
-            **task_of("torch", [f"{module}#{number}" for number in batch], Effort(), seconds=_SOURCE_SECONDS),
-            "seed": seed,
-        }
-        for module in modules
-        for batch in _number_batches(range(each))
-    ]
-
-
-def _number_batches(numbers: range) -> list[range]:
-    return [numbers[start : start + _SOURCE_BATCH] for start in range(0, len(numbers), _SOURCE_BATCH)]
-
-
-def _batches(ops: Sequence[str], each: int) -> list[list[str]]:
+def in_batches(ops: Sequence[str], each: int) -> list[list[str]]:
     """Return batches of operators; neighbours in the alphabet cost alike and go to different ones."""
     count = -(-len(ops) // each)
     return [list(ops[start::count]) for start in range(count)]
@@ -182,12 +153,9 @@ def _run_operator(task: dict[str, Any], op: str, effort: Effort, user_operators:
     """Return the report of one operator, in the form that the task asks for."""
     if "target" in task:
         return audit_operator(task["target"], op)
-    return _run_mutant(task, op) if "seed" in task else _sweep(task, op, effort, user_operators)
-
-
-def _run_mutant(task: dict[str, Any], op: str) -> MutantResult:
-    run_mutant = source_runner.run_source_mutant if op.partition("#")[0] in MODULE_CHECKS else run_rule_mutant
-    return run_mutant(task["platform"], op, task["seed"])
+    if "function" in task:  # of who made the task, as ``package.module:name``
+        return pkgutil.resolve_name(task["function"])(task, op)
+    return _sweep(task, op, effort, user_operators)
 
 
 def _sweep(task: dict[str, Any], op: str, effort: Effort, user_operators: dict[str, Any]) -> OperatorReport:

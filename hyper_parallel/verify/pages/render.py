@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,8 +13,9 @@ from markupsafe import Markup
 from hyper_parallel.verify.pages.palette import DARK, LIGHT
 from hyper_parallel.verify.run_header import run_header
 
-__all__ = ["page", "render"]
+__all__ = ["page", "render", "renderer"]
 
+_OWN = "hyper_parallel.verify.pages"
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that turn the direction of the text around them: what a name shows must be its name."""
 
@@ -29,17 +31,24 @@ def page(title: str, body: Markup | str, *, footer: str = "") -> str:
     return str(render("page.html", title=title, body=body, footer=footer))
 
 
-def render(template: str, **values: Any) -> Markup:
-    """Return a template filled with values; those that are no Markup are escaped, control characters in all."""
-    text = _environment().get_template(template).render(values)
-    text = _UNSHOWN.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
-    return Markup(text)  # noqa: S704 - escaped by the template
+def renderer(package: str) -> Callable[..., Markup]:
+    """Return a function that fills a template of ``package``, or of this package, with values.
+
+    Values that are no Markup are escaped, control characters in all.
+    """
+
+    def render(template: str, **values: Any) -> Markup:
+        text = _environment(package).get_template(template).render(values)
+        text = _UNSHOWN.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
+        return Markup(text)  # noqa: S704 - escaped by the template
+
+    return render
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(package: str) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hyper_parallel.verify.pages"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in dict.fromkeys((package, _OWN))]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -47,3 +56,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals.update(light=LIGHT, dark=DARK, header=lambda: run_header().facts())
     return environment
+
+
+render = renderer(_OWN)

@@ -8,8 +8,8 @@ import pytest
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import SpillFile
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.contract.results import measure
 from hyper_parallel.verify.simulate import simulate
+from workshop.conformance.results import measure
 
 
 @pytest.mark.slow

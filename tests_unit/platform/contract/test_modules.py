@@ -10,8 +10,8 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.module import place_parameter
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.contract.footprint import delayed_layer
 from hyper_parallel.verify.simulate import simulate
+from workshop.conformance.footprint import delayed_layer
 
 
 def test_a_rank_holds_its_shard_alone(platform_name):

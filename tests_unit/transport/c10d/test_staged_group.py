@@ -8,7 +8,7 @@ from hyper_parallel.transport.c10d.staged_group import STAGED, StagedGroup, regi
 from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 from hyper_parallel.transport.serialization import pack
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -10,7 +10,7 @@ import pytest
 
 from hyper_parallel.errors import MeshError
 from hyper_parallel.transport.base import ReductionError, use_transport
-from hyper_parallel.verify.transport_conformance import check_transport
+from workshop.conformance.transport import check_transport
 
 pytestmark = pytest.mark.platforms("torch")
 

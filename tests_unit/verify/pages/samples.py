@@ -10,8 +10,6 @@ from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
-from hyper_parallel.verify.night_changes import NightChanges
-from hyper_parallel.verify.night_reports import CaseResult, CommandReport, NightReports, SuiteReport
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import Cause
@@ -19,7 +17,9 @@ from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
 from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, Comparison
-from hyper_parallel.verify.run_history import History, Night, night_of
+from workshop.nights.changes import NightChanges
+from workshop.nights.history import History, Night, night_of
+from workshop.nights.reports import CaseResult, CommandReport, NightReports, SuiteReport
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 

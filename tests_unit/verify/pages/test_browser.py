@@ -6,18 +6,18 @@ import pytest
 from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.verify.contract.results import ContractOutcome
 from hyper_parallel.verify.pages import layout_svg, page
 from hyper_parallel.verify.pages.bugs_page import bugs_page
 from hyper_parallel.verify.pages.comparison_page import comparison_page
-from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
-from hyper_parallel.verify.pages.mutation_page import mutation_page
-from hyper_parallel.verify.pages.night_page import night_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
-from hyper_parallel.verify.pages.trend_page import trend_page
+from workshop.conformance.page import contract_page
+from workshop.conformance.results import ContractOutcome
+from workshop.mutation.page import mutation_page
+from workshop.nights.night_page import night_page
+from workshop.nights.trend_page import trend_page
 
 pytestmark = [pytest.mark.slow]
 

@@ -1,0 +1,1 @@
+"""What operations, training steps and the harness cost: the command ``bench``."""

@@ -1,0 +1,1 @@
+"""Rows of ``bench`` on MindSpore, beside plain calls."""

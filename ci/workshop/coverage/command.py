@@ -1,0 +1,133 @@
+"""``python ci/workshop coverage``: combine the data of all processes, check the floors, publish."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.verify.run_header import report_json
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
+`erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
+
+Exit status: 0 if everything that was checked holds, 1 if not, 2 for invalid input."""
+
+
+_PARTS = 2  # of the coverage tool's work: combine, and the reports; they take seconds each
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommands."""
+    top = commands.add_parser(
+        "coverage",
+        help="combine, gate and publish coverage",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subcommands = top.add_subparsers(required=True, metavar="WHAT")
+    _add_subcommand(
+        subcommands, "erase", _erase, "drop data and reports of earlier runs of an environment"
+    ).add_argument("env")
+    gate = _add_subcommand(subcommands, "gate", _gate, "combine one environment, write its reports, check every gate")
+    gate.add_argument("env")
+    gate.set_defaults(arguments=())
+    gate.epilog = "After `--`: pytest's arguments, if only a part of the tests ran; then no floor is held."
+    combine = _add_subcommand(
+        subcommands, "combine", _combine, "one report over environments, checked against the floors of every file"
+    )
+    combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
+    for parser in (gate, combine):
+        parser.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it holds")
+        parser.add_argument("--lower-baseline", action="store_true", help="set it to this run, lower numbers included")
+    _add_subcommand(subcommands, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
+        "env", nargs="*", help="were to run"
+    )
+
+
+def _add_subcommand(subcommands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subcommands.add_parser(name, help=text, description=text)
+    parser.add_argument("--root", default=".", metavar="FOLDER", help="of the project (default: here)")
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Store and settings of the project."""
+    if importlib.util.find_spec("coverage") is None:
+        msg = "the coverage tool is not installed: pip install 'coverage[toml]>=7.15.3' 'diff-cover>=10'"
+        raise ImportError(msg)
+    from workshop.coverage.settings import read_settings
+    from workshop.coverage.store import Store
+
+    root = Path(arguments.root).resolve()
+    progress = Progress(_PARTS)
+    arguments.progress = progress
+    return Store(root, progress.next), read_settings(root / "pyproject.toml")
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    store, _ = _open(arguments)
+    store.erase(arguments.env)
+    if arguments.json:
+        answer(report_json({"ok": True, "env": arguments.env}))
+    return 0
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    from workshop.coverage.gate_result import gate
+
+    store, settings = _open(arguments)
+    return _finish(arguments, store, settings, gate(store, settings, arguments.env, arguments.arguments))
+
+
+def _combine(arguments: argparse.Namespace) -> int:
+    from workshop.coverage.gate_result import gate_combined
+
+    store, settings = _open(arguments)
+    environments = arguments.env or settings.combined or store.environments()
+    failed = store.without_data(environments)
+    measured = [name for name in environments if name not in failed] or environments
+    report = store.combine(measured)
+    return _finish(arguments, store, settings, gate_combined(store, settings, measured, report, failed))
+
+
+def _finish(arguments: argparse.Namespace, store: Any, settings: Any, result: Any) -> int:
+    """Print the result, renew the baseline if asked to, and return the exit status."""
+    from workshop.coverage.baseline import write_baseline
+
+    status = _report_error(arguments, result)
+    if arguments.lower_baseline or (arguments.update_baseline and result.ok):
+        for line in write_baseline(store, settings, result.name, lower=arguments.lower_baseline):
+            print(line, file=sys.stderr)
+        print(f"{settings.baseline}: {result.name} is as this run", file=sys.stderr)
+    return status
+
+
+def _html(arguments: argparse.Namespace) -> int:
+    from workshop.coverage.index import write_index, write_others
+
+    store, settings = _open(arguments)
+    write_others(store)
+    path = write_index(store, settings, tuple(arguments.env))
+    answer(report_json({"ok": True, "path": str(path)}) if arguments.json else str(path))
+    return 0
+
+
+def _report_error(arguments: argparse.Namespace, result: Any) -> int:
+    arguments.progress.clear()
+    if arguments.json:
+        answer(report_json(result.json()))
+    else:
+        stream = sys.stdout if result.ok else sys.stderr
+        print(coloured(result.text(), stream), file=stream)
+    return 0 if result.ok else 1

@@ -1,0 +1,97 @@
+"""``python ci/workshop trend``: the values of nightly reports over the nights, in one file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from hyper_parallel.cli.arguments import whole
+from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
+
+if TYPE_CHECKING:
+    from workshop.nights.changes import NightChanges
+    from workshop.nights.history import Night
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Keep a few values of every night in one file, HISTORY, and show how they changed: numbers of checks, outcomes and tests,
+coverage, ratios of times. With --add the reports become the newest night; HISTORY is made if it does not exist.
+REPORT is a JSON file that --report wrote, the gate.json of coverage gate, a JUnit file, or a folder of them.
+--night writes one page of these reports: suites by cards and frameworks, what failed and was skipped, what is new since
+the night before. The log of each failed test, what its ranks printed included, becomes a file in FILE-logs.
+
+Exit status: 0 if the history could be read and written, 2 for invalid input. compare is the command that fails if
+something got worse."""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "trend",
+        help="values of nightly reports over the nights",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("history", metavar="HISTORY", help="a JSON file that this command writes")
+    parser.add_argument("--add", nargs="+", metavar="REPORT", help="the reports of a new night")
+    parser.add_argument("--keep", type=whole(1), default=60, metavar="N", help="number of nights to keep (default: 60)")
+    parser.add_argument("--json", action="store_true", help="the history as JSON on stdout")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with curves")
+    parser.add_argument("--night", metavar="FILE", help="also write a page of the reports that --add adds")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Add a night if there is one, and print the history."""
+    from workshop.nights.history import History, read_history
+
+    path = Path(arguments.history)
+    can_be_written("--html", arguments.html)
+    can_be_written("--night", arguments.night)
+    if arguments.night is not None and not arguments.add:
+        msg = "--night FILE is a page of new reports: name them with --add REPORT"
+        raise ValueError(msg)
+    nights = read_history(path) if path.exists() or not arguments.add else ()
+    if arguments.add:
+        nights = _with_new_night(arguments, path, nights)
+    if not nights:
+        msg = f"{path} has no nights: add one with --add REPORT"
+        raise ValueError(msg)
+    history = History(nights)
+    if arguments.html is not None:
+        from workshop.nights.trend_page import trend_page
+
+        write_text(arguments.html, trend_page(history), "--html")
+    answer(report_json(history.json()) if arguments.json else coloured(history.text()))
+    return 0
+
+
+def _with_new_night(arguments: argparse.Namespace, path: Path, nights: tuple[Night, ...]) -> tuple[Night, ...]:
+    """Add the reports to the nights, write them to the file, and the page of the new night if one is wanted."""
+    from workshop.nights.changes import NightChanges
+    from workshop.nights.history import History, night_of
+    from workshop.nights.reports import read_reports
+
+    reports = read_reports([Path(report) for report in arguments.add])
+    history = History((*nights, night_of(reports))[-arguments.keep :])
+    write_text(path, json.dumps(history.json(), indent=1) + "\n", "HISTORY")
+    if arguments.night is not None:
+        _write_night(Path(arguments.night), NightChanges(reports, history))
+    return history.nights
+
+
+def _write_night(path: Path, night: NightChanges) -> None:
+    """Write the page of a night, and the logs of its failed tests beside it."""
+    from workshop.nights.changes import write_logs
+    from workshop.nights.night_page import night_page
+
+    files = write_logs(night, path.with_name(f"{path.stem}-logs"))
+    logs = {test: quote(file.relative_to(path.parent).as_posix()) for test, file in files.items()}
+    write_text(path, night_page(night, logs), "--night")
