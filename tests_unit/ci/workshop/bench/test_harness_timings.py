@@ -37,7 +37,7 @@ def test_a_failure_is_never_within_the_budget(seconds, problem, ok):
 def test_a_command_that_fails_has_its_last_line_as_problem():
     """The problem is the exit status and the last line of the output."""
     _, problem = timings._command(timings._hyper("verify", "ops", "no_such_file.py"))
-    assert problem.startswith("exit status 2: python ci/workshop: error: ")
+    assert problem.startswith("exit status 2: hyper-parallel: error: ")
     assert "no_such_file.py" in problem
 
 
