@@ -6,16 +6,15 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from hyper_parallel.platform.select import FRAMEWORKS
+
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.entry import Binder
     from hyper_parallel.core.shard.sample import Sample
 
 __all__ = ["LANGUAGES", "Language", "language_of"]
 
-LANGUAGES = {
-    "torch": "hyper_parallel.verify.frameworks.torch.programs",
-    "mindspore": "hyper_parallel.verify.frameworks.mindspore.programs",
-}
+LANGUAGES = {name: f"hyper_parallel.verify.frameworks.{name}.programs" for name in FRAMEWORKS}
 """The module of each framework in which programs can be written; it has the functions of :class:`Language`."""
 
 Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
