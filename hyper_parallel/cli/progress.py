@@ -66,12 +66,14 @@ class Progress:
             atexit.register(self.clear)  # a command that ends early must not leave the terminal without a cursor
         bar, task = self._shown
         bar.start()
-        bar.update(task, completed=self.done, description=part, refresh=True)
+        bar.update(task, completed=self.done, total=self.total, description=part, refresh=True)
 
     def next(self, part: str) -> None:
         """Show that ``part`` is running, and count the previous part as finished."""
         self.done += self._running
         self._running = True
+        if self.total:
+            self.total = max(self.total, self.done + 1)  # parts that were not foreseen
         self.start(part)
 
     def finish(self) -> None:

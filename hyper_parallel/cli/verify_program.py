@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _MOST_SECONDS = 7 * 24 * 3600.0
-_MOST_MEMORY = 1024.0  # GiB
-_RUNS = 12  # the reference twice, its eight perturbed repeats, the ranks, the comparison
+_MOST_GIB = 65536.0
+_RUNS = 5  # the reference, two perturbed repeats, the ranks, the comparison; more where a value is out of bounds
 
 _DESCRIPTION = """\
 Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that it
@@ -84,7 +84,10 @@ def add_parser(kinds: Any) -> None:
         "--timeout", type=real(_MOST_SECONDS), default=300.0, metavar="S", help="seconds for a run (default: 300)"
     )
     subparser.add_argument(
-        "--memory", type=real(_MOST_MEMORY), default=4.0, metavar="GIB", help="for the records (default: 4)"
+        "--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile (default: for temporary files)"
+    )
+    subparser.add_argument(
+        "--budget", type=real(_MOST_GIB), metavar="GIB", help="that may be written there (default: what is free)"
     )
     subparser.add_argument(
         "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
@@ -123,7 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
                 timeout=arguments.timeout,
                 harden=arguments.harden,
                 allow=arguments.allow or (),
-                memory=int(arguments.memory * (1 << 30)),
+                scratch=arguments.scratch,
+                budget=None if arguments.budget is None else int(arguments.budget * (1 << 30)),
                 progress=progress.next,
                 device=arguments.device,
                 keep_files=arguments.keep_files,

@@ -46,6 +46,7 @@ __all__ = [
     "NOISE_SHARE",
     "ROUNDED_MULTIPLE",
     "allowed_difference",
+    "allowed_movement",
     "displace",
     "movement",
     "multiple_of",
@@ -72,6 +73,9 @@ off by more than 0.8 of what is allowed."""
 
 NOISE_SHARE = 1e-3
 """Values that cancel exactly in the reference are measured against this fraction of the largest value of their kind."""
+
+_SAMPLED = 4096
+"""How many elements a median is taken of at most: of a tensor; of a row, a 64th of it where there are many rows."""
 
 _HALF_BITS = {"bfloat16": 16, "float16": 13}
 """Trailing zero bits of bfloat16 and float16 numbers that are stored as float32."""
@@ -154,14 +158,40 @@ def allowed_difference(
         for repeat in (*repeats, *displaced, *rounded):
             changed |= np.asarray(_same_shape(repeat, reference)) != reference
         return np.where(changed, np.inf, 0.0)
-    scale = movement(reference, repeats)
-    least = unit(reference, dtype) * np.maximum(_magnitude(reference), floor)
-    least = np.maximum(least, _LEAST_SPACING.get(dtype, 0.0))
-    allowed = multiple_of(reference, dtype) * np.maximum(scale, least)
-    if len(rounded):
-        allowed = allowed + ROUNDED_MULTIPLE * movement(reference, rounded)
-    if len(displaced):
-        allowed = allowed + DISPLACED_MULTIPLE * movement(reference, displaced)
+    moves = [_largest_moves(reference, kind) if len(kind) else None for kind in (repeats, rounded, displaced)]
+    return allowed_movement(reference, *moves, floor=floor, dtype=dtype)
+
+
+def allowed_movement(
+    reference: Any, moved: Any, rounded: Any | None, displaced: Any | None, *, floor: float = 0.0, dtype: str = ""
+) -> Any:
+    """Return how far a correct run may be from ``reference``, per element, from its largest movements.
+
+    Args:
+        reference: floating or complex array.
+        moved: largest movement of each element in repeats perturbed in the last place, of the same shape.
+        rounded: the same in repeats whose half-precision outputs were moved; None without any.
+        displaced: the same in repeats whose gradients were displaced; None without any.
+        floor: as in :func:`allowed_difference`.
+        dtype: as in :func:`perturb`.
+
+    Returns:
+        array of the dtype of ``moved``.
+    """
+    if not reference.ndim:
+        one = [None if moves is None else np.reshape(moves, 1) for moves in (moved, rounded, displaced)]
+        return allowed_movement(reference.reshape(1), *one, floor=floor, dtype=dtype).reshape(())
+    magnitude = _magnitude(reference, moved.dtype)
+    allowed = np.maximum(magnitude, moved.dtype.type(floor))
+    allowed *= moved.dtype.type(unit(reference, dtype))
+    least_spacing = _LEAST_SPACING.get(dtype, 0.0)
+    if least_spacing:
+        np.maximum(allowed, moved.dtype.type(least_spacing), out=allowed)
+    np.maximum(allowed, _with_neighbours(moved, magnitude), out=allowed)
+    allowed *= moved.dtype.type(multiple_of(reference, dtype))
+    for moves, multiple in ((rounded, ROUNDED_MULTIPLE), (displaced, DISPLACED_MULTIPLE)):
+        if moves is not None:
+            allowed += moved.dtype.type(multiple) * _with_neighbours(moves, magnitude)
     return allowed
 
 
@@ -175,13 +205,18 @@ def movement(reference: Any, repeats: Sequence[Any]) -> Any:
     Returns:
         float64 array of the same shape; infinity where a repeat is not finite though the reference is.
     """
+    moved, magnitude = _largest_moves(reference, repeats), _magnitude(reference, np.dtype(np.float64))
+    return _with_neighbours(np.atleast_1d(moved), np.atleast_1d(magnitude)).reshape(reference.shape)
+
+
+def _largest_moves(reference: Any, repeats: Sequence[Any]) -> Any:
+    """Return the largest movement of each element in float64; 0 where the reference is not finite."""
     moved = np.zeros(reference.shape, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for repeat in repeats:
             distance = np.abs(_wide(_same_shape(repeat, reference)) - _wide(reference))
             moved = np.maximum(moved, np.where(np.isnan(distance), np.inf, distance))
-    moved = np.where(np.isfinite(reference), moved, 0.0)
-    return np.maximum(moved, _neighbours(moved, _magnitude(reference)))
+    return np.where(np.isfinite(reference), moved, 0.0)
 
 
 def unit(array: Any, dtype: str = "") -> float:
@@ -208,39 +243,60 @@ def seed_of(seed: int, *names: object) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def _neighbours(moved: Any, magnitude: Any) -> Any:
-    """Return the least scale of each element: medians over its tensor, row, column and vicinity, and of its ratio."""
-    active = (moved > 0) & np.isfinite(moved)
+def _with_neighbours(moved: Any, magnitude: Any) -> Any:
+    """Return the scale of each element: its movement, and at least that of its neighbours.
+
+    These are medians over its tensor, row, column and vicinity, and the median of the ratio of movement and magnitude.
+    A median is taken of :data:`_SAMPLED` elements at most, drawn by the shape, and of those that moved.
+    """
+    if not moved.size:
+        return moved
+    flat, sizes = moved.reshape(-1), magnitude.reshape(-1)
+    if moved.size > _SAMPLED:
+        chosen = np.random.default_rng(moved.size).integers(0, moved.size, _SAMPLED)
+        flat, sizes = flat[chosen], sizes[chosen]
+    active = (flat > 0) & np.isfinite(flat)
     if not active.any():
-        return np.zeros_like(moved)
-    least = np.full(moved.shape, float(np.median(moved[active])))
-    if magnitude.size:
-        visible = active & (magnitude > 0)
-        if visible.any():
-            ratio = float(np.median(moved[visible] / magnitude[visible]))
-            least = np.maximum(least, min(ratio, 1.0) * magnitude)
-    masked = np.where(active, moved, np.nan)
+        if moved.size <= _SAMPLED or not np.any(moved):
+            return moved
+        active = (moved.reshape(-1) > 0) & np.isfinite(moved.reshape(-1))
+        flat, sizes = moved.reshape(-1), magnitude.reshape(-1)
+        if not active.any():
+            return moved
+    least = np.maximum(moved, np.median(flat[active]))
+    visible = active & (sizes > 0)
+    if visible.any():
+        ratio = np.median(flat[visible] / sizes[visible])
+        np.maximum(least, np.minimum(ratio, 1.0).astype(moved.dtype) * magnitude, out=least)
     if moved.ndim == 1:
-        return np.maximum(least, _vicinity(masked))
+        return np.maximum(least, _vicinity(moved), out=least)
     for dim in range(moved.ndim):
-        others = tuple(other for other in range(moved.ndim) if other != dim)
-        least = np.maximum(least, _median(masked, others))
+        rows = np.moveaxis(moved, dim, 0).reshape(moved.shape[dim], -1)
+        most = max(_SAMPLED // 64, _SAMPLED // len(rows))
+        if rows.shape[1] > most:
+            rows = rows[:, np.linspace(0, rows.shape[1] - 1, most).astype(np.int64)]
+        shape = [1] * moved.ndim
+        shape[dim] = moved.shape[dim]
+        np.maximum(least, _medians(rows).reshape(shape), out=least)
     return least
 
 
-def _vicinity(masked: Any, width: int = 7) -> Any:
+def _vicinity(moved: Any, width: int = 7) -> Any:
     """Return the median over ``width`` neighbours in a vector: parts of fused biases differ in scale."""
-    if masked.size < width:
-        return np.zeros_like(masked)
-    padded = np.pad(masked, width // 2, mode="reflect")
-    return _median(np.lib.stride_tricks.sliding_window_view(padded, width), (1,)).reshape(-1)
+    if moved.size < width:
+        return np.zeros_like(moved)
+    padded = np.pad(moved, width // 2, mode="reflect")
+    return _medians(np.lib.stride_tricks.sliding_window_view(padded, width))
 
 
-def _median(masked: Any, dims: tuple[int, ...]) -> Any:
-    """Return the median of the numbers along ``dims``, which are kept; 0 where there is none."""
-    count = np.sum(~np.isnan(masked), axis=dims, keepdims=True)
-    filled = np.where(count > 0, masked, 0.0)
-    return np.nanmedian(filled, axis=dims, keepdims=True) if masked.size else filled
+def _medians(rows: Any) -> Any:
+    """Return the median of each row over what moved by a finite number; 0 of a row in which nothing did."""
+    ordered = np.sort(np.where((rows > 0) & np.isfinite(rows), rows, np.inf), axis=1)
+    count = np.isfinite(ordered).sum(axis=1)
+    middle = np.clip(np.stack([(count - 1) // 2, count // 2]), 0, rows.shape[1] - 1)
+    pairs = np.take_along_axis(ordered, middle.T, axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.where(count > 0, pairs.mean(axis=1), 0).astype(rows.dtype)
 
 
 def _trailing_zero_bits(array: Any, dtype: str) -> int:
@@ -276,10 +332,10 @@ def _directions(shape: tuple[int, ...], seed: int, sign: int) -> Any:
     return sign * np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=shape)
 
 
-def _magnitude(array: Any) -> Any:
-    """Return finite magnitudes as float64; 0 for others."""
-    wide = np.abs(_wide(array))
-    return np.where(np.isfinite(wide), wide, 0.0)
+def _magnitude(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return finite magnitudes in ``dtype``; 0 for others."""
+    magnitude = np.abs(array).astype(dtype, copy=False)
+    return np.where(np.isfinite(magnitude), magnitude, dtype.type(0))
 
 
 def _wide(array: Any) -> Any:

@@ -54,7 +54,7 @@ def test_arguments_after_the_dashes_are_the_scripts(script, tmp_path, capsys):
 
 def test_a_declared_placement_and_other_options(script, capsys):
     """Declarations, patterns, steps and limits reach the verification."""
-    words = ["verify", "program", script, "--world-size", "2", "--only", "(model)", "--steps", "1", "--memory", "0.1"]
+    words = ["verify", "program", script, "--world-size", "2", "--only", "(model)", "--steps", "1", "--budget", "0.1"]
     assert main([*words, "--declare", "weight=replica", "--single-args", "--steps 3", "--", "--steps", "2"]) == 0
     assert "1 optimizer step, seed 0" in capsys.readouterr().out
 

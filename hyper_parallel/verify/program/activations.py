@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.program.axes import Axes
-from hyper_parallel.verify.program.bounds import Bounds, Key
 from hyper_parallel.verify.program.declared import Declaration
-from hyper_parallel.verify.program.matching import box_positions, find_part, rows_of
+from hyper_parallel.verify.program.matching import compact, find_part, positions_of, rows_of
 from hyper_parallel.verify.program.placement import (
     Placement,
     declared_placement,
@@ -121,7 +121,8 @@ class ActivationPlacements:
         match = find_part(value, reference, self.bounds.allowed(key))
         if match is None:
             return None
-        placement = Placement(reference.shape, match.positions, words=describe(match.positions, reference.shape))
+        words = describe(match.positions, reference.shape)
+        placement = Placement(reference.shape, compact(match.positions, reference.shape), words=words)
         if not match.unique:
             self._possible[key, rank] = placement
         return placement if match.unique else None
@@ -131,7 +132,7 @@ class ActivationPlacements:
         covered = np.zeros(np.size(self.bounds.reference[key].value), dtype=bool)
         placements = [self._placements[key, rank] for rank, index in enumerate(self.ranks) if key in index]
         for placement in placements:
-            covered[placement.all_positions().reshape(-1)] = True
+            placement.mark(covered)
         return bool(covered.all()) or not placements
 
     def _vote(self, key: Key) -> None:
@@ -199,7 +200,7 @@ class ActivationPlacements:
                 rows.append(in_order)
             else:
                 return None
-        positions = box_positions(tuple(rows), total)
+        positions = positions_of(tuple(rows), total)
         return Placement(total, positions, words=describe(positions, total))
 
     def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:

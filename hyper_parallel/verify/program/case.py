@@ -6,11 +6,13 @@ wrong axis, dims that divide evenly a wrong boundary. Each blind spot is found i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.store import is_constant, largest, same_values
 from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL
 from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
 from hyper_parallel.verify.program.runs import PairedRuns
@@ -84,8 +86,8 @@ def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
 
 
 def _equal_on(runs: PairedRuns, key: Any, group: tuple[int, ...]) -> bool:
-    arrays = [runs.value(key, rank) for rank in group if key in runs.ranks[rank]]
-    return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+    arrays = [runs.ranks[rank][key].value for rank in group if key in runs.ranks[rank]]
+    return all(same_values(array, arrays[0]) for array in arrays[1:])
 
 
 def _equal_sizes(runs: PairedRuns) -> Iterator[BlindSpot]:
@@ -107,7 +109,7 @@ def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
                 holders = [rank for rank in group if key in runs.ranks[rank]]
                 places = [runs.placement(key, rank) for rank in holders]
                 if any(place is None or places[0] is None or not place.same_place(places[0]) for place in places):
-                    sizes = {runs.value(key, rank).shape for rank in holders}
+                    sizes = {np.shape(runs.ranks[rank][key].value) for rank in holders}
                     sharded[key[1]] = sharded.get(key[1], True) and len(sizes) == 1
         if sharded and all(sharded.values()):
             facts = f"what is sharded over {axis} divides evenly: {', '.join(list(sharded)[:4])}"
@@ -125,8 +127,7 @@ def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
             key for key in reference if key[0] == "output" and key[2:] == loss[2:] and np.size(reference[key].value)
         ]
         value = float(reference[loss].value)
-        names = [key[1] for key in before if _is_sum(reference[key].value, value)]
-        plain += names[-1:]
+        plain += itertools.islice((key[1] for key in reversed(before) if _is_sum(reference[key].value, value)), 1)
     if losses and len(plain) == len(losses):
         facts = f"the loss is the sum or mean of the output of {plain[0]}"
         yield BlindSpot("constant-cotangents", plain[0], facts, "weight the output with random numbers in the loss")
@@ -148,10 +149,10 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
     values: dict[str, list[Any]] = {}
     for (kind, name, step, _), record in reference.items():
         if kind == "weight" and (step < last or step == -1):
-            values.setdefault(name, []).append(np.asarray(record.value))
+            values.setdefault(name, []).append(record.value)
     for name, arrays in values.items():
-        if all(array.size and (array == array.flat[0]).all() for array in arrays) and arrays[0].size > 1:
-            facts = f"every element of {name} is {arrays[-1].flat[0]:g} in every step"
+        if all(is_constant(array) for array in arrays) and arrays[0].size > 1:
+            facts = f"every element of {name} is {np.asarray(arrays[-1]).flat[0]:g} in every step"
             yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or make more steps")
 
 
@@ -213,16 +214,16 @@ def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
     """Parameters whose gradient is zero, or missing, in every step of the reference."""
-    largest: dict[str, float] = {}
+    most: dict[str, float] = {}
     for (kind, name, _, _), record in runs.bounds.reference.items():
         if kind == "gradient" and np.size(record.value):
-            largest[name] = max(largest.get(name, 0.0), float(np.abs(record.value).max()))
+            most[name] = max(most.get(name, 0.0), largest(record.value))
     weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
     frozen = runs.reference_notes.get("frozen parameters", ())
-    nothing = not any(largest.values())
+    nothing = not any(most.values())
     for name in weights:
-        if name not in frozen and largest and not largest.get(name, 0.0):
-            what = "zero in every step" if name in largest else "missing in every step"
+        if name not in frozen and most and not most.get(name, 0.0):
+            what = "zero in every step" if name in most else "missing in every step"
             facts = f"the gradient of {name} is {what}"
             repair = "make the loss depend on it, or freeze it"
             yield BlindSpot("zero-gradients", name, facts, repair, refused=nothing)
@@ -236,7 +237,7 @@ def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
     start: dict[str, Any] = {}
     changed: set[str] = set()
     for (kind, name, _, _), record in runs.bounds.reference.items():
-        if kind == "weight" and not np.array_equal(start.setdefault(name, record.value), record.value):
+        if kind == "weight" and not same_values(start.setdefault(name, record.value), record.value):
             changed.add(name)
     foreign = [tuple(shape) for shape in runs.reference_notes.get("parameters that no model has", ())]
     for name in runs.reference_notes.get("parameters that no optimizer has", ()):

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.program.case import blind_spots
 from hyper_parallel.verify.program.distance import Distance
 from hyper_parallel.verify.program.hypotheses import find_cause
@@ -28,7 +29,7 @@ _EXPLAINED = 3
 
 def compare_runs(
     reference: Run,
-    perturbed: Sequence[Run],
+    perturbed: Sequence[Run] | Bounds,
     parallel: Run,
     *,
     mesh: Mapping[str, int] | None = None,
@@ -39,7 +40,7 @@ def compare_runs(
     Args:
         reference: the program on one rank.
         perturbed: the reference again, with perturbations in the last place, at least one antithetic pair; those whose
-            gradients were displaced say so in their settings (:data:`~hyper_parallel.verify.program.bounds.DISPLACED`).
+            gradients were displaced say so in their settings (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
         parallel: the program on its ranks.
         mesh: sizes of the axes in order, the last one fastest; by default the groups that the ranks made.
         declared: what values are, by pattern of names (:mod:`hyper_parallel.verify.program.declared`).
@@ -98,13 +99,13 @@ class _Comparison:
         if scalar and not any(self.runs.ranks[rank][key].region for rank in self.runs.holders(key)):
             distances = compare_scalars(self.runs, key, self.verdict.notes)
         else:
-            distances = {rank: self.runs.distance(key, rank) for rank in self.runs.holders(key)}
+            distances = self.runs.distances(key)
             for rank in self._stages(key, distances):
                 del distances[rank]
         for rank, distance in distances.items():
             if distance is not None:
                 self.verdict.counts[key[0]] += 1
-                self.verdict.checked += int(np.size(self.runs.value(key, rank)))
+                self.verdict.checked += int(np.size(self.runs.ranks[rank][key].value))
                 self.ratios[key] = max(self.ratios.get(key, 0.0), distance.ratio)
         wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
         if key[0] == "gradient" and wrong:
@@ -213,7 +214,7 @@ class _Comparison:
         absent: dict[tuple[str, str], None] = {}
         for key, record in self.runs.bounds.reference.items():
             holders = self.runs.holders(key)
-            if key[0] == "gradient" and np.any(record.value):
+            if key[0] == "gradient" and largest(record.value):
                 self._missing_gradient(key, [rank for rank in last if rank not in holders and last[rank] >= key[2]])
             elif not holders and key[0] == "norm" and self._clips_otherwise(key[2], last):
                 self._lacks(key, tuple(last), "no rank has it, the single device does")
@@ -344,8 +345,11 @@ class _Comparison:
                     continue
                 self.verdict.replica_checks += len(ranks) - 1
                 if key in self.wrong:
-                    first = self.runs.value(key, ranks[0])
-                    unlike = [rank for rank in ranks[1:] if not np.array_equal(first, self.runs.value(key, rank))]
+                    values = [self.runs.ranks[rank][key].value for rank in ranks]
+                    unlike = [
+                        rank for rank, value in zip(ranks[1:], values[1:], strict=True)
+                        if not same_values(values[0], value)
+                    ]  # fmt: skip
                     if unlike:
                         holders = (ranks[0], *unlike)
                         self.verdict.replicas.append(UnequalReplicas(*key[:3], holders, placement.words))

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Distance", "distance", "within"]
+from hyper_parallel.verify.engine.bounds import WholeBound
+from hyper_parallel.verify.engine.movement import exponent_of, whole_movement
+from hyper_parallel.verify.engine.store import largest
+
+__all__ = ["Distance", "distance", "energy_of", "whole_distance", "within"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,43 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
         why += ", in other places or of another sign" if own == other else ""
         return Distance(np.inf, np.inf, 0.0, why)
     return _measured(np.where(finite, actual, 0), np.where(finite, expected, 0), allowed, floor)
+
+
+def whole_distance(actual: Any, expected: Any, bound: WholeBound, energy: float) -> Distance | None:
+    """Return how far a part of a tensor is off as a whole; None if it cannot be measured.
+
+    Args:
+        actual: floating array without elements that are not finite.
+        expected: what it should be, of the same shape.
+        bound: of the tensor that it is a part of.
+        energy: sum of squares of that tensor: the bounds of a part are larger by the root of its share.
+    """
+    exponent = exponent_of(largest(expected))
+    moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)
+    own = energy_of(expected)
+    if not own or not np.isfinite(moved.norm):
+        return None
+    share = max(1.0, energy / own) ** 0.5
+    scale, norm = bound.scale * share, bound.norm * share
+    if not scale or not norm:
+        return None
+    ratio = max(abs(moved.scale) / scale, moved.norm / norm)
+    why = ""
+    if ratio > 1.0:
+        why = (
+            f"is {1 + moved.scale:.7g} times the single device's as a whole (allowed {scale:.1e} more or less)"
+            if abs(moved.scale) / scale >= moved.norm / norm
+            else f"is off by {moved.norm:.1e} of the single device's norm (allowed {norm:.1e})"
+        )
+    return Distance(ratio, moved.norm, norm, why)
+
+
+def energy_of(array: Any) -> float:
+    """Return the sum of squares of the finite elements of an array."""
+    flat = np.asarray(array).reshape(-1)
+    exponent = exponent_of(largest(flat))
+    scaled = np.where(np.isfinite(flat), np.abs(flat), 0).astype(np.float64, copy=False) * 2.0**-exponent
+    return float(np.dot(scaled, scaled)) * 4.0**exponent
 
 
 def within(actual: Any, expected: Any, allowed: Any) -> bool:

@@ -13,17 +13,20 @@ import numpy as np
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
 from hyper_parallel.verify.program.comparison import compare_paired
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
-from hyper_parallel.verify.program.reference import check_recorded, run_reference
+from hyper_parallel.verify.program.reference import Reference, check_recorded, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.sizes import OtherSize, unequal_axes, uneven_sizes
+from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
@@ -74,22 +77,21 @@ class Hardening:
     spots: list[BlindSpot] = field(default_factory=list)
     cases: list[HardenedCase] = field(default_factory=list)
 
-    def run(self, runs: PairedRuns, spots: Sequence[BlindSpot], reference: Run, repeats: Sequence[Run]) -> None:
+    def run(self, runs: PairedRuns, spots: Sequence[BlindSpot], reference: Reference) -> None:
         """Run the hardened cases: other values on the same ranks, then other numbers of ranks.
 
         Args:
             runs: of the case as it is, which were equal.
             spots: of that case.
-            reference: the run on one rank.
-            repeats: of it, perturbed.
+            reference: the run on one rank, with its bounds.
         """
         self.spots = list(spots)
-        self._change_values(runs, spots)
+        self._change_values(runs, spots, reference.scratch)
         for spot in spots:
             if spot in self.spots and spot.kind in _SIZES:
-                self._change_sizes(spot, runs, reference, repeats)
+                self._change_sizes(spot, runs, reference)
 
-    def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Run, repeats: Sequence[Run]) -> None:
+    def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Reference) -> None:
         """Run the program on other numbers of ranks, until it is equal on one of them.
 
         A program may train right on some numbers of ranks only, so a difference counts if it is equal on none.
@@ -99,7 +101,7 @@ class Hardening:
         reasons: list[str] = []
         differing: list[HardenedCase] = []
         for other in worlds:
-            case, why = self._run_size(other, reference, repeats)
+            case, why = self._run_size(other, reference)
             if not why and case.verdict is not None and case.ok:
                 left = {(each.kind, each.subject) for each in case.verdict.spots}
                 if spot.kind not in {kind for kind, _ in left} or (spot.kind, spot.subject) not in left:
@@ -115,15 +117,17 @@ class Hardening:
         why = "; ".join(reasons) or "no other number of ranks fits what the program shards"
         self.spots = [_with_reason(each, {spot.kind: why}) if each == spot else each for each in self.spots]
 
-    def _run_size(self, other: OtherSize, reference: Run, repeats: Sequence[Run]) -> tuple[HardenedCase, str]:
+    def _run_size(self, other: OtherSize, reference: Reference) -> tuple[HardenedCase, str]:
         """Return the case of another number of ranks, and why it says nothing about the program (empty if it does)."""
         axes = tuple(other.mesh.items()) if other.mesh else (("world", other.size),)
         case = HardenedCase([f"{other} instead of {self.world.size}"])
         self.progress(f"{other}, hardened ({self.world.launch})")
         try:
-            run = run_world(self.program, replace(self.world, size=other.size, mesh=axes))
-            check_recorded(self.program, run)
-            verdict = compare_paired(PairedRuns(reference, repeats, run, other.mesh, self.declared))
+            with KeepSink(reference.scratch, f"{other.size} ranks") as sink:
+                world = replace(self.world, size=other.size, mesh=axes)
+                run = run_world(self.program, replace(world, limits=replace(world.limits, sink=sink)))
+                check_recorded(self.program, run)
+                verdict = _verdict(reference, run, other.mesh, self.declared)
         except RankFailedError as error:
             return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
         except ValueError as error:
@@ -134,11 +138,11 @@ class Hardening:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0]
         if first is not None and first.step < 0:
             return case, f"the ranks hold other weights before training: {first}"
-        if first is not None and other_batch(reference, run, self.program.name) is not None:
+        if first is not None and other_batch(reference.run, run, self.program.name) is not None:
             return case, "the ranks see another batch"
         return case, ""
 
-    def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot]) -> None:
+    def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot], scratch: Scratch) -> None:
         """Run the program with other values, without what it does not take."""
         dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
@@ -146,7 +150,7 @@ class Hardening:
             changes = changes_of(runs, spots, self.seed + draw, tuple(dropped))
             if not changes.words:
                 break
-            case, why, after = self._run_changed(changes, runs)
+            case, why, after = self._run_changed(changes, runs, scratch)
             kind = next((kind for kind in _DROPPED if kind in changes.words), "")
             if not why:
                 if case.ok and draw < _DRAWS - 1 and _equal_by_chance(changes, after):
@@ -161,32 +165,35 @@ class Hardening:
             dropped[kind] = why
         self.spots = [_with_reason(spot, {**changes.left, **dropped}) for spot in self.spots]
 
-    def _run_changed(self, changes: Changes, before: PairedRuns) -> tuple[HardenedCase, str, list[BlindSpot]]:
+    def _run_changed(
+        self, changes: Changes, before: PairedRuns, scratch: Scratch
+    ) -> tuple[HardenedCase, str, list[BlindSpot]]:
         """Return the case, why it cannot be used (empty if it can), and its own blind spots."""
         case = HardenedCase(list(changes.words.values()))
         try:
-            reference, repeats = run_reference(self.alone, self.world, self.seed, self.progress, changes.reference)
+            reference = run_reference(self.alone, self.world, self.seed, self.progress, scratch, changes.reference)
         except InputError as error:
             return case, first_line(error), []
-        if _finite_losses(before.bounds.reference.values()) and not _finite_losses(reference.ranks[0].records):
-            return case, "the single device's loss is not finite then", []
-        self.progress(f"{self.world.size} ranks, hardened ({self.world.launch})")
-        try:
-            run = run_world(self.program, self.world, changes=changes.ranks)
-        except (RankFailedError, InputError) as error:
-            summary = error_summary(error.__cause__ or error)
-            if "contiguous-inputs" in changes.words:
-                return case, f"a rank fails then: {summary}", []
-            return replace(case, failure=str(error), cause=summary), "", []
-        why = not_made(changes, reference, run)
-        if why:
-            return case, why, []
-        return self._compared(case, reference, repeats, run)
+        with reference:
+            if _finite_losses(before.bounds.reference.values()) and not _finite_losses(reference.run.ranks[0].records):
+                return case, "the single device's loss is not finite then", []
+            self.progress(f"{self.world.size} ranks, hardened ({self.world.launch})")
+            with KeepSink(scratch, f"{self.world.size} ranks") as sink:
+                world = replace(self.world, limits=replace(self.world.limits, sink=sink))
+                try:
+                    run = run_world(self.program, world, changes=changes.ranks)
+                except (RankFailedError, InputError) as error:
+                    summary = error_summary(error.__cause__ or error)
+                    if "contiguous-inputs" in changes.words:
+                        return case, f"a rank fails then: {summary}", []
+                    return replace(case, failure=str(error), cause=summary), "", []
+                why = not_made(changes, reference.run, run)
+                return (case, why, []) if why else self._compared(case, reference, run)
 
     def _compared(
-        self, case: HardenedCase, reference: Run, repeats: list[Run], run: Run
+        self, case: HardenedCase, reference: Reference, run: Run
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
-        verdict = compare_paired(PairedRuns(reference, repeats, run, self.mesh, self.declared))
+        verdict = _verdict(reference, run, self.mesh, self.declared)
         case = replace(case, verdict=verdict)
         if not verdict.differences and not verdict.replicas and not case.ok:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []
@@ -202,6 +209,17 @@ class Hardening:
             for spot in self.spots
             if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in changes.shared)
         ]
+
+
+def _verdict(
+    reference: Reference, run: Run, mesh: Mapping[str, int] | None, declared: Mapping[str, str] | None
+) -> Verdict:
+    """Compare ranks with a reference; where something differs, once more with all of its repeats."""
+    verdict = compare_paired(PairedRuns(reference.run, reference.bounds, run, mesh, declared))
+    if not verdict.equal and not reference.complete:
+        reference.complete_bounds()
+        verdict = compare_paired(PairedRuns(reference.run, reference.bounds, run, mesh, declared))
+    return verdict
 
 
 def _key(spot: BlindSpot) -> tuple[str, str]:

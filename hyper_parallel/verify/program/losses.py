@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
 from hyper_parallel.verify.program.runs import PairedRuns

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Match", "box_positions", "find_part", "rows_of"]
+__all__ = ["Box", "Match", "box_positions", "compact", "find_part", "positions_of", "rows_of"]
 
 _SIDE = 1 << 22
 """Largest table of rows against rows, in entries."""
@@ -35,6 +35,67 @@ class Match:
     unique: bool
 
 
+@dataclass(frozen=True)
+class Box:
+    """The positions of a box of a global array, or of a piece of it flattened, without an array of them.
+
+    Attributes:
+        start: first index in each dim of ``total``.
+        shape: of the box.
+        total: shape of the global array; of one dim for a piece of a flattened one.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    total: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the box in the global array."""
+        return tuple(slice(start, start + size) for start, size in zip(self.start, self.shape, strict=True))
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """Indices of each dim."""
+        return tuple(np.arange(start, start + size) for start, size in zip(self.start, self.shape, strict=True))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the flat position of each element; always a new array."""
+        if copy is False:
+            raise ValueError("the positions of a box are computed")
+        return box_positions(self.rows, self.total).reshape(self.shape).astype(dtype or np.int64, copy=False)
+
+
+def positions_of(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    """Return the positions of ``rows`` in each dim of an array of ``shape``: a :class:`Box` if they are consecutive."""
+    starts = [int(row[0]) if len(row) else 0 for row in rows]
+    if all(np.array_equal(row, np.arange(start, start + len(row))) for row, start in zip(rows, starts, strict=True)):
+        return Box(tuple(starts), tuple(len(row) for row in rows), shape)
+    return box_positions(rows, shape)
+
+
+def compact(positions: Any, shape: tuple[int, ...]) -> Any:
+    """Return positions as a :class:`Box` if they are one of an array of ``shape`` or of it flattened; else as given."""
+    if isinstance(positions, Box) or not positions.size:
+        return positions
+    rows = rows_of(positions, shape)
+    if rows is not None:
+        return positions_of(rows, shape)
+    if positions.ndim == 1 and np.array_equal(positions, np.arange(positions[0], positions[0] + positions.size)):
+        return Box((int(positions[0]),), positions.shape, (int(np.prod(shape)),))
+    return positions
+
+
 def box_positions(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     """Return flat positions of the elements at ``rows[dim]`` in each dim of an array of ``shape``."""
     if not shape:
@@ -46,6 +107,8 @@ def box_positions(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 def rows_of(positions: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     """Return which indices of each dim the positions cover, if they are a product of such rows; None otherwise."""
+    if isinstance(positions, Box):
+        return positions.rows if positions.total == shape and positions.size else None
     if positions.ndim != len(shape) or not positions.size:
         return None
     rows = []
@@ -110,35 +173,29 @@ class _Search:
         yield from self._elements()
 
     def _rows(self, dim: int) -> Iterator[tuple[Any, bool]]:
-        """Yield selections of rows along ``dim``: a block, every n-th row, any rows."""
-        if self.part.shape[dim] * self.whole.shape[dim] > _SIDE:
-            return
-        possible = self._possible_rows(dim)
-        if not possible.any(axis=1).all():
-            return
-        count, total = possible.shape
-        steps = range(1, min((total - 1) // (count - 1), _STEPS) + 1) if count > 1 else (1,)
-        progressions = [
-            start + step * np.arange(count)
-            for step in steps
-            for start in np.flatnonzero(possible[0])[:_STARTS]
-            if start + step * (count - 1) < total and possible[np.arange(count), start + step * np.arange(count)].all()
-        ]
-        certain = bool((possible.sum(axis=1) == 1).all())
-        blocks = [rows for rows in progressions if count == 1 or rows[1] - rows[0] == 1]
-        for rows in blocks or progressions:
-            yield self._box(dim, rows), certain or len(blocks or progressions) == 1
-        if not progressions:
-            yield self._box(dim, possible.argmax(axis=1)), certain
+        """Yield selections of rows along ``dim``: a block, every n-th row, any rows.
 
-    def _possible_rows(self, dim: int) -> Any:
-        """Return a table of booleans: which row of the part (first dim) may be which of the whole (second dim)."""
+        A row is known by one number, so that rows are found by sorting, not by comparing all with all.
+        """
         own, rows = (_project(np.moveaxis(array, dim, 0)) for array in (self.part, self.whole))
         width = max(1, self.part.size // self.part.shape[dim])
         size = max(1.0, float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0)))
         tolerance = 1e-12 * size + self.tolerance * 4 * width**0.5
-        with np.errstate(invalid="ignore"):
-            return np.abs(own[:, None] - rows[None, :]) <= tolerance
+        order = np.argsort(rows, kind="stable")
+        first = np.searchsorted(rows[order], own - tolerance, side="left")
+        last = np.searchsorted(rows[order], own + tolerance, side="right")
+        if not (last > first).all():
+            return
+        count, total = len(own), len(rows)
+        starts = np.sort(order[first[0] : last[0]])[:_STARTS]
+        progressions = list(_progressions(own, rows, starts, tolerance))
+        certain = bool((last - first == 1).all())
+        blocks = [line for line in progressions if count == 1 or line[1] - line[0] == 1]
+        for line in blocks or progressions:
+            yield self._box(dim, line), certain or len(blocks or progressions) == 1
+        if not progressions and count <= total:
+            lowest = np.minimum.reduceat(np.append(order, total), np.stack([first, last], 1).reshape(-1))[::2]
+            yield self._box(dim, lowest), certain
 
     def _box(self, dim: int, rows: Any) -> Any:
         every = [np.arange(size) for size in self.whole.shape]
@@ -182,6 +239,20 @@ class _Search:
         found = np.unravel_index(positions[sure], self.whole.shape)[dim]
         np.add.at(votes, (np.nonzero(sure)[dim], found), 1)
         return votes.argmax(axis=1) if votes.any(axis=1).all() else None
+
+
+def _progressions(own: Any, rows: Any, starts: Any, tolerance: float) -> Iterator[Any]:
+    """Yield evenly spaced selections of ``rows`` that begin at one of ``starts`` and equal ``own``."""
+    count, total = len(own), len(rows)
+    steps = range(1, min((total - 1) // (count - 1), _STEPS) + 1) if count > 1 else (1,)
+    few = np.unique(np.linspace(0, count - 1, min(count, 9)).astype(np.int64))
+    for step in steps:
+        for start in starts:
+            if start + step * (count - 1) >= total:
+                continue
+            line = start + step * np.arange(count)
+            if all((np.abs(own[some] - rows[line[some]]) <= tolerance).all() for some in (few, slice(None))):
+                yield line
 
 
 def _project(rows: Any) -> Any:

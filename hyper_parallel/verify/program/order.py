@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.verdict import Difference
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.placement import Placement

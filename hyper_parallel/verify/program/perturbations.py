@@ -1,144 +1,110 @@
-"""The changed repeats of a reference, from which the allowed difference of each value is earned."""
+"""The perturbed repeats of a reference, by which the allowed difference of each value is measured.
+
+Few repeats come first, and suffice for a program whose ranks stay within them; the others follow where a value does
+not. A repeat may do two things: values before the first displaced gradient show what inputs and weights in the last
+place did, values after it what the displacement did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyper_parallel.verify.frameworks.contract.recording import Perturbation
-from hyper_parallel.verify.noise import allowed_difference, displace, perturb, seed_of
-from hyper_parallel.verify.program.bounds import DISPLACED, ROUNDED
-from hyper_parallel.verify.program.records import Run
+from hyper_parallel.verify.engine.bounds import DISPLACED, ROUNDED, Bounds
+from hyper_parallel.verify.engine.movement import MovementKind
+from hyper_parallel.verify.engine.sinks import FoldSink
+from hyper_parallel.verify.noise import displace, perturb, seed_of
 
-__all__ = ["HALF_PRECISION", "Displaced", "Moved", "Rounded", "displaced_gradients", "moved_values", "rounded_outputs"]
+__all__ = ["HALF_PRECISION", "Repeat", "first_repeats", "further_repeats"]
 
 HALF_PRECISION = "half precision"
 """The note of a recorder that a module returned numbers of bfloat16 or float16."""
 
+_WORDS: dict[MovementKind, str] = {
+    "moved": "inputs and weights in the last place", "rounded": ROUNDED, "displaced": DISPLACED,
+}  # fmt: skip
 
-class _Unchanged:
-    """A perturbation that leaves every value as it is; each kind overrides what it changes."""
+
+@dataclass
+class Repeat:
+    """One repeat: what is perturbed, and where its records go.
+
+    Attributes:
+        bounds: of the reference, which receive what the repeat measures.
+        moved: seed and sign of the directions in which inputs and weights move by a unit in the last place.
+        rounded: the same of outputs of modules in half precision, and of their gradients.
+        displaced: the same of gradients, which move by all that is allowed to them; without a seed they all move the
+            same way. The two signs of one seed are antithetic.
+    """
+
+    bounds: Bounds = field(repr=False)
+    moved_by: tuple[int, int] | None = None
+    rounded_by: tuple[int, int] | None = None
+    displaced_by: tuple[int | None, int] | None = None
+    sink: FoldSink = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make the sink."""
+        kind: MovementKind = "moved" if self.moved_by else "rounded" if self.rounded_by else "displaced"
+        self.sink = FoldSink(self.bounds, kind)
+
+    @property
+    def words(self) -> str:
+        """What is perturbed, for reports."""
+        return _WORDS[self.sink.kind]
 
     def moved(self, name: str, array: Any, dtype: str = "") -> Any:
-        """Return the input or weight as it is."""
-        del name, dtype
-        return array
+        """See :class:`~hyper_parallel.verify.frameworks.contract.recording.Perturbation`."""
+        return array if self.moved_by is None else _perturbed(name, array, dtype, *self.moved_by)
 
     def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
-        """Return the output as it is."""
-        del name, dtype
-        return array
+        """See :class:`~hyper_parallel.verify.frameworks.contract.recording.Perturbation`."""
+        return array if self.rounded_by is None else _perturbed(name, array, dtype, *self.rounded_by)
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
-        """Return the gradient as it is."""
-        del name, step
-        return array
-
-
-@dataclass(frozen=True)
-class Moved(_Unchanged):
-    """Inputs and weights moved by a unit in the last place.
-
-    Attributes:
-        seed: of the directions.
-        sign: 1 or -1; the two signs of one seed are antithetic.
-    """
-
-    seed: int
-    sign: int
-    words = "inputs and weights in the last place"
-
-    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
-        """See :class:`Perturbation`."""
-        return perturb(array, seed_of(self.seed, name), self.sign, dtype)
-
-
-@dataclass(frozen=True)
-class Rounded(_Unchanged):
-    """Outputs of modules in half precision, and their gradients, moved by a unit in the last place.
-
-    Attributes:
-        seed: of the directions.
-        sign: 1 or -1; the two signs of one seed are antithetic.
-    """
-
-    seed: int
-    sign: int
-    words = ROUNDED
-
-    def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
-        """See :class:`Perturbation`."""
-        return perturb(array, seed_of(self.seed, name), self.sign, dtype)
-
-
-@dataclass(frozen=True)
-class Displaced(_Unchanged):
-    """Gradients moved by all that is allowed to them.
-
-    Attributes:
-        seed: of the directions; None moves every element the same way.
-        sign: 1 or -1.
-        allowed: difference by name and step of the gradient.
-    """
-
-    seed: int | None
-    sign: int
-    allowed: dict[tuple[str, int], Any] = field(repr=False)
-    words = DISPLACED
-
-    def displaced(self, name: str, step: int, array: Any) -> Any:
-        """See :class:`Perturbation`."""
-        allowed = self.allowed.get((name, step))
-        if allowed is None:
+        """See :class:`~hyper_parallel.verify.frameworks.contract.recording.Perturbation`."""
+        if self.displaced_by is None:
             return array
-        return displace(array, allowed, None if self.seed is None else seed_of(self.seed, name), self.sign)
+        self.sink.displaced.add(name)
+        key = self.bounds.last_gradient(name, step)
+        if key is None or self.bounds.reference[key].value.shape != array.shape:
+            return array
+        seed, sign = self.displaced_by
+        allowed = self.bounds.allowed(key, ("moved", "rounded"))
+        return displace(array, allowed, None if seed is None else seed_of(seed, name), sign)
 
 
-def moved_values(seed: int) -> Iterator[Perturbation]:
-    """Yield two antithetic pairs."""
-    for pair in (0, 1):
-        for sign in (1, -1):
-            yield Moved(seed_of(seed, "pair", pair), sign)
+def first_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
+    """Return the repeats that every verification runs: two, or three of a reference in half precision."""
+    directions, gradients = seed_of(seed, "pair", 0), seed_of(seed, "gradients")
+    if not half:
+        return [
+            Repeat(bounds, moved_by=(directions, 1)),
+            Repeat(bounds, moved_by=(directions, -1), displaced_by=(gradients, 1)),
+        ]
+    rounded = seed_of(seed, "half", 0)
+    return [
+        Repeat(bounds, moved_by=(directions, 1)),
+        Repeat(bounds, rounded_by=(rounded, 1)),
+        Repeat(bounds, rounded_by=(rounded, -1), displaced_by=(gradients, 1)),
+    ]
 
 
-def rounded_outputs(seed: int, reference: Run) -> Iterator[Perturbation]:
-    """Yield two antithetic pairs if the reference computes in half precision, else nothing.
+def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
+    """Return the repeats that follow where a value is out of the bounds of the first ones.
 
-    Moving float32 weights and inputs in the last place is lost where they are rounded to half the bits.
+    With these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
+    one pair of random directions per element and one of the same direction everywhere.
     """
-    if HALF_PRECISION in reference.ranks[0].notes:
-        for pair in (0, 1):
-            for sign in (1, -1):
-                yield Rounded(seed_of(seed, "half", pair), sign)
+    gradients = seed_of(seed, "gradients")
+    pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]
+    halves = [(seed_of(seed, "half", number), sign) for number in (0, 1) for sign in (1, -1)] if half else []
+    return [
+        *(Repeat(bounds, moved_by=pair) for pair in pairs[1:]),
+        *(Repeat(bounds, rounded_by=pair) for pair in halves[1:]),
+        *(Repeat(bounds, displaced_by=(way, sign)) for way in (gradients, None) for sign in (1, -1)),
+    ]
 
 
-def displaced_gradients(seed: int, reference: Run, repeats: Sequence[Run]) -> Iterator[Perturbation]:
-    """Yield two antithetic pairs: random directions per element, and one direction everywhere.
-
-    Args:
-        seed: of the directions.
-        reference: a world of one.
-        repeats: of it, perturbed by :func:`moved_values` and :func:`rounded_outputs`.
-    """
-    gradients = [record for record in reference.ranks[0].records if record.kind == "gradient"]
-    moved, rounded = (
-        [_gradients(run) for run in repeats if (run.settings.get("perturbation") == ROUNDED) is half]
-        for half in (False, True)
-    )
-    allowed = {
-        (key := (gradient.name, gradient.step)): allowed_difference(
-            gradient.value,
-            [repeat[key] for repeat in moved if key in repeat],
-            rounded=[repeat[key] for repeat in rounded if key in repeat],
-            dtype=gradient.dtype,
-        )
-        for gradient in gradients
-    }
-    for direction in (seed_of(seed, "gradients"), None):
-        for sign in (1, -1):
-            yield Displaced(direction, sign, allowed)
-
-
-def _gradients(run: Run) -> dict[tuple[str, int], Any]:
-    return {(record.name, record.step): record.value for record in run.ranks[0].records if record.kind == "gradient"}
+def _perturbed(name: str, array: Any, dtype: str, seed: int, sign: int) -> Any:
+    return perturb(array, seed_of(seed, name), sign, dtype)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.program.axes import Axes
-from hyper_parallel.verify.program.bounds import Key
 from hyper_parallel.verify.program.declared import Declaration
-from hyper_parallel.verify.program.matching import box_positions, find_part, rows_of
+from hyper_parallel.verify.program.matching import Box, compact, find_part, positions_of, rows_of
 from hyper_parallel.verify.program.records import Record, Region
 
 __all__ = [
@@ -32,7 +32,8 @@ class Placement:
 
     Attributes:
         shape: of the global value.
-        positions: flat position of each element in the global value; None for all of them, in order.
+        positions: flat position of each element in the global value, an array or a :class:`Box`; None for all of them,
+            in order.
         pending: groups of ranks whose values add up to the value.
         words: the placement, for reports.
         compared: False if the value belongs to the rank alone.
@@ -47,17 +48,34 @@ class Placement:
     def take(self, array: Any) -> Any:
         """Return the part of a global array that the rank should have."""
         array = np.asarray(array)
-        return array if self.positions is None else array.reshape(-1)[self.positions]
+        if self.positions is None:
+            return array
+        if isinstance(self.positions, Box):
+            return array.reshape(self.positions.total)[self.positions.slices]
+        return array.reshape(-1)[self.positions]
 
     def same_place(self, other: Placement) -> bool:
         """Return whether both are the same part of values of one shape."""
         if self.shape != other.shape or self.positions is None or other.positions is None:
             return self.shape == other.shape and self.positions is other.positions
+        if isinstance(self.positions, Box) and isinstance(other.positions, Box):
+            return self.positions == other.positions
         return np.array_equal(self.positions, other.positions)
+
+    def mark(self, covered: Any) -> None:
+        """Set the elements of a flat array of booleans, as long as the global value, that this part has."""
+        if self.positions is None:
+            covered[:] = True
+        elif isinstance(self.positions, Box):
+            covered.reshape(self.positions.total)[self.positions.slices] = True
+        else:
+            covered[self.positions.reshape(-1)] = True
 
     def all_positions(self) -> Any:
         """Return the flat positions as an array, for a whole value too."""
-        return np.arange(int(np.prod(self.shape))).reshape(self.shape) if self.positions is None else self.positions
+        if self.positions is None:
+            return np.arange(int(np.prod(self.shape))).reshape(self.shape)
+        return np.asarray(self.positions)
 
 
 def whole(shape: Sequence[int]) -> Placement:
@@ -67,8 +85,7 @@ def whole(shape: Sequence[int]) -> Placement:
 
 def region_placement(region: Region, shape: Sequence[int]) -> Placement:
     """Return the placement that a tensor says; ``shape`` is that of its local value."""
-    rows = tuple(np.arange(start, start + size) for start, size in zip(region.start, shape, strict=True))
-    positions = None if tuple(shape) == region.shape else box_positions(rows, region.shape)
+    positions = None if tuple(shape) == region.shape else Box(tuple(region.start), tuple(shape), region.shape)
     pending = tuple(tuple(entry.ranks) for entry in region.pending)
     words = describe(positions, region.shape)
     if pending:
@@ -106,7 +123,7 @@ def declared_placement(
             )
         start = sum(sizes[: ranks.index(rank)])
         rows[dim] = np.arange(start, start + shapes[rank][dim])
-    positions = box_positions(tuple(rows), tuple(shape)) if declaration.shards else None
+    positions = positions_of(tuple(rows), tuple(shape)) if declaration.shards else None
     pending = (_line(axes, declaration.pending, rank),) if declaration.pending else ()
     return Placement(tuple(shape), positions, pending, declaration.words)
 
@@ -192,7 +209,7 @@ class ParameterPlacements:
         for placement in placements:
             if placement is None:
                 return np.flatnonzero([])
-            covered[placement.all_positions().reshape(-1)] = True
+            placement.mark(covered)
         return np.flatnonzero(~covered) if holders else np.flatnonzero([])
 
     def _place(self, name: str, rank: int, reference: Record, own: Record) -> bool:
@@ -216,7 +233,8 @@ class ParameterPlacements:
                 return True
             if match is None or not match.unique:
                 return False
-            placement = Placement(expected.shape, match.positions, words=describe(match.positions, expected.shape))
+            words = describe(match.positions, expected.shape)
+            placement = Placement(expected.shape, compact(match.positions, expected.shape), words=words)
         self._placements[name, rank] = placement
         return True
 
@@ -253,7 +271,7 @@ class ParameterPlacements:
             if not lines or any(not np.array_equal(line, lines[0]) for line in lines):
                 return None
             rows.append(lines[0])
-        return box_positions(tuple(rows), shape)
+        return positions_of(tuple(rows), shape)
 
     def _lines(self, name: str, rank: int, size: int, total: int) -> list[Any]:
         placement = self._placements[name, rank]

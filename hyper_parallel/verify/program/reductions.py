@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hyper_parallel.verify.program.bounds import Key
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.numbers import axes_of_factor, ratio_of_counts, size_words

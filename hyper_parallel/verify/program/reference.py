@@ -1,66 +1,210 @@
-"""The reference of a program: its run on one rank, the same again, and the perturbed repeats."""
+"""The reference of a program: its run on one rank, and the perturbed repeats by which its rounding is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.engine.bounds import Bounds
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink, merge_notes
+from hyper_parallel.verify.engine.store import same_values
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import other_framework
-from hyper_parallel.verify.program.perturbations import displaced_gradients, moved_values, rounded_outputs
+from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.repetition import ROUNDING, check_deterministic, check_rounding
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["check_names", "check_recorded", "run_reference"]
+__all__ = ["Reference", "check_names", "check_recorded", "run_reference"]
+
+_LARGE = 64 << 20
+"""Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
+
+
+@dataclass
+class Reference:
+    """A reference, and the bounds that its repeats have measured so far.
+
+    Attributes:
+        program: what ran.
+        world: of one rank, whose repeats print nothing.
+        seed: of the perturbations.
+        progress: called with the name of each run before it starts.
+        changes: of the case, the same in every run.
+        run: the reference; its arrays are on disk.
+        bounds: from the repeats.
+        complete: whether all repeats have run, not only the first ones.
+        rounding: the first value that a repetition without a perturbation rounded otherwise, in words.
+    """
+
+    program: Program
+    world: World
+    seed: int
+    progress: Callable[[str], None]
+    changes: tuple[CaseChanges, ...] | None
+    run: Run
+    bounds: Bounds
+    scratch: Scratch
+    complete: bool = False
+    rounding: str = ""
+    sinks: list[KeepSink] = field(default_factory=list, repr=False)
+    _again: Run | None = field(default=None, repr=False)
+
+    @property
+    def half(self) -> bool:
+        """Whether the program computes in half precision."""
+        return HALF_PRECISION in self.run.ranks[0].notes
+
+    def __enter__(self) -> Reference:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+        """Return the reference itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Delete its arrays and measurements."""
+        self.bounds.movements.close()
+        for sink in self.sinks:
+            sink.close()
+
+    def measure(self) -> None:
+        """Run the first repeats; all of them for a program that rounds otherwise in each run.
+
+        Raises:
+            InputError: a repeat fails, or the program is not deterministic.
+        """
+        repeats = first_repeats(self.seed, self.bounds, half=self.half)
+        for number, repeat in enumerate(repeats):
+            rank = self._repeat(repeat, f"one rank, perturbed ({number + 1} of {len(repeats)})")
+            if not number and _is_suspicious(self.run.ranks[0], rank, repeat):
+                self._run_again()
+        if self.rounding:
+            self.complete_bounds()
+
+    def complete_bounds(self) -> None:
+        """Run the repeats that are left, since a value is out of the bounds of the first ones.
+
+        Raises:
+            InputError: as in :meth:`measure`.
+        """
+        self.complete = True
+        if self._again is None:
+            self._run_again()
+        repeats = further_repeats(self.seed, self.bounds, half=self.half)
+        for number, repeat in enumerate(repeats):
+            self._repeat(repeat, f"one rank, perturbed again ({number + 1} of {len(repeats)})")
+        if self.rounding and self._again is not None:
+            check_rounding(self.program, self.run, self._again, self.bounds)
+
+    def _repeat(self, repeat: Repeat, title: str) -> RankRecords:
+        self.progress(title)
+        world = replace(self.world, limits=replace(self.world.limits, sink=repeat.sink))
+        with _failures(self.program, self.world.platform):
+            rank = run_world(self.program, world, repeat, self.changes).ranks[0]
+        merge_notes(repeat.sink, rank)
+        self.free()
+        return rank
+
+    def _run_again(self) -> None:
+        """Run the program once more as it is, and check that it leaves the same values but for rounding."""
+        self.progress("one rank again")
+        sink = KeepSink(self.scratch, "the reference, run again")
+        self.sinks.append(sink)
+        world = replace(self.world, limits=replace(self.world.limits, sink=sink))
+        with _failures(self.program, self.world.platform):
+            self._again = run_world(self.program, world, changes=self.changes)
+        self.rounding = check_deterministic(self.program, self.run, self._again)
+        self.run.settings = {**self.run.settings, ROUNDING: self.rounding}
+
+    def free(self) -> None:
+        """Free the model of a run that has ended, where it is large: its reference cycles would keep it."""
+        if self.scratch.written > _LARGE:
+            gc.collect()
 
 
 def run_reference(
-    program: Program, world: World, seed: int, progress: Callable[[str], None], changes: CaseChanges | None = None
-) -> tuple[Run, list[Run]]:
-    """Return the reference, whose settings tell if it rounds otherwise in each run, and its perturbed repeats.
+    program: Program,
+    world: World,
+    seed: int,
+    progress: Callable[[str], None],
+    scratch: Scratch,
+    changes: CaseChanges | None = None,
+) -> Reference:
+    """Return the reference with the bounds of its first repeats.
 
     Args:
         program: what to run.
         world: of the ranks; the reference runs in a world of one.
         seed: of the perturbations.
         progress: called with the name of each run before it starts.
+        scratch: where arrays are kept.
         changes: of the case, the same in every run.
 
     Raises:
-        InputError: it fails, records nothing, or a repeat without a perturbation gives values that rounding does not
-            explain.
+        InputError: it fails, records nothing, or gives other values when it runs again which rounding does not explain.
     """
     progress("one rank")
     case = None if changes is None else (changes,)
+    alone = world.alone("stderr")
+    sink = KeepSink(scratch, "the reference")
+    alone = replace(alone, limits=replace(alone.limits, sink=sink))
+    with _failures(program, world.platform):
+        run = run_world(program, alone, changes=case)
+    check_recorded(program, run)
+    reference = Reference(
+        program, world.alone("nothing"), seed, progress, case, run, Bounds(run, scratch=scratch), scratch
+    )
+    reference.sinks.append(sink)
+    reference.free()
+    reference.measure()
+    return reference
+
+
+def half_of_the_digits(record: Record) -> float:
+    """Return the relative difference at which half of the digits of a value's dtype differ."""
+    return {"bfloat16": 2.0**-4, "float16": 2.0**-5}.get(record.dtype, float(np.finfo(record.value.dtype).eps) ** 0.5)
+
+
+def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repeat) -> bool:
+    """Return whether a repeat differs by more than its perturbation may do, so that a plain repetition must decide.
+
+    Signs are other records, data, masks, initial weights or integers, and outputs that agree in less than half of their
+    digits.
+    """
+    if [record.key for record in reference.records] != repeat.sink.keys:
+        return True
+    own, other = ([array for _, _, array in rank.notes.get("inputs", ())] for rank in (reference, perturbed))
+    if len(own) != len(other) or not all(same_values(*pair) for pair in zip(own, other, strict=True)):
+        return True
+    for record in reference.records:
+        value, whole = record.value, repeat.bounds.movements.whole("moved", record.key)
+        if value.dtype.kind not in "fc":
+            codes = repeat.bounds.movements.codes("moved", record.key)
+            if codes is not None and codes.any():
+                return True
+        elif (record.step < 0 or record.kind in ("output", "loss", "value")) and not whole.norm <= half_of_the_digits(
+            record
+        ):
+            return True
+    return False
+
+
+@contextmanager
+def _failures(program: Program, platform: str) -> Iterator[None]:
+    """Raise the failure of a run on one rank as what is wrong with the program, and what to do."""
     try:
-        reference = run_world(program, world.alone("stderr"), changes=case)
-        check_recorded(program, reference)
-        quiet = world.alone("nothing")
-        progress("one rank again")
-        again = run_world(program, quiet, changes=case)
-        rounded = check_deterministic(program, reference, again)
-        repeats = []
-        for number, perturbation in enumerate(moved_values(seed), 1):
-            progress(f"one rank, perturbed ({number} of 8)")
-            repeats.append(run_world(program, quiet, perturbation, case))
-        for number, perturbation in enumerate(rounded_outputs(seed, reference), 1):
-            progress(f"one rank, half-precision outputs perturbed ({number} of 4)")
-            repeats.append(run_world(program, quiet, perturbation, case))
-        for number, perturbation in enumerate(displaced_gradients(seed, reference, repeats[:]), 5):
-            progress(f"one rank, perturbed ({number} of 8)")
-            repeats.append(run_world(program, quiet, perturbation, case))
-        if rounded:
-            check_rounding(program, reference, again, repeats)
-            reference = replace(reference, settings={**reference.settings, ROUNDING: rounded})
+        yield
     except RankFailedError as error:
         cause = error.__cause__ or error
-        raise InputError(_failure(program, world.platform, error_summary(cause), str(error))) from error
-    return reference, repeats
+        raise InputError(_failure(program, platform, error_summary(cause), str(error))) from error
 
 
 def _failure(program: Program, platform: str, summary: str, report: str) -> str:

@@ -14,13 +14,12 @@ in the next outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from hyper_parallel.verify.engine.bounds import Bounds
+from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.noise import unit
-from hyper_parallel.verify.program.bounds import Bounds, largest
 from hyper_parallel.verify.program.distance import within
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Record, Run
@@ -61,19 +60,18 @@ def check_deterministic(program: Program, first: Run, second: Run) -> str:
     raise _not_deterministic(program, f"the number of recorded values ({len(own)} and {len(other)})")
 
 
-def check_rounding(program: Program, reference: Run, again: Run, repeats: Sequence[Run]) -> None:
+def check_rounding(program: Program, reference: Run, again: Run, bounds: Bounds) -> None:
     """Check that a repetition which differs is nowhere further off than a correct parallel run may be.
 
     Args:
         program: what ran.
         reference: its run on one rank.
         again: the same without a change.
-        repeats: the perturbed ones.
+        bounds: from the perturbed repeats.
 
     Raises:
         InputError: a value is further off.
     """
-    bounds = Bounds(reference, repeats)
     for mine, other in zip(reference.ranks[0].records, again.ranks[0].records, strict=True):
         if not _same(mine, other) and not (
             (mine.kind in _UPDATED or _units(mine, other, bounds.floor(mine.key)) <= _half_of_the_digits(mine))
@@ -83,7 +81,9 @@ def check_rounding(program: Program, reference: Run, again: Run, repeats: Sequen
 
 
 def _same(mine: Record, again: Record) -> bool:
-    return np.array_equal(mine.value, again.value, equal_nan=mine.value.dtype.kind in "fc")
+    return same_values(mine.value, again.value) or np.array_equal(
+        mine.value, again.value, equal_nan=mine.value.dtype.kind in "fc"
+    )
 
 
 def _half_of_the_digits(record: Record) -> float:

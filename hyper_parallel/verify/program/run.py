@@ -6,7 +6,7 @@ import fnmatch
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from hyper_parallel._text import near_hint
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.blind_spots import BLIND
@@ -25,8 +27,7 @@ from hyper_parallel.verify.program.harden import STEPS
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.records import Run
-from hyper_parallel.verify.program.reference import check_names, check_recorded, run_reference
-from hyper_parallel.verify.program.repetition import ROUNDING
+from hyper_parallel.verify.program.reference import Reference, check_names, check_recorded, run_reference
 from hyper_parallel.verify.program.report import ProgramReport
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import other_batch
@@ -59,7 +60,8 @@ def verify_program(
     single_args: Sequence[str] | None = None,
     only: Sequence[str] = (),
     timeout: float = 300.0,
-    memory: int = 4 << 30,
+    scratch: str | None = None,
+    budget: int | None = None,
     harden: bool = False,
     allow: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
@@ -89,7 +91,9 @@ def verify_program(
         single_args: arguments of the reference's script; ``args`` by default.
         only: patterns of the modules whose outputs are recorded; all by default.
         timeout: seconds for each run.
-        memory: bytes that the records of a world may take.
+        scratch: folder in which arrays of the runs are kept while they are compared; by default that for temporary
+            files. Nothing stays there.
+        budget: bytes that may be written there; by default what is free.
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
@@ -125,14 +129,16 @@ def verify_program(
     platform = platform or program_framework(program)
     require_framework(platform)
     require_device(device, platform, ranks=size if launch == "processes" else None)
-    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), memory // size)
+    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only))
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
-    verification = _Verification(program, alone, world, report, declared, progress or _nothing, harden)
+    verification = _Verification(
+        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget
+    )  # fmt: skip
     if launch == "torchrun":
-        return verify_under_torchrun(program, world, lambda run: verification.compare(lambda: run))
-    return verification.compare(lambda: run_world(program, world))
+        return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
+    return verification.compare(lambda stored: run_world(program, stored))
 
 
 @dataclass
@@ -146,49 +152,62 @@ class _Verification:
     declared: Mapping[str, str] | None
     progress: Progress
     harden: bool
+    scratch: str | None
+    budget: int | None
 
-    def compare(self, run_ranks: Callable[[], Run]) -> ProgramReport:
+    def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
+        with Scratch(self.scratch, self.budget) as scratch:
+            return self._compare_in(scratch, run_ranks)
+
+    def _compare_in(self, scratch: Scratch, run_ranks: Callable[[World], Run]) -> ProgramReport:
         started, report = time.perf_counter(), self.report
-        reference, repeats = run_reference(self.alone, self.world, report.seed, self.progress)
-        _check_only(self.world.limits.only, reference)
+        reference = run_reference(self.alone, self.world, report.seed, self.progress, scratch)
+        _check_only(self.world.limits.only, reference.run)
         if not self.world.limits.only:  # which leaves out values that a declaration may name
-            _check_declared(self.declared or {}, reference)
-        report.rounding = reference.settings.get(ROUNDING, "")
+            _check_declared(self.declared or {}, reference.run)
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
-            run = run_ranks()
+            sink = KeepSink(scratch, f"{self.world.size} ranks")
+            run = run_ranks(replace(self.world, limits=replace(self.world.limits, sink=sink)))
         except RankFailedError as error:
             cause = error.__cause__ or error
             report.failure, report.cause = str(error), error_summary(cause)
             if isinstance(cause, CollectiveMismatchError):
                 report.kind, report.calls = "unequal-calls", tuple(str(cause).splitlines()[1:])
         else:
-            self._compare_runs(reference, repeats, run)
+            reference.free()
+            self._compare_runs(reference, run)
+        report.rounding = reference.rounding
         report.seconds = time.perf_counter() - started
         return report
 
-    def _compare_runs(self, reference: Run, repeats: list[Run], run: Run) -> None:
+    def _compare_runs(self, reference: Reference, run: Run) -> None:
         check_recorded(self.program, run)
         check_names(run)
         report = self.report
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
-        runs = PairedRuns(reference, repeats, run, report.mesh or None, self.declared)
+        runs = PairedRuns(reference.run, reference.bounds, run, report.mesh or None, self.declared)
         report.verdict = compare_paired(runs)
-        problem = None if report.verdict.equal else other_batch(reference, run, self.program.name)
+        if not report.verdict.equal and not reference.complete:
+            reference.complete_bounds()
+            self.progress("comparison")
+            runs = PairedRuns(reference.run, reference.bounds, run, report.mesh or None, self.declared)
+            report.verdict = compare_paired(runs)
+        problem = None if report.verdict.equal else other_batch(reference.run, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
         if self.harden and report.equal:
-            self._harden(runs, report.verdict, reference, repeats)
+            self._harden(runs, report.verdict, reference)
 
-    def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Run, repeats: list[Run]) -> None:
+    def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
         """Run the hardened cases, and leave in the verdict what the case still cannot show."""
         hardening = Hardening(
             self.program, self.alone, self.world, self.report.mesh or None, self.declared, self.report.seed,
             self.progress,
         )  # fmt: skip
-        hardening.run(runs, verdict.spots, reference, repeats)
+        hardening.run(runs, verdict.spots, reference)
         verdict.spots = hardening.spots
         self.report.hardened = hardening.cases
 

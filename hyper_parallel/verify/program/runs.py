@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.bounds import Bounds, Key, index_records
+from hyper_parallel.verify.engine.store import digest_of, is_constant, same_values
 from hyper_parallel.verify.program.activations import ActivationPlacements
 from hyper_parallel.verify.program.axes import Axes
-from hyper_parallel.verify.program.bounds import Bounds, Key, index_records
 from hyper_parallel.verify.program.declared import declaration_of, parse_declaration
-from hyper_parallel.verify.program.distance import Distance, distance
+from hyper_parallel.verify.program.distance import Distance, distance, energy_of, whole_distance
 from hyper_parallel.verify.program.placement import (
     ParameterPlacements,
     Placement,
@@ -27,6 +28,7 @@ from hyper_parallel.verify.program.records import Record, Run
 __all__ = ["PairedRuns", "factor_of"]
 
 _FOLLOW = ("gradient", "state", "weight", "buffer")
+_NONE: Any = object()
 _SCALARS = ("loss", "norm", "rate")
 
 
@@ -35,7 +37,7 @@ class PairedRuns:
 
     Args:
         reference: a run on one rank.
-        perturbed: its repeats.
+        perturbed: its repeats, or the bounds that were measured by them.
         parallel: the run to compare.
         mesh: sizes of the axes, in order; None takes the groups that the ranks recorded.
         declared: placements by pattern of names.
@@ -57,7 +59,7 @@ class PairedRuns:
     def __init__(
         self,
         reference: Run,
-        perturbed: Sequence[Run],
+        perturbed: Sequence[Run] | Bounds,
         parallel: Run,
         mesh: Mapping[str, int] | None,
         declared: Mapping[str, str] | None,
@@ -69,13 +71,15 @@ class PairedRuns:
             )
         self.parallel = parallel
         self.reference_notes = reference.ranks[0].notes
-        self.bounds = Bounds(reference, perturbed)
+        self.bounds = perturbed if isinstance(perturbed, Bounds) else Bounds(reference, perturbed)
+        self.bounds.require_repeats()
         self.axes = Axes(parallel, mesh)
         lines = {
             pattern: parse_declaration(words, tuple(self.axes.groups)) for pattern, words in (declared or {}).items()
         }
         found = ((key[:2], declaration_of(key[0], key[1], lines)) for key in self.bounds.reference)
         self.declared = {name: declaration for name, declaration in found if declaration is not None}
+        self._energies: dict[Key, float] = {}
         self.names = _stage_names(reference.ranks[0].records, [rank.records for rank in parallel.ranks])
         self.ranks = [
             index_records([renamed(record, names) for record in rank.records])
@@ -143,7 +147,35 @@ class PairedRuns:
         actual = self.actual(key, rank, placement)
         if actual is None:
             return None
-        return distance(actual, expected, allowed, self.bounds.floor(key))
+        measured = distance(actual, expected, allowed, self.bounds.floor(key))
+        return measured if measured.ratio > 1.0 else self._with_whole(key, measured, actual, expected)
+
+    def _with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any) -> Distance:
+        """Return a distance whose elements are all within their bounds, or that of the tensor as a whole if larger."""
+        bound = self.bounds.whole(key) if actual.dtype.kind == expected.dtype.kind == "f" and actual.size > 1 else None
+        if bound is None or not np.isfinite(bound.norm) or not np.isfinite(expected).all():
+            return measured
+        if key not in self._energies:
+            self._energies[key] = energy_of(self.bounds.reference[key].value)
+        as_whole = whole_distance(actual, expected, bound, self._energies[key])
+        return measured if as_whole is None or as_whole.ratio <= measured.ratio else as_whole
+
+    def distances(self, key: Key) -> dict[int, Distance | None]:
+        """Return the distance of every holder; ranks that hold the same bits of the same part share one."""
+        known: list[tuple[bytes, Placement, Distance | None]] = []
+        distances: dict[int, Distance | None] = {}
+        for rank in self.holders(key):
+            placement, digest = self.placement(key, rank), digest_of(self.ranks[rank][key].value)
+            if placement is None or placement.pending:
+                distances[rank] = self.distance(key, rank)
+                continue
+            same = (found for own, place, found in known if own == digest and place.same_place(placement))
+            found = next(same, _NONE)
+            if found is _NONE:
+                found = self.distance(key, rank)
+                known.append((digest, placement, found))
+            distances[rank] = found
+        return distances
 
     def factor(self, key: Key, rank: int) -> float | None:
         """Return the number by which a rank's value is the reference's multiplied; None if it is no multiple."""
@@ -207,8 +239,8 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
     A rank's weights are looked for under other names only if the reference's weights are otherwise held by no rank, and
     the names differ in numbers alone. Names are mapped if all of the reference's weights are held then.
     """
-    weights = {record.name: np.asarray(record.value) for record in reference if _initial(record)}
-    own = [{record.name: np.asarray(record.value) for record in records if _initial(record)} for records in ranks]
+    weights = {record.name: record.value for record in reference if _initial(record)}
+    own = [{record.name: record.value for record in records if _initial(record)} for records in ranks]
     plain: list[dict[str, str]] = [{} for _ in ranks]
     if not weights or set(weights) <= {name for index in own for name in index}:
         return plain
@@ -217,7 +249,7 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
     for index in own:
         modules: dict[str, str] = {}
         for name, value in index.items():
-            same = name in weights and np.array_equal(weights[name], value)
+            same = name in weights and same_values(weights[name], value)
             target = name if same else next(_equal_names(name, value, weights), name)
             held.add(target)
             if target != name:
@@ -234,7 +266,7 @@ def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[
     """Yield names of the reference's weights with equal values, which differ from ``name`` in numbers only."""
     pattern = re.sub(r"\d+", "#", name)
     for other, weight in weights.items():
-        if re.sub(r"\d+", "#", other) == pattern and np.array_equal(weight, value) and np.unique(value).size > 1:
+        if re.sub(r"\d+", "#", other) == pattern and same_values(weight, value) and not is_constant(value):
             yield other
 
 

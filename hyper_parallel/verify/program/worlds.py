@@ -10,6 +10,7 @@ from pathlib import Path
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.frames import hide_file
+from hyper_parallel.verify.engine.scratch import ScratchError
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits
 from hyper_parallel.verify.launch import launch as launch_processes
@@ -135,7 +136,7 @@ def _reraise_input_error(program: Program, world: World, error: RankFailedError)
     """Raise what is wrong with the input, not with the program's numbers, as the caller's own error."""
     cause = error.__cause__
     ranks = f"in a world of {world.size}"
-    if isinstance(cause, (InputError, RecordingError)):
+    if isinstance(cause, (InputError, RecordingError, ScratchError)):
         raise InputError(f"{program.name}: {cause}") from error
     if isinstance(cause, ProgramExitError):
         msg = f"{program.name}: {cause} {ranks}; a program that is verified must end with status 0"

@@ -336,7 +336,7 @@ def test_the_reference_is_one_rank_with_records(runs):
         ValueError, match=r"the reference must be a run on one rank that recorded values; this one has 6"
     ):
         compare_runs(parallel, repeats, parallel)
-    with pytest.raises(ValueError, match="the allowed differences are earned from perturbed repeats of the reference"):
+    with pytest.raises(ValueError, match="the allowed differences are measured from perturbed repeats"):
         compare_runs(reference, [], parallel)
 
 

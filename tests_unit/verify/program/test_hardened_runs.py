@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +30,7 @@ def hardened(monkeypatch):
                 raise value
             return value
 
-        monkeypatch.setattr(hardening, "run_reference", lambda *_: ended(reference))
+        monkeypatch.setattr(hardening, "run_reference", lambda *_: ReferenceOf(ended(reference)))
         monkeypatch.setattr(hardening, "run_world", lambda *_, **_options: ended(ranks))
         monkeypatch.setattr(hardening, "check_recorded", lambda *_: None)
         monkeypatch.setattr(hardening, "PairedRuns", lambda *_: None)
@@ -45,25 +46,38 @@ def run(*losses):
 
 
 BEFORE = SimpleNamespace(bounds=SimpleNamespace(reference={"loss": Record("loss", "loss", "", 0, 0, np.ones(()))}))
+
+
+class ReferenceOf(contextlib.nullcontext):
+    """A reference whose repeats have all run."""
+
+    bounds, scratch, complete = None, None, True
+
+    def __init__(self, losses):
+        super().__init__()
+        self.run = losses
+
+
+REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=None, complete=True)
 CHANGES = Changes(CaseChanges(), [CaseChanges(), CaseChanges()], {"equal-masks": "masks select fewer elements"})
 
 
 def test_a_reference_that_refuses_the_change(hardened):
     """The change is left out with the first line of the reference's error."""
-    case, why, spots = hardened(reference=InputError("no\nmore"))._run_changed(CHANGES, BEFORE)
+    case, why, spots = hardened(reference=InputError("no\nmore"))._run_changed(CHANGES, BEFORE, None)
     assert (case.words, why, spots) == (["masks select fewer elements"], "no", [])
 
 
 def test_a_change_that_makes_the_loss_infinite(hardened):
     """A change under which the single device's loss overflows shows nothing."""
-    _, why, _ = hardened(reference=(run(np.inf), []))._run_changed(CHANGES, BEFORE)
+    _, why, _ = hardened(reference=run(np.inf))._run_changed(CHANGES, BEFORE, None)
     assert why == "the single device's loss is not finite then"
 
 
 def test_a_change_that_a_rank_went_around(hardened):
     """A run that did not make its changes is not compared."""
     changes = Changes(CaseChanges(share=0.5), [CaseChanges()], {"equal-data": "losses are weighted"})
-    _, why, _ = hardened(reference=(run(1.0), []), ranks=run(1.0))._run_changed(changes, BEFORE)
+    _, why, _ = hardened(reference=run(1.0), ranks=run(1.0))._run_changed(changes, BEFORE, None)
     assert why == "the single device calls no backward"
 
 
@@ -77,10 +91,10 @@ def test_a_change_that_a_rank_went_around(hardened):
 def test_a_hardened_run_that_is_not_compared(hardened, facts, expected):
     """A case in which no difference was sought is not said to be equal."""
     verdict = SimpleNamespace(first=None, differences=[], replicas=[], ok=False, equal=False, spots=[], **facts)
-    built = hardened(reference=(run(1.0), []), ranks=Run([RankRecords(0), RankRecords(1)]), verdict=verdict)
-    assert built._run_changed(CHANGES, BEFORE)[1] == expected
+    built = hardened(reference=run(1.0), ranks=Run([RankRecords(0), RankRecords(1)]), verdict=verdict)
+    assert built._run_changed(CHANGES, BEFORE, None)[1] == expected
     other = SimpleNamespace(size=3, mesh={})
-    assert built._run_size(other, run(1.0), [])[1] == expected
+    assert built._run_size(other, REFERENCE)[1] == expected
 
 
 def test_other_numbers_of_ranks_that_say_nothing(hardened):
@@ -88,9 +102,9 @@ def test_other_numbers_of_ranks_that_say_nothing(hardened):
     other = SimpleNamespace(size=3, mesh={})
     failed = RankFailedError("rank 2 failed")
     failed.__cause__ = ValueError("3 rows for 2")
-    _, why = hardened(ranks=failed)._run_size(other, run(1.0), [])
+    _, why = hardened(ranks=failed)._run_size(other, REFERENCE)
     assert why == "a rank fails: ValueError: 3 rows for 2"
-    assert hardened(ranks=InputError("no\nmore"))._run_size(other, run(1.0), [])[1] == "no"
+    assert hardened(ranks=InputError("no\nmore"))._run_size(other, REFERENCE)[1] == "no"
 
     class First(SimpleNamespace):
         def __str__(self):
@@ -98,4 +112,4 @@ def test_other_numbers_of_ranks_that_say_nothing(hardened):
 
     verdict = SimpleNamespace(first=First(step=-1), ok=False, equal=False)
     built = hardened(ranks=Run([RankRecords(0)]), verdict=verdict)
-    assert built._run_size(other, run(1.0), [])[1] == "the ranks hold other weights before training: the parameter w"
+    assert built._run_size(other, REFERENCE)[1] == "the ranks hold other weights before training: the parameter w"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify import verify_program
+from hyper_parallel.verify.engine.bounds import Bounds
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.program import find_program
 from hyper_parallel.verify.program.records import RankRecords, Record, Run
@@ -93,7 +94,8 @@ def _perturbed(by, **options):
 
 def test_later_values_must_agree_in_half_of_their_digits():
     """However wide the bounds are: the repeats of a program that draws at random differ as much as its repetition."""
-    reference, wide = run_of(VALUES, VALUES), _perturbed(0.5)
+    reference = run_of(VALUES, VALUES)
+    wide = Bounds(reference, _perturbed(0.5))
     check_rounding(PROGRAM, reference, run_of(VALUES, VALUES * np.float32(1 + 3e-4)), wide)
     with pytest.raises(InputError) as caught:
         check_rounding(PROGRAM, reference, run_of(VALUES, VALUES * np.float32(1.01)), wide)
@@ -105,9 +107,9 @@ def test_later_values_must_be_within_the_measured_bounds(kind):
     """What rounding was not measured to do is refused; weights may differ by more, where their repeats do."""
     reference = run_of(VALUES, VALUES, kind=kind)
     again = run_of(VALUES, VALUES * np.float32(1 + 1e-4), kind=kind)
-    check_rounding(PROGRAM, reference, again, _perturbed(1e-5, kind=kind))
+    check_rounding(PROGRAM, reference, again, Bounds(reference, _perturbed(1e-5, kind=kind)))
     with pytest.raises(InputError, match="by more than rounding does"):
-        check_rounding(PROGRAM, reference, again, _perturbed(UNIT, kind=kind))
+        check_rounding(PROGRAM, reference, again, Bounds(reference, _perturbed(UNIT, kind=kind)))
 
 
 # -- whole programs ----------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def _noisy(fault=1.0, draw=0.0):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for step in range(3):
             x = torch.randn(6, 5).tensor_split(world)[rank]
-            scale = 1.0 + (number % 5) * 2.0**-23 + (draw * number if step == 2 else 0.0)
+            scale = 1.0 + (number % 7) * 2.0**-23 + (draw * number if step == 2 else 0.0)
             (model(x).square().sum() * scale).backward()
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
@@ -141,9 +143,10 @@ def _noisy(fault=1.0, draw=0.0):
 
 @pytest.mark.platforms("torch")
 def test_a_program_that_rounds_otherwise_in_each_run_is_verified():
-    """It is equal, and the report says that the single device's runs differ."""
+    """It is equal; where the reference ran twice unchanged, the report says that its runs differ."""
     report = verify_program(_noisy(), 2, platform="torch")
     assert report.ok, report.text()
+    report = verify_program(_noisy(fault=1.001), 2, platform="torch")
     assert report.rounding.startswith("loss 'loss' of step 0 by ")
     assert report.text().splitlines()[1] == (
         f"the single device rounds otherwise in each run: {report.rounding} at first, and everything within what "

@@ -47,6 +47,16 @@ class ProgramStopped(BaseException):
     """Ends a program after its last step; a BaseException, so that the program does not swallow it."""
 
 
+class RecordSink(Protocol):
+    """Where the records of a run go instead of into memory."""
+
+    def take(self, record: Record) -> Record | None:
+        """Return the record that the log keeps, with what stands for its array; None if it keeps none."""
+
+    def finish(self, notes: dict[str, Any]) -> None:
+        """Add to the notes of a rank, when its program has ended, what its process alone knows."""
+
+
 @dataclass(frozen=True)
 class RecordLimits:
     """What of a run is recorded.
@@ -55,12 +65,14 @@ class RecordLimits:
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
         only: patterns of names (``layers.0.*``) of the outputs, masks and values to record; empty records all.
             Weights, gradients, losses and what belongs to the optimizer are always recorded.
-        size: bytes that one rank's records may take.
+        size: bytes that one rank's records may take in memory.
+        sink: where records go; None keeps them in memory.
     """
 
     steps: int | None = None
     only: tuple[str, ...] = ()
     size: int = 1 << 30
+    sink: RecordSink | None = None
 
 
 class Perturbation(Protocol):
@@ -133,12 +145,20 @@ class RecordLog:
             RecordingError: the records take more bytes than the limits allow.
         """
         step = self.step if step is None else step
-        self._size += value.array.nbytes
-        if self._size > self.limits.size:
-            raise RecordingError(self._too_large(kind, name, value.array.nbytes))
         call = self._counts.get((kind, name, step), 0)
         self._counts[kind, name, step] = call + 1
-        self.records.append(Record(kind, name, module, step, call, value.array, value.region, site, value.dtype))
+        record: Record | None = Record(
+            kind, name, module, step, call, value.array, value.region, site, value.dtype
+        )  # fmt: skip
+        sink = self.limits.sink
+        if sink is None:
+            self._size += value.array.nbytes
+            if self._size > self.limits.size:
+                raise RecordingError(self._too_large(kind, name, value.array.nbytes))
+        else:
+            record = sink.take(record)
+        if record is not None:
+            self.records.append(record)
 
     def count(self, kind: str, name: str) -> int:
         """Return how many records of a kind and name this step has."""
@@ -148,8 +168,8 @@ class RecordLog:
         """Forget the records of ``kind`` of ``step``, which are then taken again."""
         dropped = [record for record in self.records if record.kind == kind and record.step == step]
         self._size -= sum(record.value.nbytes for record in dropped)
-        for record in dropped:
-            self._counts.pop((kind, record.name, step), None)
+        for name in [name for own, name, at in self._counts if (own, at) == (kind, step)]:
+            del self._counts[kind, name, step]
         self.records = [record for record in self.records if record.kind != kind or record.step != step]
 
     def move_to_start(self, kinds: Sequence[str], step: int) -> None:
@@ -158,6 +178,8 @@ class RecordLog:
 
     def result(self) -> RankRecords:
         """Return everything recorded, as plain data."""
+        if self.limits.sink is not None:
+            self.limits.sink.finish(self.notes)
         groups = [Group(name, ranks) for ranks, name in self.groups.items()]
         return RankRecords(self.rank, self.records, groups, self.notes)
 
@@ -166,7 +188,7 @@ class RecordLog:
         return (
             f"the records of rank {self.rank} do not fit in memory: {kind} {name!r} of step {self.step} takes {size} "
             f"bytes, and {self._size - size} of the {self.limits.size} bytes of this rank are taken; {fewer}record "
-            "only some outputs (--only 'layers.0.*'), or allow more (--memory)"
+            "only some outputs (--only 'layers.0.*')"
         )
 
 

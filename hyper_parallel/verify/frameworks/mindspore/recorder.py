@@ -180,10 +180,10 @@ class Recorder:
         gradients = list(args[0]) if args and isinstance(args[0], (tuple, list)) else []
         for position, gradient in enumerate(gradients[: len(names)]):
             name = names[position]
-            gradients[position] = self._perturbed_gradient(name, step, gradient)
-            taken = read_tensor(gradients[position])
+            taken = read_tensor(gradient)
             if taken is not None:
                 self.log.add("gradient", name, taken, module=_owner(name), step=step)
+            gradients[position] = self._perturbed_gradient(name, step, gradient)
         number = self._optimizers.index(optimizer)
         for position, rate in enumerate(_rates(optimizer)):
             self.log.add("rate", f"optimizer {number}, group {position}", LocalValue(np.array(rate)), step=step)

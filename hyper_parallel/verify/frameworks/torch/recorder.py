@@ -222,10 +222,10 @@ class Recorder:
                 if parameter.requires_grad:
                     self._note("parameters without a gradient", name)
                 continue
-            self._displace(name, step, parameter.grad)
             taken = read_part(parameter, parameter.grad)
             if taken is not None:
                 self.log.add("gradient", name, taken, module=_owner(name), step=step)
+            self._displace(name, step, parameter.grad)
 
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""

@@ -1,0 +1,1 @@
+"""The verification engine: records, their store, measured bounds, comparison; NumPy in, a verdict out."""

@@ -1,0 +1,168 @@
+"""What each value of the reference may be off by, measured by its perturbed repeats: per element, and as a whole.
+
+Per element the bound is that of :mod:`hyper_parallel.verify.noise`. The tensor as a whole has two bounds of its own
+(:class:`WholeBound`), since a scale or a missing share moves all elements alike, which no correct run does: rounding
+moves them in all directions, and their sum along the tensor cancels.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.movement import MOVEMENTS, MovementKind, Movements, decode
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.frameworks.contract.records import Record, Run
+from hyper_parallel.verify.noise import (
+    DISPLACED_MULTIPLE,
+    NOISE_SHARE,
+    ROUNDED_MULTIPLE,
+    allowed_movement,
+    multiple_of,
+    unit,
+)
+
+__all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "WholeBound", "index_records"]
+
+Key = tuple[str, str, int, int]
+
+DISPLACED = "displaced gradients"
+"""``Run.settings["perturbation"]`` of a repeat whose gradients were displaced (:func:`hyper_parallel.verify.noise.
+displace`); a repeat that says neither this nor :data:`ROUNDED` was perturbed in the last place."""
+
+ROUNDED = "half-precision outputs in the last place"
+"""The same of a repeat that moved outputs of bfloat16 and float16, and their gradients, in the last place."""
+
+_KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
+
+_SHARE = 4.0
+"""The multiples of a tensor as a whole are those of its elements divided by this: rounding that reaches a bound in one
+element of a million does not do so in all of them."""
+
+_CACHED = 4  # values whose bounds are kept
+
+
+@dataclass(frozen=True)
+class WholeBound:
+    """What a tensor may be off by as a whole.
+
+    Attributes:
+        scale: relative error along the reference: a gradient multiplied by ``1 + x`` differs if ``x`` is larger.
+        norm: norm of the difference, relative to that of the reference.
+    """
+
+    scale: float
+    norm: float
+
+
+def index_records(records: Sequence[Record]) -> dict[Key, Record]:
+    """Return records by key, in their order; of equal keys the last."""
+    return {record.key: record for record in records}
+
+
+class Bounds:
+    """Allowed differences of the values of a reference.
+
+    Args:
+        reference: a run on one rank.
+        perturbed: repeats of it that are in memory; others are added by :meth:`fold`.
+        scratch: where measurements are kept; None keeps them in memory.
+
+    Attributes:
+        reference: its records by key.
+        movements: what the repeats did.
+    """
+
+    def __init__(self, reference: Run, perturbed: Sequence[Run] = (), scratch: Scratch | None = None) -> None:
+        self.reference: Mapping[Key, Record] = index_records(reference.ranks[0].records)
+        self.movements = Movements(self.reference, scratch)
+        self._allowed: OrderedDict[Key, Any] = OrderedDict()
+        self._last_gradients: dict[tuple[str, int], Key] | None = None
+        for run in perturbed:
+            kind = _KIND_OF.get(run.settings.get("perturbation"), "moved")
+            for record in run.ranks[0].records:
+                self.movements.fold(kind, record.key, record.value)
+
+    def require_repeats(self) -> None:
+        """Check that there was a repeat perturbed in the last place.
+
+        Raises:
+            ValueError: there was none.
+        """
+        if not any(self.movements.folded("moved", key) for key in self.reference):
+            raise ValueError(
+                "the allowed differences are measured from perturbed repeats of the reference: none were run"
+            )
+
+    def fold(self, kind: MovementKind, record: Record) -> None:
+        """Add one value of a repeat; bounds that were computed before may be too small."""
+        self._allowed.pop(record.key, None)
+        self.movements.fold(kind, record.key, record.value)
+
+    def merge(self, summary: tuple[Any, ...]) -> None:
+        """Take over what a copy of this object measured in another process."""
+        self._allowed.clear()
+        self.movements.merge(summary)
+
+    def allowed(self, key: Key, kinds: Sequence[MovementKind] = MOVEMENTS) -> Any:
+        """Return what each element of the reference's value may be off by, as an array of its shape.
+
+        Args:
+            key: of the value.
+            kinds: of the movements that count.
+        """
+        if len(kinds) < len(MOVEMENTS):
+            return self._measured(key, kinds)
+        if key not in self._allowed:
+            self._allowed[key] = self._measured(key, kinds)
+            if len(self._allowed) > _CACHED:
+                self._allowed.popitem(last=False)
+        else:
+            self._allowed.move_to_end(key)
+        return self._allowed[key]
+
+    def last_gradient(self, name: str, step: int) -> Key | None:
+        """Return the key of the last gradient of a parameter in a step; None if the reference has none."""
+        if self._last_gradients is None:
+            self._last_gradients = {(key[1], key[2]): key for key in self.reference if key[0] == "gradient"}
+        return self._last_gradients.get((name, step))
+
+    def floor(self, key: Key) -> float:
+        """Return the least magnitude that an error of this value is measured against."""
+        return NOISE_SHARE * self.movements.largest(key[0], key[2])
+
+    def whole(self, key: Key) -> WholeBound | None:
+        """Return what a value may be off by as a whole; None of values that are no floating numbers."""
+        record = self.reference[key]
+        if record.value.dtype.kind not in "fc" or not np.size(record.value):
+            return None
+        if not self.movements.folded("moved", key):
+            return WholeBound(np.inf, np.inf)
+        value = np.asarray(record.value)
+        moved, rounded, displaced = (self.movements.whole(kind, key) for kind in MOVEMENTS)
+        own, multiple = unit(value, record.dtype), multiple_of(value, record.dtype)
+        scale, norm = (
+            multiple / _SHARE * max(own, least) + ROUNDED_MULTIPLE * half + DISPLACED_MULTIPLE * step
+            for least, half, step in (
+                (moved.scale, rounded.scale, displaced.scale),
+                (moved.norm, rounded.norm, displaced.norm),
+            )
+        )
+        return WholeBound(scale, norm)
+
+    def _measured(self, key: Key, kinds: Sequence[MovementKind]) -> Any:
+        record = self.reference[key]
+        value = np.asarray(record.value)
+        if not self.movements.folded("moved", key):  # the repeats took another branch: nothing after it is comparable
+            return np.full(value.shape, np.inf)
+        codes = [self.movements.codes(kind, key) if kind in kinds else None for kind in MOVEMENTS]
+        exponent, wide = self.movements.exponent(key), value.real.dtype.itemsize > 4
+        dtype = np.float64 if wide or value.dtype.kind not in "fc" else np.float32
+        moves = [None if own is None else decode(own, exponent, dtype) for own in codes]
+        if value.dtype.kind not in "fc":
+            return np.max([own for own in moves if own is not None], axis=0)
+        return allowed_movement(value, *moves, floor=self.floor(key), dtype=record.dtype)

@@ -1,0 +1,298 @@
+"""What the perturbed repeats of a reference did to each value, folded while they run: one byte per element and kind.
+
+A repeat is never kept. Each of its values is compared with the reference's as soon as it is recorded. What remains is
+the largest movement of each element over all repeats of one kind, as a code of eight bits relative to the largest
+number of its tensor, rounded up by a quarter at most (float64, which needs a wider range: by half), and two numbers for
+the tensor as a whole (:class:`WholeMovement`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.store import largest
+
+__all__ = [
+    "MOVEMENTS",
+    "MovementKind",
+    "Movements",
+    "WholeMovement",
+    "decode",
+    "encode",
+    "exponent_of",
+    "whole_movement",
+]
+
+MovementKind = Literal["moved", "rounded", "displaced"]
+
+MOVEMENTS: tuple[MovementKind, ...] = ("moved", "rounded", "displaced")
+"""Kinds of perturbations: inputs and weights in the last place, half-precision values in the last place, gradients by
+what they may be off."""
+
+UNBOUNDED = 255
+"""The code of an element that a repeat made infinite or NaN, or moved by more than any number that has a code."""
+
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Format:
+    """How codes of a dtype are made: ``mantissa`` bits, and ``lowest``, the exponent of the first code."""
+
+    mantissa: int
+    lowest: int
+
+    @property
+    def base(self) -> int:
+        """What is subtracted from the bits of a float32 that are kept."""
+        return ((127 + self.lowest) << self.mantissa) - 1
+
+
+_SINGLE, _DOUBLE = _Format(2, -48), _Format(1, -90)
+
+
+@dataclass(frozen=True)
+class WholeMovement:
+    """How a tensor moved as a whole: its largest over repeats of one kind.
+
+    Attributes:
+        scale: ``<d, r> / <r, r>`` of the movement ``d`` and the reference ``r``: how much it grew along itself. Of
+            several repeats the largest magnitude.
+        norm: ``|d| / |r|``.
+    """
+
+    scale: float = 0.0
+    norm: float = 0.0
+
+    def merged(self, other: WholeMovement) -> WholeMovement:
+        """Return the larger of both, number by number."""
+        return WholeMovement(max(abs(self.scale), abs(other.scale)), max(self.norm, other.norm))
+
+
+def exponent_of(magnitude: float) -> int:
+    """Return the exponent by which codes of a tensor are scaled, from its largest magnitude."""
+    return math.frexp(magnitude)[1] if 0 < magnitude < math.inf else 0
+
+
+def encode(moved: Any, exponent: int) -> Any:
+    """Return the codes of movements.
+
+    Args:
+        moved: floating vector of magnitudes; NaN and infinity become :data:`UNBOUNDED`.
+        exponent: of the tensor's largest number (:func:`exponent_of`).
+    """
+    form = _format(moved.dtype)
+    dropped = 23 - form.mantissa
+    bits = _scaled(moved, exponent).view(np.uint32)
+    bits += np.uint32((1 << dropped) - 1)
+    bits >>= np.uint32(dropped)
+    codes = bits.view(np.int32)
+    codes -= form.base
+    return np.clip(codes, 0, UNBOUNDED, out=codes).astype(np.uint8)
+
+
+def decode(codes: Any, exponent: int, dtype: Any) -> Any:
+    """Return the movements that codes stand for, each at least as large as what was encoded.
+
+    Args:
+        codes: from :func:`encode`.
+        exponent: that they were made with.
+        dtype: of the movements, float32 or float64.
+    """
+    form = _format(np.dtype(dtype))
+    bits = np.arange(256) + form.base
+    size = 1 << form.mantissa
+    with np.errstate(over="ignore"):
+        values = np.ldexp(1.0 + (bits % size) / size, bits // size - 127 + exponent).astype(dtype)
+    values[0], values[UNBOUNDED] = 0.0, np.inf
+    return values[codes]
+
+
+def _format(dtype: np.dtype[Any]) -> _Format:
+    return _DOUBLE if dtype.itemsize > 4 else _SINGLE
+
+
+def _scaled(array: Any, exponent: int) -> Any:
+    """Return a new float32 array of ``array`` divided by two to the ``exponent``."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if array.dtype == np.float32 and -100 < exponent < 100:
+            return array * np.float32(2.0**-exponent)
+        return np.ldexp(array, -exponent).astype(np.float32)
+
+
+def whole_movement(difference: Any, reference: Any, exponent: int) -> WholeMovement:
+    """Return how a tensor moved as a whole; infinity where the difference is not finite.
+
+    Args:
+        difference: of the tensor and its reference, floating or complex.
+        reference: of the same shape.
+        exponent: of the reference's largest number.
+    """
+    if difference.dtype.kind == "c":
+        difference, reference = (np.stack([array.real, array.imag]) for array in (difference, reference))
+    moved, size = (_scaled(array, exponent).reshape(-1) for array in (difference, reference))
+    with np.errstate(invalid="ignore", over="ignore"):
+        square = float(np.dot(size, size))
+        along, across = float(np.dot(moved, size)), float(np.dot(moved, moved))
+    if not square:
+        return WholeMovement()
+    scale, norm = along / square, math.sqrt(across / square) if across >= 0 else math.inf
+    finite = math.isfinite(scale) and math.isfinite(norm)
+    return WholeMovement(scale, norm) if finite else WholeMovement(math.inf, math.inf)
+
+
+class Movements:
+    """The movements of every value of a reference.
+
+    Args:
+        reference: the records of a run on one rank by key.
+        scratch: where the codes are written; None keeps them in memory, for runs that are in memory as well.
+    """
+
+    def __init__(self, reference: Mapping[Any, Any], scratch: Scratch | None) -> None:
+        self._reference, self._scratch = reference, scratch
+        self._lock, self._name = threading.Lock(), f"movement-{next(_NUMBERS)}"
+        self._offsets: dict[Any, int] = {}
+        end = 0
+        self._largest: dict[tuple[str, int], float] = {}
+        for key, record in reference.items():
+            self._offsets[key] = end
+            end += int(np.size(record.value))
+            kind_step = key[0], key[2]
+            self._largest[kind_step] = max(self._largest.get(kind_step, 0.0), largest(record.value))
+        self._size = end
+        self._files: dict[str, int] = {}
+        self._codes: dict[tuple[str, Any], Any] = {}
+        self._whole: dict[tuple[str, Any], WholeMovement] = {}
+        self._other_shape: set[tuple[str, Any]] = set()
+
+    def largest(self, kind: str, step: int) -> float:
+        """Return the largest finite magnitude of the reference's values of a kind in a step."""
+        return self._largest.get((kind, step), 0.0)
+
+    def exponent(self, key: Any) -> int:
+        """Return the exponent by which the codes of a value are scaled."""
+        return exponent_of(largest(self._reference[key].value) or self.largest(key[0], key[2]))
+
+    def fold(self, kind: MovementKind, key: Any, value: Any) -> None:
+        """Add one repeat's value.
+
+        Args:
+            kind: of the repeat's perturbation.
+            key: of the value; one that the reference does not have is ignored.
+            value: array.
+        """
+        if key not in self._reference:
+            return
+        reference, value = np.asarray(self._reference[key].value), np.asarray(value)
+        if reference.shape != value.shape:
+            self._other_shape.add((kind, key))
+            return
+        self._other_shape.discard((kind, key))
+        if reference.dtype.kind not in "fc" or value.dtype.kind not in "fc":
+            codes, whole = np.where((reference != value).reshape(-1), UNBOUNDED, 0).astype(np.uint8), WholeMovement()
+        else:
+            exponent = self.exponent(key)
+            value, reference = value.reshape(-1), reference.reshape(-1)
+            with np.errstate(invalid="ignore", over="ignore"):
+                difference = value - reference
+            codes = encode(np.abs(difference), exponent)
+            whole = whole_movement(difference, reference, exponent)
+            if not math.isfinite(whole.norm):
+                known = np.isfinite(reference)
+                codes = np.where(known, codes, 0)
+                whole = whole_movement(np.where(known, difference, 0), np.where(known, reference, 0), exponent)
+        self._whole[kind, key] = whole.merged(self._whole.get((kind, key), WholeMovement()))
+        self._keep(kind, key, codes)
+
+    def folded(self, kind: MovementKind, key: Any) -> bool:
+        """Return whether a repeat of this kind had the value, in the shape of the reference's."""
+        return (kind, key) in self._whole
+
+    def codes(self, kind: MovementKind, key: Any) -> Any | None:
+        """Return the codes of a value, in its shape; None if no repeat of this kind had it."""
+        if (kind, key) not in self._whole:
+            return None
+        shape = np.shape(self._reference[key].value)
+        if self._scratch is None:
+            return self._codes[kind, key].reshape(shape)
+        codes = np.empty(int(np.prod(shape, dtype=np.int64)), np.uint8)
+        if codes.size:
+            _read(self._file(kind), codes, self._offsets[key])
+        return codes.reshape(shape)
+
+    def whole(self, kind: MovementKind, key: Any) -> WholeMovement:
+        """Return how a value moved as a whole in repeats of a kind."""
+        return self._whole.get((kind, key), WholeMovement())
+
+    def summary(self) -> tuple[Any, ...]:
+        """Return what was measured besides the codes, for :meth:`merge`; the codes are on disk."""
+        return self._whole, self._other_shape, self._codes if self._scratch is None else {}
+
+    def merge(self, summary: tuple[Any, ...]) -> None:
+        """Take over the :meth:`summary` of a copy of this object that went on in another process."""
+        self._whole, self._other_shape, codes = summary
+        self._codes.update(codes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: files are opened anew there."""
+        return {**self.__dict__, "_files": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open nothing yet."""
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def close(self) -> None:
+        """Close and delete the files."""
+        for kind, descriptor in self._files.items():
+            os.close(descriptor)
+            if self._scratch is not None:
+                self._scratch.drop(self._scratch.file(f"{self._name}-{kind}"))
+        self._files = {}
+
+    def _keep(self, kind: MovementKind, key: Any, codes: Any) -> None:
+        if self._scratch is None:
+            known = self._codes.get((kind, key))
+            self._codes[kind, key] = codes if known is None else np.maximum(known, codes)
+            return
+        if not codes.size:
+            return
+        offset, file = self._offsets[key], self._file(kind)
+        known = np.empty_like(codes)
+        _read(file, known, offset)
+        np.maximum(known, codes, out=known)
+        data = memoryview(known)
+        while data:
+            count = os.pwrite(file, data, offset)
+            data, offset = data[count:], offset + count
+
+    def _file(self, kind: MovementKind) -> int:
+        """Return the descriptor of a kind's codes: a file as long as all values have elements, of zeros at first."""
+        with self._lock:
+            if kind not in self._files and self._scratch is not None:
+                path = self._scratch.file(f"{self._name}-{kind}")
+                if not Path(path).exists():
+                    self._scratch.add(path, self._size, "the measured bounds")
+                self._files[kind] = os.open(path, os.O_CREAT | os.O_RDWR)
+                os.ftruncate(self._files[kind], self._size)
+            return self._files[kind]
+
+
+def _read(descriptor: int, array: Any, offset: int) -> None:
+    data = memoryview(array)
+    while data:
+        count = os.preadv(descriptor, [data], offset)
+        if not count:
+            raise OSError("a file of the scratch folder is shorter than what was written to it")
+        data, offset = data[count:], offset + count

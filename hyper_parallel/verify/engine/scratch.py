@@ -1,0 +1,133 @@
+"""The folder on disk in which a verification keeps the arrays of its runs.
+
+A verification owns one folder and holds a lock on a file in it while it runs. The folder is removed at the end. One
+that a killed run left behind has no lock any more: the next verification in the same place removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.errors import HyperParallelError
+
+__all__ = ["Scratch", "ScratchError", "megabytes"]
+
+_PREFIX = "hyper-parallel-scratch-"
+_LOCK = "lock"
+
+
+class ScratchError(HyperParallelError, ValueError):
+    """The scratch folder cannot be used, or has no room for the arrays of a run."""
+
+
+class Scratch:
+    """A folder for the arrays of one verification; use it as a context manager.
+
+    Args:
+        parent: where the folder is made; by default the system's folder for temporary files.
+        limit: bytes that may be written; by default what is free on that disk.
+
+    Attributes:
+        path: of the folder.
+        written: bytes so far, of all files that are still there.
+        removed: folders of killed runs that were removed from ``parent``.
+
+    Raises:
+        ScratchError: ``parent`` is no folder that can be written to.
+    """
+
+    def __init__(self, parent: str | Path | None = None, limit: int | None = None) -> None:
+        self.parent = Path(tempfile.gettempdir() if parent is None else parent)
+        self.removed = _remove_abandoned(self.parent)
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.parent))
+        except OSError as error:
+            msg = f"--scratch {self.parent}: no folder can be made there ({error.strerror})"
+            raise ScratchError(msg) from error
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.limit = shutil.disk_usage(self.parent).free if limit is None else limit
+        self.written = 0
+        self._sizes: dict[str, int] = {}
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return str(self.path / name)
+
+    def require(self, size: int, what: str) -> None:
+        """Check that ``size`` more bytes fit.
+
+        Raises:
+            ScratchError: they do not; the message names the size and the ways out.
+        """
+        if self.written + size > self.limit:
+            msg = (
+                f"no room in the scratch folder {self.parent} for {what}: {megabytes(size)} more are needed, and "
+                f"{megabytes(self.written)} of {megabytes(self.limit)} are taken; compare fewer steps (--steps), leave "
+                "out outputs (--only 'layers.0.*'), or name a larger disk (--scratch FOLDER)"
+            )
+            raise ScratchError(msg)
+
+    def add(self, path: str, size: int, what: str) -> None:
+        """Count ``size`` bytes that are written to ``path``; raises as :meth:`require` does."""
+        self.require(size, what)
+        self.written += size
+        self._sizes[path] = self._sizes.get(path, 0) + size
+
+    def drop(self, path: str) -> None:
+        """Delete a file and give its bytes back."""
+        self.written -= self._sizes.pop(path, 0)
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a rank's process needs, which writes to the folder and does not own it."""
+        return {**self.__dict__, "_lock": -1}
+
+    def __enter__(self) -> Scratch:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+        """Return the scratch folder itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder, whatever happened."""
+        self.close()
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes in words: ``312 bytes``, ``12 MB``, ``5.4 GB``."""
+    if size < 1e6:
+        return f"{size} bytes"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _remove_abandoned(parent: Path) -> list[str]:
+    """Remove the folders in ``parent`` whose owner is gone, and return their paths."""
+    removed = []
+    for folder in parent.glob(f"{_PREFIX}*") if parent.is_dir() else ():
+        try:
+            descriptor = os.open(folder / _LOCK, os.O_RDWR)
+        except OSError:  # another run's, which has not locked it yet, or another user's
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(str(folder))
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        finally:
+            os.close(descriptor)
+    return removed

@@ -1,0 +1,103 @@
+"""Where the records of a run go: arrays of a reference and of ranks to disk, those of a repeat into the bounds.
+
+A sink can be sent to the process of a rank. What it learns there comes back with the rank's notes (:meth:`finish`,
+:func:`merge_notes`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.verify.engine.movement import MovementKind
+from hyper_parallel.verify.engine.store import ArrayFile
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.engine.bounds import Bounds
+    from hyper_parallel.verify.engine.scratch import Scratch
+
+__all__ = ["FoldSink", "KeepSink", "merge_notes"]
+
+_NUMBERS = itertools.count()
+_MOVEMENTS = "movements of a repeat"
+_AFTER_STEP = ("state", "weight", "buffer")
+
+
+@dataclass
+class KeepSink:
+    """Writes arrays to a file of the scratch folder; ranks that are threads share one, and store equal arrays once.
+
+    Attributes:
+        scratch: the folder.
+        words: whose arrays, for messages: ``the reference``, ``4 ranks``.
+    """
+
+    scratch: Scratch
+    words: str
+    _file: ArrayFile | None = field(default=None, repr=False)
+
+    def take(self, record: Record) -> Record | None:
+        """Return the record with its array on disk."""
+        if self._file is None:
+            name = f"arrays-{os.getpid()}-{next(_NUMBERS)}"
+            self._file = ArrayFile(self.scratch, name, share=True)
+        what = f"{record.kind} {record.name!r} of step {record.step} of {self.words}"
+        return replace(record, value=self._file.put(record.value, what))
+
+    def finish(self, notes: dict[str, Any]) -> None:
+        """Nothing is left to send."""
+
+    def close(self) -> None:
+        """Delete what was written in this process."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> KeepSink:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+        """Return the sink itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Delete what was written in this process."""
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs; it writes to a file of its own."""
+        return {"scratch": self.scratch, "words": self.words, "_file": None}
+
+
+@dataclass
+class FoldSink:
+    """Folds the values of one repeat into the bounds, and keeps none.
+
+    Attributes:
+        bounds: of the reference.
+        kind: of the movements before a gradient is displaced.
+        displaced: names of parameters whose gradient was displaced so far.
+        keys: of the records, in their order.
+    """
+
+    bounds: Bounds
+    kind: MovementKind
+    displaced: set[str] = field(default_factory=set)
+    keys: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    def take(self, record: Record) -> Record | None:
+        """Fold a record."""
+        self.keys.append(record.key)
+        after = record.name in self.displaced if record.kind == "gradient" else bool(self.displaced)
+        self.bounds.fold("displaced" if after else self.kind, record)
+        return None
+
+    def finish(self, notes: dict[str, Any]) -> None:
+        """Leave in the rank's notes what was measured, for another process."""
+        notes[_MOVEMENTS] = (self.keys, self.bounds.movements.summary())
+
+
+def merge_notes(sink: FoldSink, rank: RankRecords) -> None:
+    """Take over what a repeat measured, which may have run in another process."""
+    sink.keys, summary = rank.notes.pop(_MOVEMENTS)
+    sink.bounds.merge(summary)

@@ -1,0 +1,208 @@
+"""Arrays of records on disk: written once, read where they are compared, stored once where ranks have equal ones.
+
+A :class:`StoredArray` stands for the array in a record. It knows its shape, dtype and a digest, and is read from disk
+when NumPy asks for its values, so no run is ever held in memory. It can be sent to other processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.scratch import Scratch
+
+__all__ = ["ArrayFile", "StoredArray", "digest_of", "is_constant", "largest", "same_values"]
+
+_SMALL = 32
+"""Arrays with this many elements at most stay in memory."""
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array on disk.
+
+    Attributes:
+        path: of the file.
+        offset: of its first byte.
+        shape: of the array.
+        dtype: of its elements.
+        digest: SHA-256 of shape, dtype and bytes: equal for equal arrays.
+        largest: largest finite magnitude; 0 if there is none.
+        constant: whether all elements are equal.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    digest: bytes
+    largest: float
+    constant: bool
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take."""
+        return self.size * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Read the values; always a new array."""
+        if copy is False:
+            raise ValueError("the values are on disk; reading them makes an array")
+        array = read_array(self.path, self.offset, self.shape, self.dtype)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        """Return the size of the first dim."""
+        return self.shape[0]
+
+
+class ArrayFile:
+    """A file that arrays are appended to; ranks that are threads share one.
+
+    Args:
+        scratch: the folder, which counts the bytes.
+        name: of the file.
+        share: whether an array that is already in the file is stored once.
+    """
+
+    def __init__(self, scratch: Scratch, name: str, *, share: bool) -> None:
+        self._scratch, self.path = scratch, scratch.file(name)
+        self._descriptor: int | None = None
+        self._end, self._lock = 0, threading.Lock()
+        self._known: dict[bytes, StoredArray] | None = {} if share else None
+
+    def put(self, array: Any, what: str) -> Any:
+        """Store ``array`` and return what stands for it: a :class:`StoredArray`, or a small array itself.
+
+        Args:
+            array: NumPy array, which nobody writes to.
+            what: the record, for a message.
+
+        Raises:
+            ScratchError: there is no room.
+        """
+        if array.size <= _SMALL:
+            return array
+        array = np.ascontiguousarray(array)
+        digest = digest_of(array)
+        known = None if self._known is None else self._known.get(digest)
+        if known is not None:
+            return known
+        with self._lock:
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY)
+            self._scratch.add(self.path, array.nbytes, what)
+            offset, self._end = self._end, self._end + array.nbytes
+        _write(self._descriptor, array, offset)
+        stored = StoredArray(
+            self.path, offset, array.shape, array.dtype, digest, largest(array), bool(is_constant(array))
+        )
+        if self._known is not None:
+            self._known[digest] = stored
+        return stored
+
+    def close(self) -> None:
+        """Delete the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        _forget(self.path)
+        self._scratch.drop(self.path)
+
+
+def digest_of(value: Any) -> bytes:
+    """Return a digest that equal arrays share: of shape, dtype and bytes."""
+    if isinstance(value, StoredArray):
+        return value.digest
+    array = np.ascontiguousarray(value)
+    digest = hashlib.sha256(f"{array.shape}{array.dtype.str}".encode())
+    digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return digest.digest()
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return whether two arrays have the same shape, dtype and bits."""
+    return one is other or digest_of(one) == digest_of(other)
+
+
+def largest(value: Any) -> float:
+    """Return the largest finite magnitude in an array; 0 if there is none."""
+    if isinstance(value, StoredArray):
+        return value.largest
+    array = np.asarray(value)
+    if array.dtype.kind not in "fciub" or not array.size:
+        return 0.0
+    if array.dtype.kind != "f":
+        array = np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        most, least = float(array.max()), float(array.min())
+    if np.isfinite(most) and np.isfinite(least):
+        return max(abs(most), abs(least))
+    finite = array[np.isfinite(array)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether all elements of an array with at least one are equal."""
+    if isinstance(value, StoredArray):
+        return value.constant
+    array = np.asarray(value)
+    return bool(array.size) and bool((array == array.flat[0]).all())
+
+
+def read_array(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return the array that was written at ``offset`` of a file."""
+    array = np.empty(shape, dtype)
+    _read(_descriptor(path), array, offset)
+    return array
+
+
+_DESCRIPTORS: dict[str, int] = {}
+_DESCRIPTORS_LOCK = threading.Lock()
+
+
+def _descriptor(path: str) -> int:
+    """Return the descriptor by which this process reads a file; it stays open until the file is deleted."""
+    with _DESCRIPTORS_LOCK:
+        if path not in _DESCRIPTORS:
+            _DESCRIPTORS[path] = os.open(path, os.O_RDONLY)
+        return _DESCRIPTORS[path]
+
+
+def _forget(path: str) -> None:
+    with _DESCRIPTORS_LOCK:
+        descriptor = _DESCRIPTORS.pop(path, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, array: Any, offset: int) -> None:
+    data = memoryview(array.reshape(-1).view(np.uint8))
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _read(descriptor: int, array: Any, offset: int) -> None:
+    data = memoryview(array.reshape(-1).view(np.uint8))
+    while data:
+        count = os.preadv(descriptor, [data], offset)
+        if not count:
+            msg = "a file of the scratch folder is shorter than what was written to it"
+            raise OSError(msg)
+        data, offset = data[count:], offset + count
