@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.verify.compare import magnitude
-from hyper_parallel.verify.noise import MULTIPLE, perturb, seed_of, unit
+from hyper_parallel.verify.engine.noise import MULTIPLE, perturb, seed_of, unit
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.engine.noise import MULTIPLE
 from hyper_parallel.verify.launch import launch
-from hyper_parallel.verify.noise import MULTIPLE
 from hyper_parallel.verify.simulate import simulate
 
 PLANS = (

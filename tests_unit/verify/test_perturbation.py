@@ -7,9 +7,9 @@ import pytest
 
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
 from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.engine.noise import MULTIPLE
 from hyper_parallel.verify.model import verify_model
 from hyper_parallel.verify.model_case import ModelCase
-from hyper_parallel.verify.noise import MULTIPLE
 from hyper_parallel.verify.perturbation import (
     Perturbation,
     allowed_errors,

@@ -1,8 +1,8 @@
 """What each value of the reference may be off by, measured by its perturbed repeats: per element, and as a whole.
 
-Per element the bound is that of :mod:`hyper_parallel.verify.noise`. The tensor as a whole has two bounds of its own
-(:class:`WholeBound`), since a scale or a missing share moves all elements alike, which no correct run does: rounding
-moves them in all directions, and their sum along the tensor cancels.
+Per element the bound is that of :mod:`hyper_parallel.verify.engine.noise`. The tensor as a whole has two bounds of its
+own (:class:`WholeBound`), since a scale or a missing share moves all elements alike, which no correct run does:
+rounding moves them in all directions, and their sum along the tensor cancels.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.movement import MOVEMENTS, MovementKind, Movements, decode
-from hyper_parallel.verify.engine.scratch import Scratch
-from hyper_parallel.verify.frameworks.contract.records import Record, Run
-from hyper_parallel.verify.noise import (
+from hyper_parallel.verify.engine.noise import (
     DISPLACED_MULTIPLE,
     NOISE_SHARE,
     ROUNDED_MULTIPLE,
@@ -25,14 +23,17 @@ from hyper_parallel.verify.noise import (
     multiple_of,
     unit,
 )
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.frameworks.contract.records import Record, Run
 
 __all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "WholeBound", "index_records"]
 
 Key = tuple[str, str, int, int]
 
 DISPLACED = "displaced gradients"
-"""``Run.settings["perturbation"]`` of a repeat whose gradients were displaced (:func:`hyper_parallel.verify.noise.
-displace`); a repeat that says neither this nor :data:`ROUNDED` was perturbed in the last place."""
+"""``Run.settings["perturbation"]`` of a repeat whose gradients were displaced
+(:func:`hyper_parallel.verify.engine.noise.displace`); a repeat that says neither this nor :data:`ROUNDED` was perturbed
+in the last place."""
 
 ROUNDED = "half-precision outputs in the last place"
 """The same of a repeat that moved outputs of bfloat16 and float16, and their gradients, in the last place."""

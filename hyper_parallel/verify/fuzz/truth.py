@@ -2,8 +2,8 @@
 
 A program is exact if its leaves are small integers and everything that it computes is a small multiple of 1/64: then
 nothing was rounded, and results are compared to the bit. Otherwise bounds are earned as in
-:mod:`hyper_parallel.verify.noise`: the program runs again with leaves, results of steps and gradients moved by a unit
-in the last place. These repeats run only where a result is not equal to the bit.
+:mod:`hyper_parallel.verify.engine.noise`: the program runs again with leaves, results of steps and gradients moved by
+a unit in the last place. These repeats run only where a result is not equal to the bit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
 from hyper_parallel.verify.fuzz.execution import Key, execute, plain_leaves
-from hyper_parallel.verify.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
 from hyper_parallel.verify.ops.compare import is_dyadic
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.matching import compact, find_part, positions_of, rows_of
 from hyper_parallel.verify.program.axes import Axes
 from hyper_parallel.verify.program.declared import Declaration
-from hyper_parallel.verify.program.matching import compact, find_part, positions_of, rows_of
 from hyper_parallel.verify.program.placement import (
     Placement,
     declared_placement,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.noise import seed_of
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.noise import seed_of
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.harden import random_cotangent, shares, spread_constant
 from hyper_parallel.verify.program.placement import Placement, renamed

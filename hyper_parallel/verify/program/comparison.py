@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.program.case import blind_spots
-from hyper_parallel.verify.program.distance import Distance
 from hyper_parallel.verify.program.hypotheses import find_cause
 from hyper_parallel.verify.program.order import execution_order
 from hyper_parallel.verify.program.records import Run

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
-from hyper_parallel.verify.noise import multiple_of, unit
+from hyper_parallel.verify.engine.noise import multiple_of, unit
 from hyper_parallel.verify.program.placement import Placement
 from hyper_parallel.verify.program.runs import PairedRuns
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.verify.noise import seed_of
+from hyper_parallel.verify.engine.noise import seed_of
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 
 __all__ = ["Repairs", "random_cotangent", "repairs", "shares", "spread_constant", "unequal_sizes", "uneven_rows"]

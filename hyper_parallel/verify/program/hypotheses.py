@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.matching import find_part
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.losses import explain_loss
-from hyper_parallel.verify.program.matching import find_part
 from hyper_parallel.verify.program.norms import explain_clipping, explain_norm
 from hyper_parallel.verify.program.part_statistics import (
     kept_value,

@@ -12,8 +12,8 @@ from typing import Any
 
 from hyper_parallel.verify.engine.bounds import DISPLACED, ROUNDED, Bounds
 from hyper_parallel.verify.engine.movement import MovementKind
+from hyper_parallel.verify.engine.noise import displace, perturb, seed_of
 from hyper_parallel.verify.engine.sinks import FoldSink
-from hyper_parallel.verify.noise import displace, perturb, seed_of
 
 __all__ = ["HALF_PRECISION", "Repeat", "first_repeats", "further_repeats"]
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds
+from hyper_parallel.verify.engine.distance import within
+from hyper_parallel.verify.engine.noise import unit
 from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.noise import unit
-from hyper_parallel.verify.program.distance import within
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.records import Record, Run
 

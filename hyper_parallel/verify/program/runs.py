@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key, index_records
+from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, whole_distance
 from hyper_parallel.verify.engine.store import digest_of, is_constant, same_values
 from hyper_parallel.verify.program.activations import ActivationPlacements
 from hyper_parallel.verify.program.axes import Axes
 from hyper_parallel.verify.program.declared import declaration_of, parse_declaration
-from hyper_parallel.verify.program.distance import Distance, distance, energy_of, whole_distance
 from hyper_parallel.verify.program.placement import (
     ParameterPlacements,
     Placement,

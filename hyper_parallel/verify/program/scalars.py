@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
-from hyper_parallel.verify.program.distance import Distance, distance
-from hyper_parallel.verify.program.matching import rows_of
+from hyper_parallel.verify.engine.distance import Distance, distance
+from hyper_parallel.verify.engine.matching import rows_of
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.wording import value_words
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.bounds import Bounds
-from hyper_parallel.verify.noise import displace, perturb, seed_of
+from hyper_parallel.verify.engine.noise import displace, perturb, seed_of
 from hyper_parallel.verify.program.records import Group, RankRecords, Record, Run
 
 ROWS, WIDTH, HIDDEN, OUT, STEPS, RATE = 5, 4, 7, 3, 3, 0.1

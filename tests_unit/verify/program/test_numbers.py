@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.program.distance import distance, within
+from hyper_parallel.verify.engine.distance import distance, within
 from hyper_parallel.verify.program.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
 
 SIZES = {"dp": 2, "tp": 3, "pp": 1}

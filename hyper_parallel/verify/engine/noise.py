@@ -12,7 +12,7 @@ Stability of Numerical Algorithms, section 4.2), which is ``sqrt(n) / 5`` scales
 is about a thousand at most: 7 scales, and five times that in the tail of millions of values. Terms of one sign add up
 to ``n x``; that case is covered by the unit in the last place of the value itself, which counts as a scale. Measured
 over 4000 random networks of up to four layers, with SGD and AdamW and in both precisions, no correct run was off by
-more than half of what is allowed; ``tests_unit/verify/test_noise.py`` repeats some of them. In bfloat16 and float16,
+more than half of what is allowed; ``tests_unit/verify/engine/test_noise.py`` repeats some. In bfloat16 and float16,
 sums are held in float32 and only results are rounded, so :data:`HALF_MULTIPLE` is enough.
 
 **Few repeats.** Two pairs leave some elements unmoved by chance. The scale of an element is therefore at least the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.program.matching import box_positions, find_part, rows_of
+from hyper_parallel.verify.engine.matching import box_positions, find_part, rows_of
 
 RNG = np.random.default_rng(5)
 WHOLE = RNG.standard_normal((7, 5, 4))

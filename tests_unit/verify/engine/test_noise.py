@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.noise import (
+from hyper_parallel.verify.engine.noise import (
     DISPLACED_MULTIPLE,
     HALF_MULTIPLE,
     MULTIPLE,
