@@ -80,6 +80,5 @@ def test_other_commands_take_no_arguments_after_dashes(capsys):
     """They would be lost."""
     assert main(["doctor", "--", "now"]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: this command takes no arguments after --, got now "
-        "(see hyper-parallel --help)\n"
+        "hyper-parallel: error: this command takes no arguments after --, got now (see hyper-parallel --help)\n"
     )

@@ -32,14 +32,14 @@ def source_tasks(modules: Sequence[str], each: int, seed: int) -> list[dict[str,
     """Return tasks for ``each`` mutants of every module, on PyTorch; a worker forks one process per mutant."""
     batches = [range(start, min(start + _BATCH, each)) for start in range(0, each, _BATCH)]
     return [
-        _task("torch", [f"{module}#{number}" for number in batch], seed, seconds=_SECONDS)
+        {**_task("torch", [f"{module}#{number}" for number in batch], seed), "seconds": _SECONDS}
         for module in modules
         for batch in batches
     ]
 
 
-def _task(platform: str, mutants: list[str], seed: int, **limits: float) -> dict[str, Any]:
-    return {**task_of(platform, mutants, Effort(), **limits), "seed": seed, "function": f"{__name__}:run_mutant"}
+def _task(platform: str, mutants: list[str], seed: int) -> dict[str, Any]:
+    return {**task_of(platform, mutants, Effort()), "seed": seed, "function": f"{__name__}:run_mutant"}
 
 
 def run_mutant(task: dict[str, Any], op: str) -> MutantResult:

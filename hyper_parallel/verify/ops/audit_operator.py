@@ -125,13 +125,19 @@ class _PublicSweep(Sweep):
     Attributes:
         public: name and function of the public call of the last case.
         module: of the target.
+        writer: writes programs, and draws values that they can draw again.
     """
 
     def __init__(self, target: str, op: str) -> None:
-        framework, peer, _ = TARGETS[target]
+        framework, peer, writer = TARGETS[target]
         super().__init__(OperatorReport(op, framework), framework, op, find_rule(op), samples_of(op), QUICK)
         self.module = importlib.import_module(peer)
+        self.writer = importlib.import_module(writer)
         self.public: tuple[str, Run] | None = None
+
+    def draws(self, *seed: int) -> Any:
+        """Return what draws values; programs draw long ones again."""
+        return self.writer.Draws(*seed)
 
     def public_case(self, number: int, sizes: dict[str, int], skipped: list[str], *, integral: bool) -> Case | None:
         """Return a sample with values and reference; None, with the reason, where it has none.
@@ -185,7 +191,7 @@ class _Auditor:
         self.audit = OperatorAudit(op)
         self.sweep = _PublicSweep(target, op)
         self.peer = self.sweep.module.Peer
-        self.reproducer = importlib.import_module(TARGETS[target].reproducer)
+        self.reproducer = self.sweep.writer
 
     def run(self) -> OperatorAudit:
         """Check every sample on every world."""
@@ -228,7 +234,7 @@ class _Auditor:
             return growth
         for sign in (1.0, -1.0):
             moved = replace(case.filled, arrays=tuple(_rounded(array, sign) for array in case.filled.arrays))
-            again = function_reference(self.sweep.platform, run, moved, np.random.default_rng([case.seed, 1]))
+            again = function_reference(self.sweep.platform, run, moved, self.sweep.draws(case.seed, 1))
             pairs = [
                 *zip(again.outputs, reference.outputs, strict=True),
                 *zip(again.grads, reference.grads, strict=True),

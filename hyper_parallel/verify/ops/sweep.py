@@ -259,7 +259,8 @@ class Sweep:
         problem = ""
         for differentiated, dtype in itertools.product((True, False), sample.dtypes):
             try:
-                filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
+                rng, to_dtype = self.draws(seed, integral), self.platform.str_to_dtype
+                filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=to_dtype, rng=rng)
             except ValueError as error:  # the sample has no values for these sizes, which is its own mistake
                 failed = FailedCheck("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}")
                 self.report.crash.append(failed)
@@ -271,7 +272,7 @@ class Sweep:
                     continue
                 filled = replace(filled, requires_grad=(False,) * len(filled.requires_grad))
             try:
-                reference = self._reference(sample, filled, np.random.default_rng([seed, 1]))
+                reference = self._reference(sample, filled, self.draws(seed, 1))
             except UnsupportedOperatorError:
                 self.report.absent = True  # unless another sample can be computed
                 return None
@@ -286,6 +287,10 @@ class Sweep:
             return Case(number, sample, filled, reference, seed, first=first)
         skipped.append(problem[:200])
         return None
+
+    def draws(self, *seed: int) -> Any:
+        """Return what draws the values of operands and cotangents."""
+        return np.random.default_rng(seed)
 
     def case(self, number: int, sample: Sample, sizes: dict[str, int], *, first: bool) -> Case | None:
         """Return a sample with values and reference, on small integers, or on real numbers where there are none."""

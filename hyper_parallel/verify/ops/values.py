@@ -87,7 +87,7 @@ def seed_of(*values: Any) -> int:
 
 
 def fill(
-    sample: Sample, sizes: dict[str, int], dtype: str, seed: int, *, integral: bool, to_dtype: Any
+    sample: Sample, sizes: dict[str, int], dtype: str, seed: int, *, integral: bool, to_dtype: Any, rng: Any = None
 ) -> FilledSample | None:
     """Return the sample with values; None where it has no integral form.
 
@@ -98,8 +98,9 @@ def fill(
         seed: of the values.
         integral: small integers instead of real numbers.
         to_dtype: turns the name of a dtype into the framework's own.
+        rng: draws the values instead, with the methods of NumPy's generators.
     """
-    rng = np.random.default_rng([seed, integral])
+    rng = np.random.default_rng([seed, integral]) if rng is None else rng
     arrays: list[Any] = []
     requires_grad: list[bool] = []
 

@@ -137,6 +137,59 @@ def test_a_crash_and_a_plain_result_as_programs():
     assert plain[-1] == 'assert isinstance(x0.grad, DTensor), f"{type(x0.grad)} should be DTensor"'
 
 
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("bounds", [None, (-4, 5), (-3, 4)])
+@pytest.mark.parametrize("shape", [(5, 7), (3, 3, 3)])
+def test_long_values_are_drawn_again_by_a_short_expression(shape, bounds, dtype):
+    """The expression has the values to the bit; values that differ in a zero's sign are listed, as short ones are."""
+    import torch
+
+    from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Draws, _literal
+
+    for seed in range(3):
+        draws = Draws(seed, 1)
+        drawn = draws.standard_normal(shape) if bounds is None else draws.integers(*bounds, shape)
+        values = torch.from_numpy(drawn.astype(dtype))
+        text = _literal(values)
+        assert len(text) < 130
+        again = eval(text, {"torch": torch})  # noqa: S307 - our own expression
+        assert (again.dtype, again.numpy().tobytes()) == (values.dtype, values.numpy().tobytes())
+        changed = values.clone()
+        changed[changed == changed.min()] = -0.0
+        assert _literal(changed).startswith("torch.tensor([[")
+    short = Draws(0).standard_normal((4, 6))
+    assert _literal(torch.from_numpy(short)).startswith("torch.tensor([[")
+
+
+@pytest.mark.platforms("torch")
+def test_a_long_expected_value_is_computed():
+    """One call with a long result: the program calls it on gathered operands; it does so for a gradient, too."""
+    import torch
+
+    from hyper_parallel.core.dtensor.placements import Replicate, Shard
+    from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Draws, Finding, RecordedCall, program
+
+    draws = Draws(3)
+    x, y, seed = draws.standard_normal((5, 6)), draws.standard_normal((6, 7)), draws.standard_normal((5, 7))
+    call = RecordedCall(
+        lambda operands: [operands[0] @ operands[1]], [x, y], [[x, x], [y, y]], [Shard(0), Replicate()], [True, True]
+    )
+    lines = program(Finding(call, "wrong", right=x @ y, seeds=[seed])).split("\n")
+    assert lines[-3] == "expected = x0.full_tensor().matmul(x1.full_tensor())"
+    lines = program(Finding(call, "wrong", True, 1, [seed], x.T @ seed)).split("\n")
+    assert lines[-5] == "plain = [x.detach().full_tensor().requires_grad_(x.requires_grad) for x in (x0, x1,)]"
+    assert lines[-4].startswith("torch.autograd.backward(plain[0].matmul(plain[1]), torch.randn((5, 7), generator=")
+    assert lines[-3] == "expected = plain[1].grad"
+    operands = {"x0": torch.from_numpy(x).requires_grad_(), "x1": torch.from_numpy(y).requires_grad_(), "torch": torch}
+    run = "\n".join(lines[-5:-2]).replace(".full_tensor()", "")
+    exec(run, operands)  # noqa: S102 - our own program
+    torch.testing.assert_close(operands["expected"], torch.from_numpy(x.T @ seed))
+    twice = call._replace(run=lambda operands: [(operands[0] @ operands[1]).relu()])
+    text = program(Finding(twice, "wrong", right=np.maximum(x @ y, 0), seeds=[seed]))
+    assert "expected = torch.tensor([[" in text
+
+
 def _finding(programs, error="AssertionError"):
     return AuditFinding("wrong", "x", 2, error, programs)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import cmath
 import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -33,7 +35,7 @@ from hyper_parallel.core.dtensor.placements import Partial
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
 
-__all__ = ["Finding", "RecordedCall", "main", "program"]
+__all__ = ["Draws", "Finding", "RecordedCall", "main", "program"]
 
 MOST_LINES = 15
 _HEAD = """\
@@ -41,6 +43,57 @@ import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 dist.init_process_group("gloo")  # torchrun --nproc-per-node {world} THIS_FILE
 mesh = dist.init_device_mesh("cpu", ({world},))"""
+
+
+_OPERAND = re.compile(r"\bx(\d+)\b")
+_LONG = 24  # elements; the literal of more is longer than how they were drawn
+_SEEDS = 64
+_DRAWS = (
+    "torch.randn({shape}, generator=torch.Generator().manual_seed({seed}), dtype=torch.float64)",
+    "torch.randint(-4, 5, {shape}, generator=torch.Generator().manual_seed({seed}))",
+    "torch.randint(-3, 4, {shape}, generator=torch.Generator().manual_seed({seed}))",
+)
+_BOUNDS = (None, (-4, 5), (-3, 4))
+"""How long values are drawn: real numbers, integers of operands, and of cotangents, as in ``values.py``."""
+
+
+class Draws:
+    """Draws values as a generator of NumPy does, long ones so that a short expression of PyTorch draws them again.
+
+    Args:
+        seed: of the values.
+    """
+
+    def __init__(self, *seed: int) -> None:
+        self._short = np.random.default_rng(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._short, name)
+
+    def standard_normal(self, shape: Any = ()) -> Any:
+        """Draw normal numbers."""
+        return self._long(0, shape) if _is_long(shape) else self._short.standard_normal(shape)
+
+    def integers(self, low: int, high: int, shape: Any = ()) -> Any:
+        """Draw integers from ``low`` to below ``high``."""
+        if (low, high) in _BOUNDS and _is_long(shape):
+            return self._long(_BOUNDS.index((low, high)), shape)
+        return self._short.integers(low, high, shape)
+
+    def _long(self, kind: int, shape: Sequence[int]) -> Any:
+        return _drawn(kind, tuple(shape), int(self._short.integers(_SEEDS))).numpy()
+
+
+def _is_long(shape: Any) -> bool:
+    return math.prod(np.atleast_1d(shape).tolist()) > _LONG
+
+
+def _drawn(kind: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Return what the expression of this kind with this seed draws."""
+    generator, bounds = torch.Generator().manual_seed(seed), _BOUNDS[kind]
+    if bounds is None:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randint(*bounds, shape, generator=generator)
 
 
 class RecordedCall(NamedTuple):
@@ -104,8 +157,12 @@ def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
     if earlier is None or shown is None:
         return None
     head = _HEAD.format(world=len(finding.call.shards[0]) if finding.call.shards else 2)
-    lines = [*head.split("\n"), *earlier.lines, *shown.lines, *_shown(finding, shown)]
-    return "\n".join(lines) if len(lines) <= MOST_LINES else None
+    begin = [*head.split("\n"), *earlier.lines, *shown.lines]
+    for expected in (_computed(finding, shown), _literals(finding)):
+        lines = [*begin, *_shown(finding, shown, expected)]
+        if len(lines) <= MOST_LINES:
+            return "\n".join(lines)
+    return None
 
 
 def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
@@ -132,7 +189,29 @@ def _operand(call: RecordedCall, index: int) -> str:
     return f"distribute_tensor({_literal(torch.from_numpy(call.arrays[index]))}, mesh, [{placement!r}]){leaf}"
 
 
-def _shown(finding: Finding, call: _Written) -> list[str]:
+def _literals(finding: Finding) -> list[str]:
+    return [] if finding.right is None else [f"expected = {_literal(torch.from_numpy(finding.right))}"]
+
+
+def _computed(finding: Finding, call: _Written) -> list[str]:
+    """Return lines that compute a long expected value, by the one call on plain tensors; else its literal."""
+    calls = [line.partition(" = ") for line in call.lines[len(finding.call.arrays) :]]
+    if finding.right is None or not _is_long(finding.right.shape) or [target for target, _, _ in calls] != call.names:
+        return _literals(finding)
+    plain = calls[0][2]
+    if not finding.gradient:
+        gathered = _OPERAND.sub(r"x\1.full_tensor()", plain)
+        return [f"expected = {gathered}"]
+    operands = "".join(f"x{index}, " for index in range(len(finding.call.arrays))).rstrip()
+    gathered, seed = _OPERAND.sub(r"plain[\1]", plain), _literal(torch.from_numpy(finding.seeds[0]))
+    return [
+        f"plain = [x.detach().full_tensor().requires_grad_(x.requires_grad) for x in ({operands})]",
+        f"torch.autograd.backward({gathered}, {seed})",
+        f"expected = plain[{finding.which}].grad",
+    ]
+
+
+def _shown(finding: Finding, call: _Written, expected: Sequence[str]) -> list[str]:
     """The lines after the call, which compute and check the result."""
     lines = _backward(finding, call) if finding.gradient else []
     tensor = f"x{finding.which}.grad" if finding.gradient else call.names[finding.which]
@@ -144,7 +223,7 @@ def _shown(finding: Finding, call: _Written) -> list[str]:
     return [
         *lines,
         f"actual = {missing}{tensor}.full_tensor()",
-        f"expected = {_literal(torch.from_numpy(finding.right))}",
+        *expected,
         'print(f"{actual} should be {expected}")',
         "torch.testing.assert_close(actual, expected, equal_nan=True)",
     ]
@@ -161,6 +240,24 @@ def _backward(finding: Finding, call: _Written) -> list[str]:
 
 
 def _literal(tensor: torch.Tensor) -> str:
+    return _expression(tensor) or _listed(tensor)
+
+
+def _expression(tensor: torch.Tensor) -> str:
+    """Return the expression that draws exactly this tensor, if it is a long one that was drawn by one."""
+    if not _is_long(tensor.shape) or tensor.dtype not in (torch.float64, torch.float32, torch.int64):
+        return ""
+    values = tensor.numpy().tobytes()
+    for kind, text in enumerate(_DRAWS):
+        for seed in range(_SEEDS):
+            drawn = _drawn(kind, tuple(tensor.shape), seed)
+            if drawn.to(tensor.dtype).numpy().tobytes() == values:
+                shown = text.format(shape=tuple(tensor.shape), seed=seed)
+                return shown if drawn.dtype == tensor.dtype else f"{shown}.to({tensor.dtype})"
+    return ""
+
+
+def _listed(tensor: torch.Tensor) -> str:
     values = repr(tensor.tolist()).replace("nan", "torch.nan").replace("inf", "torch.inf")
     shaped = f".reshape({tuple(tensor.shape)})" if 0 in tensor.shape else ""
     return f"torch.tensor({values}, dtype={tensor.dtype}){shaped}"
