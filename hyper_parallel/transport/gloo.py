@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError, short_dtype
+from hyper_parallel.platform.torch.versions import default_store
 from hyper_parallel.transport.base import WORLD, Channel, Shape
 from hyper_parallel.transport.chunked_receive import ChunkedReceiver
 from hyper_parallel.transport.failures import lost_peer
@@ -124,7 +124,7 @@ class GlooMessages:
             return tag
         key = (tag, channel)
         if key not in self._tags:
-            store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+            store = default_store()
             unused = _FIRST_OWN + store.add("hyper_parallel/tags", 1)
             self._tags[key] = int(store.compare_set(f"hyper_parallel/tags/{tag}/{channel!r}", "", str(unused)))
         return self._tags[key]

@@ -9,11 +9,11 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, communication
-from mindspore._c_expression import MSContext
 from mindspore.device_context import ascend
 from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import MSContext
 from hyper_parallel.transport.base import Shape, Transport
 from hyper_parallel.transport.card_types import TOOLS, VISIBLE, dry_run, has_plugin
 from hyper_parallel.transport.cluster import rank_environment

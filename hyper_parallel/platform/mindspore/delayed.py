@@ -20,6 +20,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.sampling import Distribution
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.mindspore.ops.kernels import constant, sampled
+from hyper_parallel.platform.mindspore.versions import calculated_gain, fans
 
 __all__ = ["MetaDevice", "Place", "is_delayed", "materialize", "parameters_on", "without_values"]
 
@@ -131,18 +132,17 @@ def _scaled(distribution: Distribution, scale: float) -> Distribution:
 
 def _fan(init: Any, layout: Layout) -> float:
     shape = layout.shape or ()
-    fan_in, fan_out = initializers._calculate_fan_in_and_fan_out(shape)  # noqa: SLF001 - the framework's own rule
+    fan_in, fan_out = fans(shape)  # the framework's own rule
     return float(fan_in if init.mode == "fan_in" else fan_out)
 
 
 def _he(init: Any, layout: Layout) -> float:
-    gain = initializers._calculate_gain(init.nonlinearity, init.negative_slope)  # noqa: SLF001
+    gain = calculated_gain(init.nonlinearity, init.negative_slope)
     return float(gain / math.sqrt(_fan(init, layout)))
 
 
 def _xavier(init: Any, layout: Layout) -> float:
-    fans = initializers._calculate_fan_in_and_fan_out(layout.shape or ())  # noqa: SLF001
-    return float(init.gain * math.sqrt(2.0 / sum(fans)))
+    return float(init.gain * math.sqrt(2.0 / sum(fans(layout.shape or ()))))
 
 
 def _truncated(init: Any, layout: Layout) -> Distribution:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
-from mindspore.common.api import _no_grad
 from mindspore.common.initializer import Constant, One, Zero, initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -26,6 +25,7 @@ from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.composite_functions import make_picklable
 from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
+from hyper_parallel.platform.mindspore.versions import make_subclass, no_grad
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -268,7 +268,7 @@ class MindSporeDTensor(DTensor, Tensor):
             raise UnsupportedOperatorError(msg)
         self.drop_views()
         if 0 not in self.local_shape:
-            with _no_grad():  # a cell that raised leaves MindSpore recording
+            with no_grad():  # a cell that raised leaves MindSpore recording
                 write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
@@ -347,7 +347,7 @@ def wrap(local: Tensor, layout: Layout, cls: type = MindSporeDTensor) -> Any:
     return dtensor
 
 
-_make = Tensor._make_subclass  # noqa: SLF001 - MindSpore's only way to a subclass over the same storage
+_make = make_subclass  # MindSpore's only way to a subclass over the same storage
 
 
 def _copied(local: Tensor) -> Tensor:

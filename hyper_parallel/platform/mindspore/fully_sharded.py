@@ -14,7 +14,6 @@ from weakref import ref
 
 from mindspore import Tensor, mint, ops
 from mindspore.common import saved_tensors_hooks
-from mindspore.common._grad_function import _Function
 
 from hyper_parallel._tree import CONTAINERS, tree_map
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
@@ -23,6 +22,7 @@ from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, replaced_parameter
 from hyper_parallel.platform.mindspore.gradients import set_unreduced
+from hyper_parallel.platform.mindspore.versions import Function
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +143,7 @@ class _Call:
         return self.wholes[saved.index]
 
 
-class _Gather(_Function):
+class _Gather(Function):
     """The whole parameters that are trained; backward reduces their gradients, which have no gradient."""
 
     @staticmethod

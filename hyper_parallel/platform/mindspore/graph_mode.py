@@ -18,6 +18,7 @@ from mindspore import context, nn
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
+from hyper_parallel.platform.mindspore.versions import get_mode, process_context
 
 __all__ = ["cells_uncompiled", "gradients_uncompiled"]
 
@@ -40,7 +41,7 @@ def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(make)
     def call(self: Any, function: Any, *options: Any, **named: Any) -> Any:
-        if context._get_mode() != context.GRAPH_MODE:  # noqa: SLF001 - get_context("mode") is much slower
+        if get_mode() != context.GRAPH_MODE:  # get_context("mode") is much slower
             return make(self, function, *options, **named)
         compiled = make(self, function, *options, **named)
 
@@ -72,7 +73,7 @@ def _pynative() -> Iterator[None]:
     Raises:
         UnsupportedOperatorError: plain tensors were mixed with DTensors; the message says that nothing was compiled.
     """
-    settings = context._context()  # noqa: SLF001 - set_context would check and set much more
+    settings = process_context()  # set_context would check and set much more
     switches = settings._context_switches.context_stack  # noqa: SLF001 - it grows at each change of mode
     count = len(switches)
     settings.set_mode(context.PYNATIVE_MODE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspore._c_expression import NoFallbackGuard, TensorOverloadCall
 from mindspore.ops import Primitive
 
 from hyper_parallel._tree import leaves
@@ -19,6 +18,7 @@ from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.dispatch import UNSEEN, Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.registry import METHOD
+from hyper_parallel.platform.mindspore.versions import NoFallbackGuard, TensorOverloadCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

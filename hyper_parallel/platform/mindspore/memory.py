@@ -18,6 +18,7 @@ from hyper_parallel.platform.mindspore import selective
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.selective import fingerprint
+from hyper_parallel.platform.mindspore.versions import cell_base
 from hyper_parallel.transport.mindspore import from_host, to_host
 
 __all__ = ["MindSporeMemory"]
@@ -83,7 +84,7 @@ def _wrapper(module: Any, around: Callable[..., Any]) -> Any:
     cls = type(module)
     subclass: Any = type(cls.__name__, (_Wrapped, cls), {"__module__": cls.__module__})
     wrapper = subclass.__new__(subclass)
-    mindspore._c_expression.Cell_.__init__(wrapper, cls.__name__)  # noqa: SLF001 - the base behind nn.Cell
+    cell_base.__init__(wrapper, cls.__name__)  # the base behind nn.Cell
     wrapper.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
     wrapper.__dict__["_around"] = around
     return wrapper

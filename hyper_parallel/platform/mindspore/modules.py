@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from mindspore import Parameter, mint, nn, ops
-from mindspore.common.api import _no_grad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
@@ -19,6 +18,7 @@ from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 from hyper_parallel.platform.mindspore import delayed
 from hyper_parallel.platform.mindspore.gradients import mark_replaced
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.platform.mindspore.versions import no_grad
 
 __all__ = ["MindSporeModules"]
 
@@ -111,7 +111,7 @@ class MindSporeModules(ModulesFacet):
         shard = local_data_for(param, data)
         if 0 not in shard.shape:
             local = param.to_local() if isinstance(param, DTensor) else param
-            with _no_grad():
+            with no_grad():
                 write_over(local, ops.stop_gradient(shard).astype(local.dtype))
         if isinstance(param, DTensor):
             param.drop_views()

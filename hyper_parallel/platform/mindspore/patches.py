@@ -1,12 +1,14 @@
-"""Every patch of MindSpore, with its reason and the version that needs it.
+"""Every patch of MindSpore, with its reason and the versions that need it.
 
-``PATCHES`` is the list to check when MindSpore is upgraded: a test fails while a patch names another version than the
-one that is installed. Where no DTensor is involved, each patch calls the original at once.
+``PATCHES`` is the list to check when MindSpore is upgraded: a test fails on a version for which the reasons have not
+been checked. Where no DTensor is involved, each patch calls the original at once. A version without the attribute gets
+no replacement, and a warning with the feature that is lost.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -14,19 +16,16 @@ from inspect import getattr_static
 from types import FrameType
 from typing import Any
 
+import mindspore
 from mindspore import Parameter, Tensor, nn
-from mindspore.common._grad_function import _Function
-from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _pynative_executor, _PyNativeExecutor
-from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 from mindspore.experimental import optim
-from mindspore.graph._utils.pijit_context import PIJitCaptureContext
 from mindspore.ops import primitive as primitives
 from mindspore.ops.auto_generate import gen_ops_prim, pyboost_inner_prim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
-from mindspore.ops.operations._inner_ops import CellBackwardHook
 from mindspore.train import serialization
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import UNSEEN
@@ -57,6 +56,20 @@ from hyper_parallel.platform.mindspore.softmax_gradient import (
     primitive_without_size_one,
     without_size_one,
 )
+from hyper_parallel.platform.mindspore.versions import (
+    CellBackwardHook,
+    CellGraphExecutor,
+    Function,
+    Grad,
+    JitExecutor,
+    PIJitCaptureContext,
+    PyNativeExecutor,
+    RecomputeCell,
+    RecomputeHandle,
+    pynative_executor,
+    update_param,
+)
+from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["PATCHES", "Patch", "install"]
 
@@ -69,18 +82,21 @@ class Patch:
         places: owner (a module or class) and name of each attribute.
         replace: makes the replacement of the original.
         reason: why MindSpore's own does not serve.
-        version: of MindSpore for which the reason was last checked.
+        versions: of MindSpore for which the reason was checked.
     """
 
     places: tuple[tuple[Any, str], ...]
     replace: Callable[[Any], Any]
     reason: str
-    version: str = "2.10"
+    versions: tuple[str, ...] = TESTED["mindspore"]
 
     def install(self) -> None:
         """Replace the attributes; one original has one replacement, however many places have it."""
         replacements: dict[int, Any] = {}
         for owner, name in self.places:
+            if isinstance(owner, Missing) or not hasattr(owner, name):
+                self._warn_of_missing(owner, name)
+                continue
             static = getattr_static(owner, name, None)
             bound = isinstance(static, classmethod)
             function = static.__func__ if bound else getattr(owner, name, None)
@@ -88,6 +104,11 @@ class Patch:
                 replaced = self.replace(function)
                 replacements[id(function)] = classmethod(replaced) if bound else replaced
             setattr(owner, name, replacements[id(function)])
+
+    def _warn_of_missing(self, owner: Any, name: str) -> None:
+        place = f"MindSpore {mindspore.__version__} has no {getattr(owner, '__name__', owner)}.{name}"
+        text = owner.message if isinstance(owner, Missing) else place
+        warnings.warn(f"{text}; it would be replaced, because {self.reason}", stacklevel=2)
 
 
 def install() -> None:
@@ -189,7 +210,7 @@ def _recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
             return differentiated(*args, **kwargs)
         except BaseException:
             if not _differentiating():
-                _pynative_executor.clear_res()
+                pynative_executor.clear_res()
             raise
 
     return run
@@ -265,7 +286,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Tensor, "__init__"),), refusing_copies, "Tensor(x) copies the local values of a DTensor"),
     Patch(((Parameter, "__new__"),), refusing_parameters, "Parameter(p) copies the local values of a DTensor"),
     Patch(
-        ((_JitExecutor, "__call__"), (_JitExecutor, "compile")),
+        ((JitExecutor, "__call__"), (JitExecutor, "compile")),
         partial(without_dtensors, "a function compiled by ms.jit", _UNCOMPILED),
         _SEES_LOCAL_TENSORS,
     ),
@@ -275,19 +296,19 @@ PATCHES: tuple[Patch, ...] = (
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
-        ((_CellGraphExecutor, "compile"), (_CellGraphExecutor, "__call__")),
+        ((CellGraphExecutor, "compile"), (CellGraphExecutor, "__call__")),
         partial(without_dtensors, "a Cell compiled to a graph", f"{_CALLED}, or export plain tensors"),
         _SEES_LOCAL_TENSORS,
     ),
     Patch(((nn.Cell, "compile_and_run"),), cells_uncompiled, _SEES_LOCAL_TENSORS),
-    Patch(((base.GradOperation, "__call__"), (base._Grad, "__call__")), gradients_uncompiled, _SEES_LOCAL_TENSORS),  # noqa: SLF001 - ms.grad and value_and_grad are made of it
+    Patch(((base.GradOperation, "__call__"), (Grad, "__call__")), gradients_uncompiled, _SEES_LOCAL_TENSORS),
     Patch(
-        ((_PyNativeExecutor, "call_custom_bprop"),),
+        ((PyNativeExecutor, "call_custom_bprop"),),
         partial(without_dtensors, "a Cell with a bprop of its own", DIFFERENTIABLE),
         _SEES_LOCAL_TENSORS,
     ),
     Patch(
-        ((_Function, "apply"),),
+        ((Function, "apply"),),
         partial(without_dtensors, "_Function.apply", DIFFERENTIABLE),
         _SEES_LOCAL_TENSORS,
     ),
@@ -327,15 +348,15 @@ PATCHES: tuple[Patch, ...] = (
         "it copies parameters by Tensor(p), and every rank would write the same file",
     ),
     Patch(
-        _places_of(serialization._update_param),  # noqa: SLF001 - what loads one parameter has no public name
+        _places_of(update_param),
         loading_shards,
         "it hands the whole value to set_data, which takes a shard of a DTensor",
     ),
     Patch(
-        ((_RecomputeHandle, "__init__"),),
+        ((RecomputeHandle, "__init__"),),
         lambda init: replayable_constructor(init, random.get_rng_state, random.replay),
         _SAMPLES_ANEW,
     ),
-    Patch(((_RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),
-    Patch(((_RecomputeCell, "bprop"),), _replaying, _SAMPLES_ANEW),
+    Patch(((RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),
+    Patch(((RecomputeCell, "bprop"),), _replaying, _SAMPLES_ANEW),
 )

@@ -11,8 +11,6 @@ from typing import Any
 os.environ.setdefault("MS_DEV_LAUNCH_BLOCKING", "1")
 
 import mindspore
-from mindspore.common._grad_function import _Function
-from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.launched import unlaunched
@@ -27,6 +25,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
+from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
 from hyper_parallel.transport.numpy_ops import NumpyOps
@@ -96,7 +95,7 @@ class MindSporePlatform(
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:
         """True inside a differentiated function, and there outside ``no_grad``."""
-        return _pynative_executor.requires_grad
+        return pynative_executor.requires_grad
 
     needs_grad = staticmethod(requires_grad)  # True where the gradient engine has a node for the tensor
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mindspore
-from mindspore.common.api import _no_grad
 
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream, RuntimeFacet, host_stream_context
 from hyper_parallel.platform.mindspore import imperative
+from hyper_parallel.platform.mindspore.versions import no_grad
 from hyper_parallel.transport.mindspore_comm.host import on_card
 
 __all__ = ["MindSporeRuntime", "device_type"]
@@ -47,7 +47,7 @@ class MindSporeRuntime(RuntimeFacet):
 
     def no_grad(self) -> AbstractContextManager[Any]:
         """``_no_grad``, which has no public name."""
-        return _no_grad()
+        return no_grad()
 
     def enable_imperative_gradients(self) -> None:
         """By MindSpore's private entry to its gradient engine; see :mod:`.imperative`."""

@@ -8,10 +8,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, mint, nn
-from mindspore.common.api import _JitExecutor
-from mindspore.common.recompute import _RecomputeCell
 from mindspore.experimental import optim
-from mindspore.graph._utils.pijit_context import PIJitCaptureContext
 
 from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -20,6 +17,7 @@ from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
+from hyper_parallel.platform.mindspore.versions import JitExecutor, PIJitCaptureContext, RecomputeCell
 from hyper_parallel.transport.mindspore_comm.host import on_card
 
 __all__ = [
@@ -64,7 +62,7 @@ def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Call
         if served is not None:
             return served(*args[1:], **kwargs)
         # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.
-        if dtensors and not (any(isinstance(arg, _RecomputeCell) for arg in args) or _steps_by_element(args)):
+        if dtensors and not (any(isinstance(arg, RecomputeCell) for arg in args) or _steps_by_element(args)):
             msg = (
                 _optimizer_message(args) or f"{what}: it would see this rank's shards as if they were whole; {instead}"
             )
@@ -79,7 +77,7 @@ def _has_dtensor_parameters(caller: Any) -> bool:
     cell = getattr(caller, "obj", None)
     if isinstance(cell, nn.Cell) and intercept.holds_dtensor(cell.get_parameters()):
         return True
-    return isinstance(caller, (_JitExecutor, PIJitCaptureContext)) and reaches_dtensor(caller.fn)
+    return isinstance(caller, (JitExecutor, PIJitCaptureContext)) and reaches_dtensor(caller.fn)
 
 
 def _steps_by_element(args: tuple[Any, ...]) -> bool:

@@ -13,10 +13,10 @@ from functools import wraps
 from typing import Any
 
 from mindspore import Tensor, mint
-from mindspore.common.api import _pynative_executor
 from mindspore.graph.jit_context import jit_context
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.mindspore.versions import pynative_executor
 
 __all__ = ["forget_gradients", "primitive_without_size_one", "without_size_one"]
 
@@ -46,7 +46,7 @@ def primitive_without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any
 
 def forget_gradients() -> None:
     """Drop the gradients that MindSpore wrote down so far; not while it differentiates."""
-    _pynative_executor.clear_res()
+    pynative_executor.clear_res()
 
 
 def _has_size_one(tensor: Any, axis: Any) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.modules._functions import BackwardHookFunction
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
@@ -20,11 +19,11 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.module_hooks import hook_identity, local_gradient, local_value, reduced
+from hyper_parallel.platform.torch.versions import BackwardHookFunction, function_apply, native_apply, transforms_active
 
 __all__ = ["LocalFunction", "apply_function", "backward", "grad", "install"]
 
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 - no public spelling
-_plain_apply: Any = getattr(vars(torch.autograd.Function)["apply"], "__func__", vars(torch.autograd.Function)["apply"])
+_plain_apply: Any = function_apply()
 _ONCE = once_differentiable(lambda _: None).__code__
 _NATIVE = "_hyper_parallel_native"
 
@@ -36,12 +35,12 @@ class LocalFunction(torch.autograd.Function):
     the node itself, so the native half is called.
     """
 
-    _native = torch._C._FunctionBase.__dict__["apply"]  # noqa: SLF001 - no public spelling
+    _native = native_apply
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """See ``torch.autograd.Function``."""
-        return _plain_apply(cls, *args, **kwargs) if _transformed() or kwargs else cls._native(*args)
+        return _plain_apply(cls, *args, **kwargs) if transforms_active() or kwargs else cls._native(*args)
 
 
 def install() -> None:

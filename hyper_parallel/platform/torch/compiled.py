@@ -11,10 +11,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
-from torch._guards import TracingContext
-
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.versions import TracingContext, call_compile, get_isolation
 from hyper_parallel.transport.base import active_transport
 
 __all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler", "reset_beside_dtensors"]
@@ -30,9 +28,7 @@ def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - PyTorch's name
         _leave_to_python()
-        if _simulated():
-            kwargs["isolate_recompiles"] = True
-        return original(*args, **kwargs)
+        return call_compile(original, args, kwargs, simulated=_simulated())
 
     return compile
 
@@ -60,7 +56,7 @@ def end_graph_at(layout: str) -> None:
     if TracingContext.try_get() is None:
         return
     _leave_to_python()
-    from torch._dynamo.exc import Unsupported  # PyTorch loads its tracer when it first compiles
+    from hyper_parallel.platform.torch.versions import Unsupported  # PyTorch loads its tracer when it first compiles
 
     raise Unsupported(
         f"a graph of torch.compile cannot hold a DTensor, and met {layout}; leave out fullgraph=True, and calls on "
@@ -83,9 +79,11 @@ def _simulated() -> bool:
 
 def _leave_to_python() -> None:
     """Let PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
-    from torch._dynamo import trace_rules  # PyTorch loads its tracer when it first compiles
-    from torch._dynamo.callback import callback_handler
-    from torch._dynamo.variables.functions import UserFunctionVariable
+    from hyper_parallel.platform.torch.versions import (  # PyTorch loads its tracer when it first compiles
+        UserFunctionVariable,
+        callback_handler,
+        trace_rules,
+    )
 
     rules: dict[str, Any] = trace_rules.manual_torch_name_rule_map
     if _TRACED[0] not in rules:
@@ -98,7 +96,7 @@ def _leave_to_python() -> None:
 
 def _require_own_code(event: Any) -> None:
     """Refuse to trace code that simulated ranks would share: constants such as their rank are part of it."""
-    running = torch._C._dynamo.eval_frame.get_eval_frame_isolate_recompiles_id()  # noqa: SLF001 - no public spelling
+    running = get_isolation()
     # Backward is compiled later, from a graph that was traced for its rank.
     if event.callback_trigger.name == "DYNAMO" and running < 0 and _simulated():
         msg = (

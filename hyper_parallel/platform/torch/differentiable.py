@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+from hyper_parallel.platform.torch.versions import DisableTorchFunctionSubclass, pytree
 
 __all__ = ["AsyncTensor", "TorchDifferentiable", "async_tensor"]
 
@@ -56,7 +56,7 @@ class AsyncTensor(torch.Tensor):
 def async_tensor(output: torch.Tensor, pending: Any) -> torch.Tensor:
     """Return ``output``, on its graph, such that whatever reads it first waits for ``pending``."""
     tensor = output.as_subclass(AsyncTensor)
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - the documented way to touch a subclass' own state
+    with DisableTorchFunctionSubclass():  # the documented way to touch a subclass' own state
         tensor._plain, tensor._pending = output, pending  # noqa: SLF001 - this module's own class
     return tensor
 

@@ -36,6 +36,12 @@ from hyper_parallel.platform.torch.graph_nodes import node_to_read
 from hyper_parallel.platform.torch.ops.index import plain_entry
 from hyper_parallel.platform.torch.shared_storage import UncountedWrites, check_source, check_unfollowed
 from hyper_parallel.platform.torch.tensors import global_strides
+from hyper_parallel.platform.torch.versions import (
+    DisableTorchFunctionSubclass,
+    len_dispatch_stack,
+    make_wrapper,
+    peek_interpreter_stack,
+)
 
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
@@ -338,7 +344,7 @@ class TorchDTensor(DTensor, Tensor):
         writes = self._share(value, "data")
         self._local.data = value._local
         writes.share_with(self._local)
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented in PyTorch's extending guide
+        with DisableTorchFunctionSubclass():  # documented in PyTorch's extending guide
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
 
     def set_(self, source: Any = None, *others: Any, **named: Any) -> Any:
@@ -583,18 +589,17 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """
     tensor: TorchDTensor
     if not local.requires_grad:
-        tensor = _make(TorchDTensor, local, layout, False)
+        tensor = make_wrapper(TorchDTensor, local, layout, False)
         return tensor
     key = local.dtype if local.is_cpu else (local.dtype, local.device)
     like = _LIKE.get(key)
     if like is None:
         like = _without_gradient(local, key)
-    tensor = _make(TorchDTensor, like, layout, False)
+    tensor = make_wrapper(TorchDTensor, like, layout, False)
     tensor._local = local
     return tensor
 
 
-_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
 # Empty tensors by dtype and device, those of the CPU by dtype alone.
 _LIKE: dict[Any, Tensor] = {}
 _LOCK = threading.Lock()
@@ -602,17 +607,13 @@ _LOCK = threading.Lock()
 
 def _without_gradient(local: Tensor, key: Any) -> Tensor:
     """A tensor of the dtype and device of ``local``; kept by ``key``, unless it is special to this context."""
-    special = torch.is_inference_mode_enabled() or _dispatch_modes() or _function_transform() is not None
+    special = torch.is_inference_mode_enabled() or len_dispatch_stack() or peek_interpreter_stack() is not None
     if special or type(local.detach()) is not Tensor:
         return local.detach()
     like = torch.empty(0, dtype=local.dtype, device=local.device)  # dense, whatever the local tensor is
     with _LOCK:
         _LIKE[key] = like
     return like
-
-
-_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - no public spelling
-_function_transform: Any = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - of torch.func
 
 
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
@@ -16,6 +15,7 @@ from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_replaced, set_unreduced
 from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
 from hyper_parallel.platform.torch.sharded_schedule import ShardedSchedule
+from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves, tree_map
 from hyper_parallel.transport.checks.sequence import Step
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class FullyShardedGroup:
                 reason = f"a backward through module group {self.name} has not ended"
                 set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
             self.schedule.enter_backward(self)
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
+            execution_engine.queue_callback(self._after_backward)
         call.remaining = call.inputs
         self.running.add(call)
         self.gather()

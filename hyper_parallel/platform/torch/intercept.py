@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
@@ -23,6 +22,7 @@ from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.core.shard.op_plan import replicated_layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.ops.python_api import unwrapped
+from hyper_parallel.platform.torch.versions import DisableTorchFunctionSubclass, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -34,7 +34,7 @@ __all__ = ["GRAPH_FUNCTIONS", "RECORDED", "Interception", "function", "intercept
 RECORDED = "_hyper_parallel_recorded"
 """Attribute of a function that stands for one of PyTorch's while a program is recorded: PyTorch's own."""
 
-_disabled = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented in PyTorch's extending guide
+_disabled = DisableTorchFunctionSubclass  # documented in PyTorch's extending guide
 
 
 class Interception(NamedTuple):

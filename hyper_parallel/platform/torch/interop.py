@@ -85,10 +85,11 @@ def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
 
 def _theirs(placement: Placement) -> Any:
     from torch.distributed import tensor as peer
-    from torch.distributed.tensor.placement_types import _StridedShard
+
+    from hyper_parallel.platform.torch.versions import StridedShard as TheirStridedShard
 
     if isinstance(placement, StridedShard):
-        return _StridedShard(placement.dim, split_factor=placement.split_factor)
+        return TheirStridedShard(placement.dim, split_factor=placement.split_factor)
     if isinstance(placement, Shard):
         return peer.Shard(placement.dim)
     if isinstance(placement, Partial):
@@ -107,11 +108,12 @@ def own_placement(placement: Any) -> Any:
         UnsupportedOperatorError: only PyTorch has such a placement.
     """
     from torch.distributed import tensor as peer
-    from torch.distributed.tensor.placement_types import _StridedShard
+
+    from hyper_parallel.platform.torch.versions import StridedShard as TheirStridedShard
 
     if not isinstance(placement, peer.Placement):
         return placement
-    if type(placement) is _StridedShard:
+    if type(placement) is TheirStridedShard:
         return StridedShard(placement.dim, int(placement.split_factor))
     if type(placement) is peer.Shard:
         return Shard(placement.dim)

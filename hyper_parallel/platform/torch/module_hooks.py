@@ -11,13 +11,13 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.nn.modules._functions import BackwardHookFunction
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.graph_nodes import LocalNode
+from hyper_parallel.platform.torch.versions import BackwardHookFunction
 
 __all__ = ["hook_identity", "hooks_with_dtensors", "local_gradient", "local_value", "reduced", "refuse_old_hooks"]
 

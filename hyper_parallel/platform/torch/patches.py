@@ -1,30 +1,33 @@
-"""Every patch of PyTorch, with its reason and the version that needs it.
+"""Every patch of PyTorch, with its reason and the versions that need it.
 
-``PATCHES`` is the list to check when PyTorch is upgraded: a test fails if a patch names a version other than the one
-that is installed. Where no DTensor is involved, each patch calls the original.
+``PATCHES`` is the list to check when PyTorch is upgraded: a test fails on a version for which the reasons have not been
+checked. Where no DTensor is involved, each patch calls the original. A version without the attribute gets no
+replacement, and a warning with the feature that is lost.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import getattr_static, signature, unwrap
 from types import ClassMethodDescriptorType, CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch.distributed import _functional_collectives as functional, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import convert_parameters, parametrizations, parametrize
-from torch.testing._comparison import TensorLikePair
+from torch.nn.utils import convert_parameters, parametrize
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
+from hyper_parallel.platform.tested import TESTED
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
@@ -51,6 +54,17 @@ from hyper_parallel.platform.torch.storage_format import (
     pair_with_storage_format,
     with_storage_format,
 )
+from hyper_parallel.platform.torch.versions import (
+    CheckpointFrame,
+    Orthogonal,
+    TensorLikePair,
+    current_graph_task_id,
+    function_mode_enabled,
+    functional_collectives,
+    masked_functions,
+    mesh_readers,
+    optim_functional,
+)
 
 __all__ = ["LATE_PATCHES", "PATCHES", "Patch", "install"]
 
@@ -66,7 +80,7 @@ class Patch:
         places: owner (a module or class) and name of each attribute that has the function.
         replace: makes the replacement of the original function.
         reason: why PyTorch's original does not work.
-        version: PyTorch version for which the reason was last checked.
+        versions: of PyTorch for which the reason was checked.
         references: functions without closure are replaced by their code, so that a reference that was taken before
             calls the replacement, too.
     """
@@ -74,12 +88,15 @@ class Patch:
     places: tuple[tuple[Any, str], ...]
     replace: Callable[[Call], Call]
     reason: str
-    version: str = "2.13"
+    versions: tuple[str, ...] = TESTED["torch"]
     references: bool = False
 
     def install(self) -> None:
         """Replace the function; again does nothing new."""
         owner, name = self.places[0]
+        if isinstance(owner, Missing) or getattr_static(owner, name, None) is None:
+            self._warn_of_missing()
+            return
         static = getattr_static(owner, name)
         kinds = {classmethod: classmethod, ClassMethodDescriptorType: classmethod, staticmethod: staticmethod}
         method: Any = kinds.get(type(static))
@@ -93,6 +110,12 @@ class Patch:
         setattr(replacement, _ORIGINAL, original)
         for owner, name in self.places:
             setattr(owner, name, replacement if method is None else method(replacement))
+
+    def _warn_of_missing(self) -> None:
+        owner, name = self.places[0]
+        place = f"PyTorch {torch.__version__} has no {getattr(owner, '__name__', owner)}.{name}"
+        text = owner.message if isinstance(owner, Missing) else place
+        warnings.warn(f"{text}; it would be replaced, because {self.reason}", stacklevel=2)
 
 
 def _replace_code(function: FunctionType, replace: Callable[[Call], Call]) -> None:
@@ -121,9 +144,14 @@ def install() -> None:
     for patch in PATCHES:
         patch.install()
     for module, late in LATE_PATCHES.items():
-        after_import(module, lambda imported, late=late: late(imported).install())  # type: ignore[misc]
+        after_import(module, partial(_install_late, late))
     random.forbid_sampling_while(_recomputes)
     know_loaded_compiler()
+
+
+def _install_late(late: Callable[[Any], tuple[Patch, ...]], module: Any) -> None:
+    for patch in late(module):
+        patch.install()
 
 
 # -- recomputation -----------------------------------------------------------------------------------------------------
@@ -143,7 +171,7 @@ def _forward_that_replays(plain: Call) -> Call:
 
 def _recomputes() -> bool:
     """True where backward records operations: a forward runs again, by another way than the two that are patched."""
-    return torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled()  # noqa: SLF001 - no public spelling
+    return current_graph_task_id() >= 0 and torch.is_grad_enabled()
 
 
 _OTHER_GENERATOR = (
@@ -158,7 +186,7 @@ def _converting_once(plain: Call) -> Call:
     @wraps(plain)
     def of_dtensor(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
         # A mode has to see the call, and a mapping gets a mapping: both are PyTorch's.
-        if type(outputs) is TorchDTensor and type(inputs) in _LEAVES and not args and not _mode_is_active():
+        if type(outputs) is TorchDTensor and type(inputs) in _LEAVES and not args and not function_mode_enabled():
             return grad(outputs, inputs, grad_outputs, **options)
         return plain(outputs, inputs, grad_outputs, *args, **options)
 
@@ -166,7 +194,6 @@ def _converting_once(plain: Call) -> Call:
 
 
 _LEAVES = frozenset({TorchDTensor, list, tuple})
-_mode_is_active = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - no public spelling
 
 
 def _abandoning_what_raises(run: Call) -> Call:
@@ -186,26 +213,31 @@ def _abandoning_what_raises(run: Call) -> Call:
 
 _OUR_PARAMETERS = "it would take a DTensor for a plain tensor, and gather or average the wrong elements"
 _FSDP = "torch.distributed.fsdp"
-LATE_PATCHES: dict[str, Callable[[Any], Patch]] = {
-    f"{_FSDP}._fully_shard._fsdp_init": lambda module: Patch(
-        ((module, "_verify_managed_param"),), managed_without_dtensors, _OUR_PARAMETERS
+LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
+    f"{_FSDP}._fully_shard._fsdp_init": lambda module: (
+        Patch(((module, "_verify_managed_param"),), managed_without_dtensors, _OUR_PARAMETERS),
     ),
-    f"{_FSDP}._fully_shard._fully_shard": lambda module: Patch(
-        ((module, "_get_mesh_info"),), with_their_mesh, "PyTorch's DTensors are on PyTorch's meshes only"
+    f"{_FSDP}._fully_shard._fully_shard": lambda module: tuple(
+        Patch(((module, name),), with_their_mesh, "PyTorch's DTensors are on PyTorch's meshes only")
+        for name in mesh_readers(module)
     ),
-    f"{_FSDP}.fully_sharded_data_parallel": lambda module: Patch(
-        ((module.FullyShardedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS
+    f"{_FSDP}.fully_sharded_data_parallel": lambda module: (
+        Patch(((module.FullyShardedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS),
     ),
-    "torch.nn.utils.prune": lambda module: Patch(
-        ((module.BasePruningMethod, "apply"),),
-        masks_of_whole_tensors,
-        "it writes into flat views of masks, which are copies where the mask is sharded, and draws on each rank",
+    "torch.nn.utils.prune": lambda module: (
+        Patch(
+            ((module.BasePruningMethod, "apply"),),
+            masks_of_whole_tensors,
+            "it writes into flat views of masks, which are copies where the mask is sharded, and draws on each rank",
+        ),
     ),
-    "torch._dynamo": lambda module: Patch(
-        ((module, "reset"),),
-        reset_beside_dtensors,
-        "it forgets that simulated ranks may not share compiled code",
-        references=True,
+    "torch._dynamo": lambda module: (
+        Patch(
+            ((module, "reset"),),
+            reset_beside_dtensors,
+            "it forgets that simulated ranks may not share compiled code",
+            references=True,
+        ),
     ),
 }
 """Patches by the module that they change, which is imported by the program: this library would wait for it."""
@@ -224,7 +256,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((DistributedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS),
     *(
         Patch(
-            ((functional, name),),
+            ((functional_collectives, name),),
             group_of_mesh,
             "functional collectives know only PyTorch's own mesh",
         )
@@ -288,7 +320,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(
         Patch(
-            ((parametrizations._Orthogonal, name),),  # noqa: SLF001 - no public spelling
+            ((Orthogonal, name),),
             on_whole_tensors,
             "it needs whole matrices, and mixes them with constants and random numbers of its own",
         )
@@ -302,11 +334,11 @@ PATCHES: tuple[Patch, ...] = (
         )
         for kind in DISTRIBUTIONS
     ),
-    Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - every non-reentrant checkpoint creates one
+    Patch(((CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),
     Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
     *(
         Patch(
-            ((torch.masked, name), (torch.masked._ops, name)),  # noqa: SLF001 - where its functions call each other
+            ((torch.masked, name), (masked_functions, name)),
             with_storage_format,
             "it does not call __torch_function__, and compares x.layout, a DTensor's layout, with torch.strided",
             references=True,
@@ -336,7 +368,7 @@ PATCHES: tuple[Patch, ...] = (
             sparse_on_local_tensors,
             "it reads indices and values of sparse gradients, which are those of this rank's rows",
         )
-        for places in (((torch.optim._functional, "sparse_adam"),), _step_places("adagrad"))  # noqa: SLF001 - where SparseAdam finds it
+        for places in (((optim_functional, "sparse_adam"),), _step_places("adagrad"))
     ),
     Patch(
         ((torch, "compile"),),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.autograd.grad_mode import _force_original_view_tracking
 
 from hyper_parallel.platform.contract.launched import unlaunched
 from hyper_parallel.platform.contract.platform import Platform
@@ -21,6 +20,11 @@ from hyper_parallel.platform.torch.modules import TorchModules
 from hyper_parallel.platform.torch.persistence import TorchPersistence
 from hyper_parallel.platform.torch.runtime import TorchRuntime
 from hyper_parallel.platform.torch.tensors import TorchTensors
+from hyper_parallel.platform.torch.versions import (
+    force_original_view_tracking,
+    is_functorch_wrapped_tensor,
+    will_engine_execute_node,
+)
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.c10d import TorchOps
 from hyper_parallel.transport.single_process import SingleTransport
@@ -117,7 +121,7 @@ class TorchPlatform(
         if _has_hooks(local):
             return False
         try:
-            return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(local).node)  # noqa: SLF001 - as above
+            return will_engine_execute_node(torch.autograd.graph.get_gradient_edge(local).node)
         except RuntimeError:  # PyTorch raises it inside torch.autograd.grad
             return False
 
@@ -143,7 +147,7 @@ class TorchPlatform(
         """PyTorch makes a view anew by strides when it is written, and of an empty one that has no second gradient."""
 
         def replaying(*args: Any) -> Any:
-            with _force_original_view_tracking(True):
+            with force_original_view_tracking(True):
                 return call(*args)
 
         return replaying
@@ -160,7 +164,7 @@ class TorchPlatform(
 
     def is_transformed(self, tensor: Any) -> bool:
         """Whether ``torch.func`` has wrapped it."""
-        wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - no public spelling
+        wrapped: bool = is_functorch_wrapped_tensor(tensor)
         return wrapped
 
     def from_torch(self, tensor: Any) -> Any:

@@ -13,6 +13,7 @@ from hyper_parallel.platform.contract.replicated import bucketed, check_unchange
 from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks, local_leaf
 from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
+from hyper_parallel.platform.torch.versions import current_graph_task_id, execution_engine
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Step
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class ReplicatedGradients:
         del args
         trained = {name: id(local_leaf(value)) for name, value in module.named_parameters() if value.requires_grad}
         check_unchanged(trained, self._trained)
-        if self._open and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no public spelling
+        if self._open and current_graph_task_id() == -1:
             self._open = False  # its backward has raised
             self._sequence.close()
 
@@ -179,7 +180,7 @@ class ReplicatedGradients:
         self._mark(_UNFINISHED)
         self._sequence.open("backward")
         self._open = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # noqa: SLF001
+        execution_engine.queue_callback(self._after_backward)
 
     def _launch(self) -> None:
         bucket = self.buckets[self._next]

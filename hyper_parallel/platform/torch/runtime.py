@@ -69,9 +69,9 @@ class TorchRuntime(RuntimeFacet):
         """``torch.distributed._symmetric_memory``."""
         if self.gap("get_symmetric_memory_handler") is not None:
             raise self.unsupported("get_symmetric_memory_handler")
-        from torch.distributed import _symmetric_memory
+        from hyper_parallel.platform.torch.versions import symmetric_memory
 
-        return _symmetric_memory
+        return symmetric_memory
 
 
 _HOST = HostStream()

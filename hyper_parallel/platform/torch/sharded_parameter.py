@@ -11,6 +11,7 @@ from hyper_parallel.platform.contract.fully_sharded import replaced_parameter
 from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.refused_steps import set_replaced
+from hyper_parallel.platform.torch.versions import set_version_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class ShardedParameter:
     def free(self) -> None:
         """Free the storage of the whole, which backward cannot read until it is filled."""
         self.whole.untyped_storage().resize_(0)
-        _set_version((self.whole,), (self._version + 1,))
+        set_version_counter((self.whole,), (self._version + 1,))
 
     def fill(self, rows: Sequence[torch.Tensor], *, unchanged: bool) -> None:
         """Allocate the whole and copy it from all ranks' ``rows``.
@@ -107,7 +108,7 @@ class ShardedParameter:
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
         torch.cat([row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)], out=self.flat)
         self._version += 0 if unchanged else 2
-        _set_version((whole,), (self._version,))
+        set_version_counter((whole,), (self._version,))
 
     def check_unreplaced(self) -> None:
         """Check that the modules and the shard are those that were sharded.
@@ -198,6 +199,3 @@ class ShardedParameter:
         if gradient is not None:
             self.hooks.refuse(f"fully_shard: the gradient of {self._name()} is accumulated under no_sync()")
             self.accumulated = gradient.to(dtype)
-
-
-_set_version = torch._C._autograd._unsafe_set_version_counter  # noqa: SLF001 - no public spelling

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
+from hyper_parallel.platform.torch.versions import current_graph_task_id
 from hyper_parallel.transport.base import active_transport_of
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Finish, Step
 
@@ -126,7 +127,7 @@ class ShardedSchedule:
 
     def _is_stale(self) -> bool:
         """Whether the open window is of a backward that has raised."""
-        running = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+        running = current_graph_task_id() != -1
         window = self.sequence.window
         return window is not None and window[0] == "backward" and not running
 

@@ -6,11 +6,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.torch.versions import storage_use_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ def is_shared(tensor: Any) -> bool:
     """Whether others have the storage of ``tensor``: a view, its base, what autograd keeps, or who took its local."""
     local = tensor._local
     storage = local.untyped_storage()
-    views = torch._C._storage_Use_Count(storage._cdata) > _USES_BY_ONE_TENSOR  # noqa: SLF001 - no public spelling
+    views = storage_use_count(storage._cdata) > _USES_BY_ONE_TENSOR  # noqa: SLF001 - no public spelling
     own = 1 + sum(value is local for value in vars(tensor).values())  # the slot of the local tensor, and attributes
     return views or sys.getrefcount(local) > own + 2  # the variable here, and the one that counts
 

@@ -9,11 +9,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import implicit_replication
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
+from hyper_parallel.platform.torch.versions import masked_functions, tree_leaves
 
 __all__ = ["functions_of_masked", "pair_with_storage_format", "with_storage_format"]
 
@@ -43,7 +43,7 @@ def with_storage_format(function: Call) -> Call:
 
 def functions_of_masked() -> list[str]:
     """Names of the functions of ``torch.masked`` that are written in Python."""
-    inner = vars(torch.masked._ops)  # noqa: SLF001 - where they are written
+    inner = vars(masked_functions)
     return [name for name in torch.masked.__all__ if isinstance(inner.get(name), FunctionType)]
 
 

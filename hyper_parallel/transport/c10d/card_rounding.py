@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
+from hyper_parallel.platform.torch.versions import get_precision, set_cudnn_tf32, set_precision
+
 __all__ = ["exact_products", "put_rounding", "rounding"]
 
 _CUDNN: Any = torch.backends.cudnn
-_READ: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # noqa: SLF001 - properties take longer
-_WRITE: Any = getattr(torch._C, "_set_fp32_precision_setter", None)  # noqa: SLF001 - as above
-_WRITE_CUDNN: Any = torch._C._set_cudnn_allow_tf32  # noqa: SLF001 - the property refuses after disable_global_flags()
-_OPERATIONS = () if _READ is None or _WRITE is None else ("matmul", "conv", "rnn")
+_OPERATIONS = ("matmul", "conv", "rnn")
 """What has a switch of its own since PyTorch 2.9; the older ones raise once these have other values."""
 
 
@@ -28,7 +27,7 @@ def rounding() -> tuple[Any, ...]:
         cudnn: Any = _CUDNN.allow_tf32
     except RuntimeError:
         cudnn = None
-    operations = tuple([_READ("cuda", operation) for operation in _OPERATIONS])
+    operations = tuple([get_precision("cuda", operation) for operation in _OPERATIONS])
     return precision, cudnn, operations, tuple([place.allow_hf32 for place in _ascend()])
 
 
@@ -41,10 +40,10 @@ def put_rounding(state: tuple[Any, ...]) -> None:
     if precision is not None and precision != now[0]:
         torch.set_float32_matmul_precision(precision)
     if cudnn is not None and cudnn != now[1]:
-        _WRITE_CUDNN(cudnn)
+        set_cudnn_tf32(cudnn)
     for operation, value in zip(_OPERATIONS, operations, strict=True):
-        if _READ("cuda", operation) != value:
-            _WRITE("cuda", operation, value)
+        if get_precision("cuda", operation) != value:
+            set_precision("cuda", operation, value)
     for place, allowed in zip(_ascend(), ascend, strict=True):
         if place.allow_hf32 != allowed:
             place.allow_hf32 = allowed
@@ -57,10 +56,10 @@ def exact_products() -> Iterator[None]:
     if state[0] is not None:
         torch.set_float32_matmul_precision("highest")
     if state[1] is not None:
-        _WRITE_CUDNN(False)
+        set_cudnn_tf32(False)
     for operation in _OPERATIONS:
-        if _READ("cuda", operation) == "tf32":
-            _WRITE("cuda", operation, "ieee")
+        if get_precision("cuda", operation) == "tf32":
+            set_precision("cuda", operation, "ieee")
     for place in _ascend():
         place.allow_hf32 = False
     try:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from hyper_parallel.platform.torch.versions import (
+    allgather_base,
+    dispatch_mode_stack,
+    len_dispatch_stack,
+    reduce_scatter_base,
+)
 
 __all__ = ["count_collective", "count_of_transport"]
 
@@ -17,12 +23,12 @@ _PACKETS = {
     "reduce": _OPS.reduce_,
     "broadcast": _OPS.broadcast_,
     "all_gather": _OPS.allgather_,
-    "all_gather_into_tensor": _OPS._allgather_base_,
+    "all_gather_into_tensor": allgather_base,
     "all_gather_coalesced": _OPS.allgather_coalesced_,
     "gather": _OPS.gather_,
     "scatter": _OPS.scatter_,
     "reduce_scatter": _OPS.reduce_scatter_,
-    "reduce_scatter_tensor": _OPS._reduce_scatter_base_,
+    "reduce_scatter_tensor": reduce_scatter_base,
     "all_to_all": _OPS.alltoall_,
     "all_to_all_single": _OPS.alltoall_base_,
 }
@@ -51,10 +57,10 @@ def count_of_transport(method: str) -> None:
 
 def count_collective(name: str) -> None:
     """Count a call in each ``CommDebugMode`` of this thread; ``name`` is the function's in ``torch.distributed``."""
-    if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no public spelling
+    if not len_dispatch_stack():
         return
     from torch.distributed.tensor.debug import CommDebugMode
 
-    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, CommDebugMode)]
+    modes = [mode for mode in dispatch_mode_stack() if isinstance(mode, CommDebugMode)]
     for mode in modes if name in _PACKETS else ():
         mode.__torch_dispatch__(_Counted(_PACKETS[name]), ())

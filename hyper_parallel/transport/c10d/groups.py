@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hyper_parallel.platform.torch.versions import default_store
 from hyper_parallel.transport.base import EngineTransport, Ranks, after_dropped, check_ranks, unknown_group
 
 __all__ = ["C10dGroups"]
@@ -61,7 +62,7 @@ class C10dGroups(EngineTransport):
         key = tuple(sorted(ranks))
         self._claims[key] = self._claims.get(key, 0) + 1
         name = f"hyper_parallel/started/{'-'.join(map(str, key))}/{self._claims[key]}"
-        store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        store = default_store()
         turn = store.add(name, 1)
         store.set(f"{name}/{turn}", proposal)
         proposals = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _set_thread_isolation_mode  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyper_parallel.platform.torch.versions import c10d_world, set_thread_isolation
 from hyper_parallel.transport.c10d.process_state import forget_environments
 from hyper_parallel.transport.c10d.rank_groups import FIELDS, REPLACED, current_rank, start_thread
 
 __all__ = ["INSTALLATION", "Installation"]
 
 _Module: Any = distributed_c10d
-_World: type = type(_Module._world)  # noqa: SLF001 - PyTorch's extension point
-_isolate: Callable[[bool], None] = _set_thread_isolation_mode
+_World: type = type(c10d_world)  # PyTorch's extension point
+_isolate: Callable[[bool], None] = set_thread_isolation
 _STATE = ("_backend", "_default_pg_init_method")  # names in PyTorch's module that init_process_group sets
 _KEEPING_GROUPS = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
 
@@ -124,13 +124,13 @@ class Installation:
         self._functions = {name: getattr(_Module, name) for name in REPLACED}
         for name, replacement in REPLACED.items():
             self._put(name, _per_rank(replacement, self._functions[name]))
-        _Module._world.__class__ = _WorldOfRank  # noqa: SLF001 - PyTorch's extension point
+        c10d_world.__class__ = _WorldOfRank
         self._start = threading.Thread.start
         threading.Thread.start = functools.partialmethod(_start_thread, self._start)  # type: ignore[assignment]
 
     def _uninstall(self) -> None:
         threading.Thread.start = self._start  # type: ignore[method-assign]
-        _Module._world.__class__ = _World  # noqa: SLF001 - as above
+        c10d_world.__class__ = _World
         for name, function in self._functions.items():
             self._put(name, function)
 

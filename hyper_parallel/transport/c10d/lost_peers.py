@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import DistNetworkError, DistStoreError, distributed_c10d
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.torch.versions import default_store
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.checks.compare import ranked
 from hyper_parallel.transport.checks.fingerprint import call_site
@@ -215,7 +215,7 @@ def _put_outcome(ask: Callable[[], Any], outcomes: list[Any]) -> None:
 
 def _tcp_store() -> Any:
     """The world's store if it is reached over the network, without the prefixes that worlds put before their keys."""
-    store: Any = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+    store: Any = default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store if isinstance(store, TCPStore) else None

@@ -14,7 +14,7 @@ from hyper_parallel.transport.c10d.ruled_group import RuledGroup
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 __all__ = ["Member", "SimulatedProcessGroup", "WorldGroup"]
 

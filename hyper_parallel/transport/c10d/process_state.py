@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils import parametrize
 from torch.utils import deterministic
 
+from hyper_parallel.platform.torch.versions import get_isolation, set_isolation
 from hyper_parallel.transport.c10d.card_rounding import put_rounding, rounding
 
 __all__ = ["ProcessState", "forget_environments", "restore_process", "save_process"]
@@ -23,7 +24,6 @@ _Changes = list[tuple[bytes, bytes | None]]
 _ENVIRONMENT: _Environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - copied 100 times faster
 _FILLS: Any = deterministic
 _PARAMETRIZED: Any = parametrize
-_COMPILED: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - where PyTorch keeps whose compiled code runs
 _MOST_CHANGES = 1024  # pairs of environments whose changes are kept
 
 
@@ -101,7 +101,7 @@ def _switches() -> tuple[Any, ...]:
         rounding(),
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
-        _COMPILED.get_eval_frame_isolate_recompiles_id(),
+        get_isolation(),
         _PARAMETRIZED._cache_enabled,  # noqa: SLF001 - depth of cached()
     )
 
@@ -112,5 +112,5 @@ def _switch(switches: tuple[Any, ...]) -> None:
     _FILLS.fill_uninitialized_memory = fill
     put_rounding(rounds)
     torch.autograd.set_detect_anomaly(anomaly, check_nan=check_nan)
-    _COMPILED.set_eval_frame_isolate_recompiles_id(compiled)
+    set_isolation(compiled)
     _PARAMETRIZED._cache_enabled = depth  # noqa: SLF001

@@ -12,10 +12,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import distributed_c10d
+from torch.distributed import PrefixStore, Store, distributed_c10d
 
 from hyper_parallel.errors import MeshError
+from hyper_parallel.platform.torch.versions import find_group, new_group_with_tag, register_group, unregister_groups
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.c10d.process_group import Member, SimulatedProcessGroup, WorldGroup
 from hyper_parallel.transport.c10d.simulated_group import CollectiveGroup
@@ -104,7 +104,7 @@ class RankGroups:
         self.splits.clear()
         if self._fields is not None:
             self._fields.update(_empty())
-            _C10D._unregister_all_process_groups()  # noqa: SLF001 - as PyTorch does
+            unregister_groups()  # as PyTorch does
 
     def close(self) -> None:
         """Forget every group for good: the rank or its simulation has ended. C++'s registry ends with the thread."""
@@ -123,7 +123,7 @@ class RankGroups:
         """Register a group of ``ranks``, this one included, under its name."""
         engine = dist.Backend(backend if _is_built(backend) else _BACKEND)
         tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
-        _C10D._register_pg_in_world(  # noqa: SLF001 - as PyTorch does
+        register_group(  # as PyTorch does
             group,
             backend_name=engine,
             store=store,
@@ -242,7 +242,7 @@ def _new_process_group_helper(
         raise ValueError(msg)
     tag = options.get("pg_tag")
     if tag:
-        known = _C10D._find_pg_by_ranks_and_tag(tag, global_ranks_in_group)  # noqa: SLF001 - as PyTorch does
+        known = find_group(tag, global_ranks_in_group)  # as PyTorch does
         if known:
             return known, rank_groups.get("pg_map")[known][1]
     if not global_ranks_in_group:
@@ -329,11 +329,10 @@ def _split_group(
     return None
 
 
-_PLAIN_NEW_GROUP: Any = _C10D._new_group_with_tag  # noqa: SLF001 - wrapped
 REPLACED: dict[str, Callable[..., Any]] = {
     "rendezvous": _rendezvous,
     "_new_process_group_helper": _new_process_group_helper,
     "split_group": _split_group,
-    "_new_group_with_tag": _checked_new_group(_PLAIN_NEW_GROUP),
+    "_new_group_with_tag": _checked_new_group(new_group_with_tag),
 }
 """Functions of ``distributed_c10d`` by name, and what a simulated rank calls in their place, its groups first."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
-from torch._C import _distributed_c10d
+from torch.distributed import Store
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.checks.fingerprint import call_site
@@ -16,7 +16,7 @@ from hyper_parallel.transport.simulated_threads import ThreadEndpoint
 
 __all__ = ["SimulatedStore"]
 
-_Store: Any = _distributed_c10d.Store
+_Store: Any = Store
 _TIMEOUT = timedelta(seconds=300)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.platform.torch.versions import backend_plugins
 from hyper_parallel.transport.c10d.engine_rules import ENGINES, EngineRules
 from hyper_parallel.transport.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
@@ -160,7 +161,7 @@ def register_engine(rules: EngineRules | None) -> str:
         ValueError: the engine cannot be rehearsed here: this installation has the real one, or it is NCCL.
     """
     name = STAGED if rules is None else rules.engine
-    plugin = dist.Backend._plugins.get(name.upper())  # noqa: SLF001 - no public spelling
+    plugin = backend_plugins.get(name.upper())
     if plugin is not None and plugin.creator_fn in (_create_staged, _create_rehearsed):
         return name
     if plugin is not None or name not in (STAGED, REHEARSED):

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import distributed_c10d
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d
 
 from hyper_parallel.errors import HyperParallelError
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.platform.torch.versions import DispatchKey, resolve_process_group
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 
 __all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of", "replace_function"]
@@ -37,8 +38,8 @@ LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_wit
 """Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
 _LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # checks while it lives
-_KEY = torch._C.DispatchKey.BackendSelect  # noqa: SLF001 - in every call, after autograd, before all devices
-_META = torch._C.DispatchKey.Meta  # noqa: SLF001 - no public spelling
+_KEY = DispatchKey.BackendSelect  # in every call, after autograd, before all devices
+_META = DispatchKey.Meta
 
 
 class Agree(Protocol):
@@ -104,7 +105,7 @@ def _guarded_operator(name: str, fingerprint: _Fingerprint, agree: Agree) -> Cal
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
             group = arguments.pop("group_name")
             if isinstance(group, str):
-                group = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]  # noqa: SLF001
+                group = resolve_process_group(group)
             agree(fingerprint({**arguments, "group": group}), wait=False)
         # redispatch releases the interpreter lock, which gloo's threads take to free tensors: call_boxed deadlocked
         return operator.redispatch(keys.remove(_KEY), *args, **kwargs)

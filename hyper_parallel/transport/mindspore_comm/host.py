@@ -7,9 +7,9 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, ops
-from mindspore._c_expression import MSContext, ms_ctx_param
 
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import MSContext, ms_ctx_param
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 
 __all__ = ["empty", "from_host", "host_dtype", "on_card", "overwrite", "to_host", "write"]

@@ -13,14 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mindspore import Parameter, Tensor
-from mindspore.common.api import _pynative_executor
-from mindspore.communication import GlobalComm, _comm_helper, comm_func, management
-from mindspore.graph import _parse
+from mindspore.communication import GlobalComm, comm_func, management
 from mindspore.mint.distributed import distributed
-from mindspore.ops import _primitive_cache
 from mindspore.ops.function import comm_func as ops_comm_func
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import (
+    ExistingGroup,
+    comm_helper,
+    parse,
+    primitive_cache,
+    pynative_executor,
+)
 from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.mindspore_comm.functional import OPERATORS
 from hyper_parallel.transport.mindspore_comm.primitives import CARRIED, REFUSED, carry
@@ -51,16 +55,16 @@ def begin(rank: int, size: int, endpoint: Endpoint) -> None:
     """
     begin_world(rank, size, endpoint)
     install()
-    _pynative_executor.clear_res()  # a cell that raised while it was differentiated leaves MindSpore recording
+    pynative_executor.clear_res()  # a cell that raised while it was differentiated leaves MindSpore recording
     GlobalComm.INITED = True
     GlobalComm.BACKEND = "hccl"
     GlobalComm.WORLD_COMM_GROUP = management.HCCL_WORLD_COMM_GROUP
     # What MindSpore remembers of groups, and primitives that remember the size of theirs.
     for remembered in (
-        _comm_helper._ExistingGroup.ITEMS,  # noqa: SLF001 - the caches have no public name
-        _comm_helper._ExistingGroup.GROUP_RANKS,  # noqa: SLF001
+        ExistingGroup.ITEMS,
+        ExistingGroup.GROUP_RANKS,
         *(vars(module)[name] for module, names in _CACHES for name in names),
-        _primitive_cache._PRIM_CACHE,  # noqa: SLF001
+        primitive_cache,
     ):
         remembered.clear()
     ops_comm_func.set_comm_ops_inplace(True)
@@ -81,9 +85,9 @@ def install() -> None:
         primitive.__call__ = _primitive(primitive.__call__)  # type: ignore[method-assign]
     for primitive, instead in REFUSED.items():
         primitive.__call__ = _refused(f"ops.{primitive.__name__}", instead)  # type: ignore[method-assign]
-    for module in (_parse, _parse.parser):
+    for module in (parse, parse.parser):
         module.get_obj_type = _uncompiled(module.get_obj_type)
-    for module in (_comm_helper, ops_comm_func):
+    for module in (comm_helper, ops_comm_func):
         module.CollectiveManager = GroupManager
     for module in (distributed, ops_comm_func):
         module._finalize_collective = _destroy  # noqa: SLF001

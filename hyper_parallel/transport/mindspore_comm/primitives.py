@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor, ops
-from mindspore.common._grad_function import _Function
-from mindspore.ops._grad_experimental import grad_comm_ops
-from mindspore.ops._grad_experimental.grad_base import get_bprop_fn
 from mindspore.ops.operations import comm_ops
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import Function, get_bprop_fn, grad_comm_ops
 from hyper_parallel.transport.mindspore_comm import collectives
 from hyper_parallel.transport.mindspore_comm.collectives import Array
 from hyper_parallel.transport.mindspore_comm.host import empty, from_host, host_dtype, on_card, overwrite, to_host
@@ -103,7 +101,7 @@ class _Call:
                 overwrite(output, array)
 
 
-class _Carried(_Function):
+class _Carried(Function):
     """Runs a call, and in backward the gradient that MindSpore defines for its primitive."""
 
     @staticmethod
@@ -409,15 +407,23 @@ CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {
 # Their gradient broadcasts the root's cotangent into that of members whose output, and so cotangent, has shape [1].
 _FROM_MEMBERS_WITHOUT = (comm_ops.Reduce, comm_ops.CollectiveGather)
 _COMPILED = "it is made by MindSpore's graph compiler, which does not run on simulated ranks"
+_REFUSED = {
+    "NeighborExchangeV2": "write it as ops.NeighborExchange of the borders",
+    "_AllSwap": "use ops.AlltoAllV",
+    "_HostAllGather": "use ops.AllGather",
+    "_HostReduceScatter": "use ops.ReduceScatter",
+    **dict.fromkeys(
+        (
+            "_MirrorOperator",
+            "_MirrorMiniStepOperator",
+            "_MirrorMicroStepOperator",
+            "_MiniStepAllGather",
+            "_MicroStepAllGather",
+        ),
+        _COMPILED,
+    ),
+}
 REFUSED: dict[type, str] = {
-    comm_ops.NeighborExchangeV2: "write it as ops.NeighborExchange of the borders",
-    comm_ops._AllSwap: "use ops.AlltoAllV",  # noqa: SLF001 - the class has no public name
-    comm_ops._HostAllGather: "use ops.AllGather",  # noqa: SLF001
-    comm_ops._HostReduceScatter: "use ops.ReduceScatter",  # noqa: SLF001
-    comm_ops._MirrorOperator: _COMPILED,  # noqa: SLF001
-    comm_ops._MirrorMiniStepOperator: _COMPILED,  # noqa: SLF001
-    comm_ops._MirrorMicroStepOperator: _COMPILED,  # noqa: SLF001
-    comm_ops._MiniStepAllGather: _COMPILED,  # noqa: SLF001
-    comm_ops._MicroStepAllGather: _COMPILED,  # noqa: SLF001
+    getattr(comm_ops, name): instead for name, instead in _REFUSED.items() if hasattr(comm_ops, name)
 }
 """Primitives that are refused, and what to do instead."""

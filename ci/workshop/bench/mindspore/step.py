@@ -13,12 +13,12 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, nn
-from mindspore.common._grad_function import _Function
 from mindspore.mint.nn import functional as F
 
 from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
 from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
 from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
+from hyper_parallel.platform.mindspore.versions import Function
 from hyper_parallel.transport.base import active_transport_of
 
 __all__ = ["training_steps"]
@@ -84,7 +84,7 @@ def _summed(x: Tensor) -> Tensor:
     return transport.all_reduce(x, "sum", tuple(range(transport.world_size)))  # type: ignore[union-attr] # a fake one
 
 
-class _Copy(_Function):
+class _Copy(Function):
     """Identity, whose gradients are summed."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class _Copy(_Function):
         return _summed(grad)
 
 
-class _Reduce(_Function):
+class _Reduce(Function):
     """The sum, whose gradient every rank has."""
 
     @staticmethod

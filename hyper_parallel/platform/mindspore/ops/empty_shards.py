@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
-from mindspore.common.api import _no_grad, _pynative_executor
 
 from hyper_parallel._tree import CONTAINERS, leaves, tree_map
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
+from hyper_parallel.platform.mindspore.versions import Function, no_grad, pynative_executor
 
 __all__ = ["COMPUTED", "OnEmpty", "empty_safe", "kernel_on_elements", "no_elements", "set_on_elements"]
 
@@ -55,7 +54,7 @@ class OnEmpty:
     product: bool = False
 
 
-class _Zeros(_Function):
+class _Zeros(Function):
     """Zeros that depend on ``source`` in the autograd graph, at any order of differentiation."""
 
     @staticmethod
@@ -84,7 +83,7 @@ class _Results(NamedTuple):
     no_gradient: tuple[int, ...] = ()
 
 
-class _Constant(_Function):
+class _Constant(Function):
     """Results that no input element reached: every gradient is zero."""
 
     @staticmethod
@@ -105,7 +104,7 @@ def _zero_gradients(
     inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any] | None
 ) -> list[Tensor]:
     zeros = [mint.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in inputs]
-    if not _pynative_executor.requires_grad():  # gradients are not differentiated again
+    if not pynative_executor.requires_grad():  # gradients are not differentiated again
         return zeros
     sources = _sources_in_grads(inputs, grads) if rerun is None else _sources_by_rerun(inputs, grads, rerun)
     return [
@@ -150,7 +149,7 @@ def _sources_by_rerun(
     return sources
 
 
-class _Unchanged(_Function):
+class _Unchanged(Function):
     """The first operand: nothing was written into it."""
 
     @staticmethod
@@ -217,7 +216,7 @@ def _run_empty(
     operands = list(_tensors((args, tuple(kwargs.values()))))
     if special.unchanged and 0 not in operands[0].shape:
         return _Unchanged.apply(*operands)
-    with _no_grad():
+    with no_grad():
         facts = _shapes(compute, special, args, kwargs)
     many = isinstance(facts, list)
     tensors = [_value(op, special, shape, dtype) for shape, dtype in (facts if many else [facts])]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, ops
-from mindspore._c_expression import op_enum
 
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, spellings
+from hyper_parallel.platform.mindspore.versions import op_enum
 
 __all__: list[str] = []
 

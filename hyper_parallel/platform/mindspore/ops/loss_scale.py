@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import mindspore
-from mindspore import Tensor, amp, ops
+from mindspore import Tensor, ops
 
 from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate
+from hyper_parallel.platform.mindspore.versions import all_finite, grad_scale_map, grad_unscale_map
 
 __all__ = ["UNCOMPILED"]
 
@@ -54,8 +55,8 @@ def _unscaled(scale: Tensor, values: Any) -> Any:
 
 
 UNCOMPILED: dict[Any, Callable[..., Any]] = {
-    amp._all_finite.__wrapped__: _all_finite,  # noqa: SLF001 - what the public functions call
-    amp._grad_scale_map.__wrapped__: _scaled,  # noqa: SLF001
-    amp._grad_unscale_map.__wrapped__: _unscaled,  # noqa: SLF001
+    all_finite.__wrapped__: _all_finite,  # what the public functions call
+    grad_scale_map.__wrapped__: _scaled,
+    grad_unscale_map.__wrapped__: _unscaled,
 }
 """What serves a function that MindSpore compiles, where a DTensor is among its arguments."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
-from mindspore.common.api import _pynative_executor
 from mindspore.ops.auto_generate import LayerNormGrad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -27,6 +25,7 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     kernel,
     unless_constant,
 )
+from hyper_parallel.platform.mindspore.versions import Function, pynative_executor
 
 __all__: list[str] = []
 
@@ -106,7 +105,7 @@ def _on_cpu() -> bool:
 
 def _native(x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: int, eps: float) -> Any:
     """Return the normalised tensor, its mean and its variance."""
-    if _pynative_executor.requires_grad() and any(
+    if pynative_executor.requires_grad() and any(
         operand is not None and requires_grad(operand) for operand in (x, weight, bias)
     ):
         return _NativeLayerNorm.apply(x, weight, bias, begin, eps)
@@ -123,13 +122,13 @@ def _or_constant(x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: i
 
 def _run(primitive: Any, *args: Any) -> Any:
     """Call a primitive with all that its constructor would have kept, and that MindSpore's Python layer would add."""
-    return _pynative_executor.run_op_async(primitive, primitive.name, args)
+    return pynative_executor.run_op_async(primitive, primitive.name, args)
 
 
 _FORWARD, _BACKWARD = ops.LayerNorm(), LayerNormGrad()
 
 
-class _NativeLayerNorm(_Function):
+class _NativeLayerNorm(Function):
     """MindSpore's kernel, its gradient by MindSpore's other one, which has none: a second gradient is composed."""
 
     @staticmethod
@@ -149,7 +148,7 @@ class _NativeLayerNorm(_Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, weight and bias."""
         x, gamma, mean, variance = ctx.saved_tensors
-        if _pynative_executor.requires_grad() or ctx.eps < BACKWARD_EPSILON:  # differentiated again, or inexact
+        if pynative_executor.requires_grad() or ctx.eps < BACKWARD_EPSILON:  # differentiated again, or inexact
             grads = _composed_gradients(x, gamma, grad, ctx.begin, ctx.eps)
         else:
             if ctx.eps > BACKWARD_EPSILON:

@@ -8,7 +8,6 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.common.api import _no_grad
 from mindspore.mint.nn import functional as F
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -34,6 +33,7 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     spelling,
     spellings,
 )
+from hyper_parallel.platform.mindspore.versions import no_grad
 
 __all__ = ["into"]
 
@@ -571,7 +571,7 @@ def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
     if requires_grad(local) and not is_leaf(local):
         msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
         raise UnsupportedOperatorError(msg)
-    with _no_grad():
+    with no_grad():
         result = {
             "Assign": lambda: value,
             "AssignAdd": lambda: ops.add(x, value),

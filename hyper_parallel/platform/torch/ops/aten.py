@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from hyper_parallel.platform.torch.ops.registry import aten, spelling
 
 spelling("clamp", aten.clamp_min.default, aten.clamp_min.Tensor, signature="x, min")
@@ -12,5 +10,5 @@ spelling("clamp", aten.clamp_min_.default, aten.clamp_min_.Tensor, signature="x,
 spelling("clamp", aten.clamp_max_.default, aten.clamp_max_.Tensor, signature="x, max")
 spelling("prelu", aten._prelu_kernel.default)
 # With these torch.distributions checks its parameters and samples.
-spelling("all", torch._is_all_true, aten._is_all_true.default, signature="x")
-spelling("any", torch._is_any_true, aten._is_any_true.default, signature="x")
+spelling("all", "_is_all_true", aten._is_all_true.default, signature="x")
+spelling("any", "_is_any_true", aten._is_any_true.default, signature="x")

@@ -130,41 +130,41 @@ _foreach(
 )
 
 
-@decomposition(torch._foreach_norm, signature="x, ord=2, dtype=None")
+@decomposition("_foreach_norm", signature="x, ord=2, dtype=None")
 def _norm(_ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in x]
 
 
-@decomposition(torch._foreach_copy_, signature="x, y, non_blocking=False")
+@decomposition("_foreach_copy_", signature="x, y, non_blocking=False")
 def _copy(_ops: Any, x: Any, y: Any, non_blocking: Any) -> Any:
     for target, source in zip(x, y, strict=True):
         target.copy_(source, non_blocking)
     return x
 
 
-@decomposition(torch._foreach_zero_, signature="x")
+@decomposition("_foreach_zero_", signature="x")
 def _zero(_ops: Any, x: Any) -> Any:
     for tensor in x:
         tensor.zero_()
     return x
 
 
-@decomposition(torch._foreach_clone, signature="x, *, memory_format=None")
+@decomposition("_foreach_clone", signature="x, *, memory_format=None")
 def _clone(_ops: Any, x: Any, memory_format: Any) -> list[Any]:
     del memory_format  # locals are dense
     return [tensor.clone() for tensor in x]
 
 
-@decomposition(torch._foreach_max, signature="x")
+@decomposition("_foreach_max", signature="x")
 def _max(_ops: Any, x: Any) -> list[Any]:
     return [tensor.max() for tensor in x]
 
 
-@decomposition(torch._foreach_powsum, signature="x, ord=2, dtype=None")
+@decomposition("_foreach_powsum", signature="x, ord=2, dtype=None")
 def _powsum(_ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:
     return [(tensor if dtype is None else tensor.to(dtype)).abs().pow(ord).sum() for tensor in x]
 
 
-@decomposition(torch._foreach_mm, signature="x, y")
+@decomposition("_foreach_mm", signature="x, y")
 def _mm(_ops: Any, x: Any, y: Any) -> list[Any]:
     return [torch.mm(*pair) for pair in zip(x, y, strict=True)]

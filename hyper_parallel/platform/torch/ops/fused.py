@@ -17,6 +17,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError, notation
 from hyper_parallel.platform.torch.ops.registry import decomposition
+from hyper_parallel.platform.torch.versions import amp_unscale
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ def _mark_written(tensors: Iterable[Any]) -> None:
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
-@decomposition(torch._amp_foreach_non_finite_check_and_unscale_, signature="x, found_inf, inv_scale")
+@decomposition(_UNSCALE, signature="x, found_inf, inv_scale")
 def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
     """Scale this rank's shards in place; ``found_inf`` becomes that of all ranks of the gradients' meshes."""
     grads = [grad for grad in x if isinstance(grad, DTensor)]
@@ -102,7 +103,7 @@ def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None
         if isinstance(grad, DTensor):
             _require_writable(index, grad)
     local_inf = _to_local(found_inf)
-    torch._amp_foreach_non_finite_check_and_unscale_([_to_local(grad) for grad in x], local_inf, _to_local(inv_scale))
+    amp_unscale([_to_local(grad) for grad in x], local_inf, _to_local(inv_scale))
     _mark_written(grads)
     meshes = list(dict.fromkeys(grad.device_mesh for grad in grads))
     for mesh in meshes * len(meshes):  # repeat, so that a maximum on one mesh reaches all

@@ -11,6 +11,7 @@ from torch import Tensor
 from hyper_parallel.core.shard.rules.loss import reduce_partials
 from hyper_parallel.platform.torch.ops.python_api import unwrapped
 from hyper_parallel.platform.torch.ops.registry import decomposition, kernel, signature_of, spelling
+from hyper_parallel.platform.torch.versions import assert_async
 
 # -- losses of elements ------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ def _local_classes(target: Tensor, start: int, count: int, classes: int) -> tupl
             msg = f"Target {int(target[~known].reshape(-1)[0])} is out of bounds."
             raise IndexError(msg)
     else:
-        torch._assert_async(known.all())
+        assert_async(known.all())
     local = (target >= start) & (target < start + count)
     return local, torch.where(local, target - start, 0)
 

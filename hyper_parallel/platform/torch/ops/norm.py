@@ -108,7 +108,7 @@ def _normalise(
 # -- weights given by direction and length -----------------------------------------------------------------------------
 
 
-@decomposition(torch._weight_norm, signature="v, g, dim=0")
+@decomposition("_weight_norm", signature="v, g, dim=0")
 def _weight_norm(_ops: Any, v: Any, g: Any, dim: int) -> Any:
     """``v`` with the norms ``g`` along ``dim`` (-1: as a whole), as ``weight_norm`` computes weights."""
     rest = None if dim == -1 else [other for other in range(v.ndim) if other != dim % v.ndim]

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.entry import KeywordCall, OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import LayoutError
+from hyper_parallel.platform.torch.versions import OpOverload, functional
 
 __all__ = [
     "aten",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-nn = torch._C._nn
+nn = functional
 
 Call = Callable[..., Any]
 Condition = Callable[[dict[str, Any]], bool]

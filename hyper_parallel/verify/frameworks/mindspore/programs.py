@@ -12,13 +12,13 @@ from typing import Any, cast
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
-from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.entry import Binder
 from hyper_parallel.core.shard.sample import DType, Sample, between, indices, real, size
 from hyper_parallel.platform.mindspore.ops.kernels import copied as copied_plain, requires_grad
 from hyper_parallel.platform.mindspore.ops.registry import KEYWORDS, Spelling, handlers
+from hyper_parallel.platform.mindspore.versions import pynative_executor
 from hyper_parallel.verify.frameworks.contract.call_source import call_source, value_source
 from hyper_parallel.verify.frameworks.mindspore.unsound import LEFT_OUT, unsound
 
@@ -217,7 +217,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
 
 def settle() -> None:
     """Wait for all calls, some of which raise their error only when a result is read."""
-    _pynative_executor.sync()
+    pynative_executor.sync()
 
 
 # -- source ------------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def gradients(
         else:
             _, grads = mindspore.value_and_grad(weighted, tuple(range(len(by))))(*by)
     except BaseException:
-        _pynative_executor.clear_res()  # what a failed run leaves behind makes gradients of the next ones wrong
+        pynative_executor.clear_res()  # what a failed run leaves behind makes gradients of the next ones wrong
         raise
     grads = grads if isinstance(grads, tuple) else (grads,)
     return {("gradient", number): grad for number, grad in zip(differentiated, grads, strict=True)}

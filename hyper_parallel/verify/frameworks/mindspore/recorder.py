@@ -11,9 +11,9 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore.mint import nn as mint_nn
-from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm
 from hyper_parallel.transport.mindspore import to_host
 from hyper_parallel.transport.mindspore_comm.world import active_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
@@ -60,7 +60,7 @@ class Recorder:
         """Call a cell and record its output; cells inside a backward or an optimizer are not the model's."""
         if self._in_backward or self._in_step:
             return plain(cell, *args, **kwargs)
-        if isinstance(cell, _ClipByGlobalNorm):
+        if isinstance(cell, ClipByGlobalNorm):
             self._record_norm(args[0], float(cell.clip_norm))
             self._in_step = True
             try:

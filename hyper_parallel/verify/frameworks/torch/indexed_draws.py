@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.torch.intercept import RECORDED
+from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves, tree_map
 
 __all__ = ["IndexedDraws"]
 
@@ -83,7 +83,7 @@ class IndexedDraws(TorchFunctionMode):
             func(*args, **kwargs)
             return
         with self:
-            torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001 - no public spelling
+            execution_engine.run_backward(
                 (loss,), (torch.ones_like(loss),), keep, values["create_graph"], (), allow_unreachable=True,
                 accumulate_grad=True,
             )  # fmt: skip

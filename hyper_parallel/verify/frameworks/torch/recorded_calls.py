@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hyper_parallel.platform.torch.versions import current_graph_task_id
+
 __all__ = ["infers_shapes", "recomputes"]
 
 _LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[3]))
@@ -28,4 +30,4 @@ def infers_shapes() -> bool:
 
 def recomputes() -> bool:
     """Return whether backward is running: modules that it calls are recomputed."""
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+    return bool(current_graph_task_id() != -1)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
 from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, OwnGradients
@@ -366,8 +366,7 @@ class Recorder:
         """Remember the process groups that exist now."""
         if not torch.distributed.is_initialized():
             return
-        world: Any = distributed_c10d._world  # noqa: SLF001 - no public spelling
-        for group, ranks in world.pg_group_ranks.items():
+        for group, ranks in c10d_world.pg_group_ranks.items():
             members = tuple(sorted(ranks))
             description = str(getattr(group, "group_desc", "") or "").removeprefix("mesh_")
             name = "world" if group is torch.distributed.group.WORLD else description

@@ -1,0 +1,124 @@
+"""Private names of a framework: each is asked for where it is needed, and one that is missing refuses its feature.
+
+Version numbers are never compared: a nightly build has what it has. The tables are ``platform/torch/versions.py`` and
+``platform/mindspore/versions.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hyper_parallel.errors import UnsupportedOnBackend
+
+__all__ = ["Missing", "Names", "Wanted", "named"]
+
+_NOTHING = object()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A name that a framework does not publish.
+
+    Attributes:
+        paths: where versions have it, the first that is there counts.
+        feature: what does not work without it.
+        versions: that have it, where not all that are tested do.
+        otherwise: what serves in versions that have neither the name nor the need for it.
+    """
+
+    paths: tuple[str, ...]
+    feature: str
+    versions: str = ""
+    otherwise: Any = _NOTHING
+
+
+class Missing:
+    """Stands for a name that the installed version lacks: whatever uses it is refused."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def refuse(self) -> NoReturn:
+        """Raise.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) always.
+        """
+        raise UnsupportedOnBackend(self.message)
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Refuse."""
+        self.refuse()
+
+    def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Let a class derive from what is missing: it can be made, and neither used nor instantiated."""
+        return (type("Missing", (), {"__new__": self, "apply": self}),)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+
+class Names:
+    """The names of one framework; each is looked up once, when a module first imports it.
+
+    Args:
+        framework: its name for people.
+        package: its top-level module.
+        wanted: what is asked for, by the name it has in this library.
+    """
+
+    def __init__(self, framework: str, package: str, wanted: Mapping[str, Wanted]) -> None:
+        self._framework = framework
+        self._package = package
+        self._wanted = wanted
+        self._found: dict[str, Any] = {}
+
+    def find(self, name: str) -> Any:
+        """Return the object, or a :class:`Missing`.
+
+        Raises:
+            AttributeError: the table has no such name.
+        """
+        if name not in self._wanted:
+            msg = f"the table of {self._framework}'s private names has no {name!r}"
+            raise AttributeError(msg)
+        if name not in self._found:
+            self._found[name] = self._ask(self._wanted[name])
+        return self._found[name]
+
+    def missing(self) -> list[str]:
+        """Ask for every name, and return a sentence on each feature that the installed version cannot serve."""
+        found = [self.find(name) for name in self._wanted]
+        return [value.message for value in found if isinstance(value, Missing)]
+
+    def _ask(self, wanted: Wanted) -> Any:
+        for path in wanted.paths:
+            value = named(path)
+            if value is not None:
+                return value
+        if wanted.otherwise is not _NOTHING:
+            return wanted.otherwise
+        version = importlib.import_module(self._package).__version__
+        having = f"; {self._framework} {wanted.versions} has it" if wanted.versions else ""
+        return Missing(
+            f"{wanted.feature} needs {wanted.paths[0]}, which {self._framework} {version} does not have{having}"
+        )
+
+
+def named(path: str) -> Any:
+    """Return what a dotted path leads to, from the innermost module on; None if nothing is there."""
+    parts = path.split(".")
+    for depth in range(len(parts), 0, -1):
+        try:
+            value: Any = importlib.import_module(".".join(parts[:depth]))
+        except ImportError:
+            continue
+        for part in parts[depth:]:
+            value = getattr(value, part, None)
+        return value
+    return None

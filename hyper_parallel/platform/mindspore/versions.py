@@ -1,0 +1,85 @@
+"""MindSpore's private names and what differs between its versions, each once.
+
+``from hyper_parallel.platform.mindspore.versions import name`` asks the installed version for it: the graph compiler
+moved from ``mindspore.common`` to ``mindspore.graph`` in 2.9. Attributes that are replaced stand in ``patches.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyper_parallel._versions import Names, Wanted
+
+__all__ = ["NAMES"]
+
+_GUARD = "a refusal of DTensors in what is compiled"
+_GRADIENTS = "gradients of DTensors"
+_RECOMPUTED = "recomputation that draws from DTensors"
+_WORLD = "MindSpore's collectives on simulated ranks"
+_SCALING = "loss scaling of DTensors"
+
+
+def _name(path: str, feature: str, versions: str = "") -> Wanted:
+    return Wanted((path,), feature, versions)
+
+
+def _of_api(name: str, feature: str) -> Wanted:
+    return Wanted((f"mindspore.graph.api.{name}", f"mindspore.common.api.{name}"), feature)
+
+
+NAMES = Names(
+    "MindSpore",
+    "mindspore",
+    {
+        # differentiation
+        "CellBackwardHook": _name("mindspore.ops.operations._inner_ops.CellBackwardHook", "hooks of Cells on DTensors"),
+        "Function": _name("mindspore.common._grad_function._Function", _GRADIENTS),
+        "Grad": _name("mindspore.ops.composite.base._Grad", _GRADIENTS),
+        "PyNativeExecutor": _of_api("_PyNativeExecutor", _GRADIENTS),
+        "RecomputeCell": _name("mindspore.common.recompute._RecomputeCell", _RECOMPUTED),
+        "RecomputeHandle": _name("mindspore.common.recompute._RecomputeHandle", _RECOMPUTED, "2.10"),
+        "get_bprop_fn": _name("mindspore.ops._grad_experimental.grad_base.get_bprop_fn", _WORLD),
+        "grad_comm_ops": _name("mindspore.ops._grad_experimental.grad_comm_ops", _WORLD),
+        "no_grad": _of_api("_no_grad", _GRADIENTS),
+        "pynative_executor": _of_api("_pynative_executor", _GRADIENTS),
+        # dispatch
+        "NoFallbackGuard": _name("mindspore._c_expression.NoFallbackGuard", "DTensors"),
+        "TensorOverloadCall": _name("mindspore._c_expression.TensorOverloadCall", "methods of DTensors"),
+        "cell_base": _name("mindspore._c_expression.Cell_", "offloaded modules"),
+        "make_subclass": _name("mindspore.Tensor._make_subclass", "DTensors"),
+        "op_enum": _name("mindspore._c_expression.op_enum", "Fourier transforms of DTensors"),
+        # the graph compiler
+        "CellGraphExecutor": _of_api("_CellGraphExecutor", _GUARD),
+        "JitExecutor": _of_api("_JitExecutor", _GUARD),
+        "PIJitCaptureContext": Wanted(
+            (
+                "mindspore.graph._utils.pijit_context.PIJitCaptureContext",
+                "mindspore.common._pijit_context.PIJitCaptureContext",
+            ),
+            _GUARD,
+        ),
+        "get_mode": _name("mindspore.context._get_mode", "graph mode"),
+        "parse": Wanted(("mindspore.graph._parse", "mindspore._extends.parse"), _WORLD),
+        "process_context": _name("mindspore.context._context", "graph mode"),
+        # functions of nn and amp
+        "ClipByGlobalNorm": _name("mindspore.ops.function.clip_func._ClipByGlobalNorm", "recorded clip factors"),
+        "all_finite": _name("mindspore.amp._all_finite", _SCALING),
+        "fans": _name("mindspore.common.initializer._calculate_fan_in_and_fan_out", "delayed initialization"),
+        "calculated_gain": _name("mindspore.common.initializer._calculate_gain", "delayed initialization"),
+        "grad_scale_map": _name("mindspore.amp._grad_scale_map", _SCALING),
+        "grad_unscale_map": _name("mindspore.amp._grad_unscale_map", _SCALING),
+        "update_param": _name("mindspore.train.serialization._update_param", "loading checkpoints into DTensors"),
+        # communication
+        "ExistingGroup": _name("mindspore.communication._comm_helper._ExistingGroup", _WORLD),
+        "MSContext": _name("mindspore._c_expression.MSContext", "settings of the device"),
+        "comm_helper": _name("mindspore.communication._comm_helper", _WORLD),
+        "ms_ctx_param": _name("mindspore._c_expression.ms_ctx_param", "settings of the device"),
+        "primitive_cache": _name("mindspore.ops._primitive_cache._PRIM_CACHE", _WORLD),
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return NAMES.find(name)

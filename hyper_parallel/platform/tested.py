@@ -1,0 +1,36 @@
+"""The versions of Python and of both frameworks that every suite of this project has passed on.
+
+Nothing is refused because of a number: a version that is newer may work, and is named in reports.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["PYTHONS", "TESTED", "newer_than_tested"]
+
+TESTED = {
+    "torch": ("2.10", "2.12", "2.13", "2.14"),
+    "mindspore": ("2.8", "2.9", "2.10"),
+}
+"""Minor versions, oldest first."""
+
+PYTHONS = {"torch": ((3, 10), (3, 14)), "mindspore": ((3, 10), (3, 12))}
+"""The oldest and the newest Python for which a framework has wheels."""
+
+
+def newer_than_tested(framework: str, version: str) -> str:
+    """Return a sentence if ``version`` is newer than every tested one, else an empty text.
+
+    Args:
+        framework: ``torch`` or ``mindspore``.
+        version: as the framework names itself, such as ``2.16.0.dev20261120+cpu``.
+    """
+    newest = TESTED[framework][-1]
+    if _minor(version) <= _minor(newest):
+        return ""
+    return f"{framework} {version} is newer than {newest}, the newest that this version of hyper_parallel was tested on"
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

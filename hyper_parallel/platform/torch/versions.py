@@ -1,0 +1,140 @@
+"""PyTorch's private names and what differs between its versions, each once.
+
+``from hyper_parallel.platform.torch.versions import name`` asks the installed version for it. Attributes that are
+replaced stand in ``patches.py``, with the versions that need them.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+
+from hyper_parallel._versions import Names, Wanted
+from hyper_parallel.errors import UnsupportedOnBackend
+
+__all__ = ["NAMES", "call_compile", "function_apply", "mesh_readers"]
+
+_COMPILE = "torch.compile beside DTensors"
+_ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
+_C10D = "torch.distributed.distributed_c10d"
+_THREADS = "a simulated world of threads"
+_GROUPS = "process groups of simulated ranks"
+_FUNC = "torch.func on DTensors"
+_NESTED = "nested arguments with DTensors"
+_HOOKS = "hooks of modules on DTensors"
+_BACKWARD = "fully_shard and replicate"
+_ROUNDING = "float32 products that are exact on every card"
+
+
+def _name(path: str, feature: str, versions: str = "", **otherwise: Any) -> Wanted:
+    return Wanted((path,), feature, versions, **otherwise)
+
+
+NAMES = Names(
+    "PyTorch",
+    "torch",
+    {
+        # autograd
+        "BackwardHookFunction": _name("torch.nn.modules._functions.BackwardHookFunction", _HOOKS),
+        "current_graph_task_id": _name("torch._C._current_graph_task_id", _BACKWARD),
+        "execution_engine": _name("torch.autograd.Variable._execution_engine", _BACKWARD),
+        "force_original_view_tracking": _name(
+            "torch.autograd.grad_mode._force_original_view_tracking", "views of DTensors"
+        ),
+        "native_apply": _name("torch._C._FunctionBase.apply", "custom autograd functions on DTensors"),
+        "set_version_counter": _name("torch._C._autograd._unsafe_set_version_counter", "fully_shard"),
+        "will_engine_execute_node": _name("torch._C._will_engine_execute_node", "hooks on gradients of DTensors"),
+        # dispatch
+        "DisableTorchFunctionSubclass": _name("torch._C.DisableTorchFunctionSubclass", "DTensors"),
+        "DispatchKey": _name("torch._C.DispatchKey", "checks of collectives before they run"),
+        "OpOverload": _name("torch._ops.OpOverload", "operator overloads on DTensors"),
+        "dispatch_mode_stack": _name("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "CommDebugMode"),
+        "function_mode_enabled": _name("torch._C._is_torch_function_mode_enabled", "torch.autograd.grad on DTensors"),
+        "functional": _name("torch._C._nn", "operators on DTensors"),
+        "is_functorch_wrapped_tensor": _name("torch._C._functorch.is_functorch_wrapped_tensor", _FUNC),
+        "len_dispatch_stack": _name("torch._C._len_torch_dispatch_stack", "dispatch modes on DTensors"),
+        "make_wrapper": _name("torch.Tensor._dtensor__new__", "DTensors"),
+        "peek_interpreter_stack": _name("torch._C._functorch.peek_interpreter_stack", _FUNC),
+        "pytree": _name("torch.utils._pytree", _NESTED),
+        "tree_leaves": _name("torch.utils._pytree.tree_leaves", _NESTED),
+        "tree_map": _name("torch.utils._pytree.tree_map", _NESTED),
+        "storage_use_count": _name("torch._C._storage_Use_Count", "views of a storage that DTensors share"),
+        "transforms_active": _name("torch._C._are_functorch_transforms_active", _FUNC),
+        # operators
+        "amp_unscale": _name("torch._amp_foreach_non_finite_check_and_unscale_", "torch.amp.GradScaler"),
+        "assert_async": _name("torch._assert_async", "checks of classes on a device"),
+        # compiler: asked for when a program first compiles
+        "TracingContext": _name("torch._guards.TracingContext", _COMPILE),
+        "Unsupported": _name("torch._dynamo.exc.Unsupported", _COMPILE),
+        "UserFunctionVariable": _name("torch._dynamo.variables.functions.UserFunctionVariable", _COMPILE),
+        "callback_handler": _name("torch._dynamo.callback.callback_handler", _COMPILE),
+        "trace_rules": _name("torch._dynamo.trace_rules", _COMPILE),
+        "get_isolation": _name(_ISOLATION.format("get"), "", "2.13 and newer", otherwise=lambda: -1),
+        "set_isolation": _name(_ISOLATION.format("set"), "", "2.13 and newer", otherwise=lambda _: None),
+        # what is replaced: see patches.py
+        "CheckpointFrame": _name("torch.utils.checkpoint._CheckpointFrame", "recomputation that draws from DTensors"),
+        "Orthogonal": _name("torch.nn.utils.parametrizations._Orthogonal", "parametrizations.orthogonal on DTensors"),
+        "TensorLikePair": _name("torch.testing._comparison.TensorLikePair", "torch.testing.assert_close on DTensors"),
+        "functional_collectives": _name("torch.distributed._functional_collectives", "functional collectives"),
+        "masked_functions": _name("torch.masked._ops", "torch.masked on DTensors"),
+        "optim_functional": _name("torch.optim._functional", "SparseAdam on DTensors"),
+        # torch.distributed
+        "StridedShard": _name(
+            "torch.distributed.tensor.placement_types._StridedShard", "StridedShard to and from PyTorch's DTensor"
+        ),
+        "backend_plugins": _name("torch.distributed.Backend._plugins", "backends of other packages"),
+        "allgather_base": _name("torch.ops.c10d._allgather_base_", "CommDebugMode"),
+        "c10d_world": _name(f"{_C10D}._world", _GROUPS),
+        "default_store": _name(f"{_C10D}._get_default_store", "real processes"),
+        "find_group": _name(f"{_C10D}._find_pg_by_ranks_and_tag", _GROUPS),
+        "new_group_with_tag": _name(f"{_C10D}._new_group_with_tag", _GROUPS),
+        "reduce_scatter_base": _name("torch.ops.c10d._reduce_scatter_base_", "CommDebugMode"),
+        "register_group": _name(f"{_C10D}._register_pg_in_world", _GROUPS),
+        "resolve_process_group": _name(f"{_C10D}._resolve_process_group", "functional collectives"),
+        "unregister_groups": _name(f"{_C10D}._unregister_all_process_groups", _GROUPS),
+        "set_thread_isolation": _name("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
+        "symmetric_memory": _name("torch.distributed._symmetric_memory", "symmetric memory"),
+        # switches
+        "get_precision": _name("torch._C._get_fp32_precision_getter", _ROUNDING),
+        "set_cudnn_tf32": _name("torch._C._set_cudnn_allow_tf32", _ROUNDING),
+        "set_precision": _name("torch._C._set_fp32_precision_setter", _ROUNDING),
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return NAMES.find(name)
+
+
+def function_apply() -> Any:
+    """Return ``torch.autograd.Function.apply`` as a function of the class: Python's to 2.13, native from 2.14 on."""
+    apply = vars(torch.autograd.Function)["apply"]
+    return getattr(apply, "__func__", apply)
+
+
+def mesh_readers(module: Any) -> tuple[str, ...]:
+    """Return the names by which the module of PyTorch's ``fully_shard`` calls what reads the mesh: one from 2.11 on."""
+    return ("_get_mesh_info",) if hasattr(module, "_get_mesh_info") else ("FSDPMeshInfo", "HSDPMeshInfo")
+
+
+def call_compile(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, simulated: bool) -> Any:
+    """Call ``torch.compile``, on simulated ranks with code of their own.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) ranks would share compiled code: before 2.13 nothing keeps it
+            apart.
+    """
+    if not simulated:
+        return compile_(*args, **kwargs)
+    if "isolate_recompiles" not in signature(compile_).parameters:
+        msg = (
+            "torch.compile on simulated ranks needs its argument isolate_recompiles, which PyTorch "
+            f"{torch.__version__} does not have; PyTorch 2.13 and newer has it: run the program on real processes, or "
+            "without torch.compile"
+        )
+        raise UnsupportedOnBackend(msg)
+    return compile_(*args, **{**kwargs, "isolate_recompiles": True})
