@@ -23,9 +23,16 @@ TOP = "hyper_parallel"
 WORKSHOP = "workshop"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
-TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
+TORCH_ZONES = {
+    "platform.torch",
+    "platform.torch.versions",
+    "transport.c10d",
+    "transport.checks.torch_distributed",
+    "transport.gloo",
+}
 MINDSPORE_ZONES = {
     "platform.mindspore",
+    "platform.mindspore.versions",
     "transport.mindspore",
     "transport.mindspore_cards",
     "transport.mindspore_comm",
@@ -58,24 +65,36 @@ ARROWS = {
     "compat": BASE | CORE,
     "_text": set(),
     "_tree": set(),
+    "_versions": {"errors"},
     "errors": set(),
+    # A framework's private names, which its transports need as well; they import nothing of the rest.
+    "platform.torch.versions": {"_versions", "errors"},
+    "platform.mindspore.versions": {"_versions"},
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_text", "_tree", "errors", "transport"},
     "platform": {"_lazy", "errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
     "transport": {"_caches", "_text", "errors"},
-    "transport.c10d": {"_text", "errors", "transport", "transport.checks.torch_distributed", "transport.gloo"},
-    "transport.checks.torch_distributed": {"errors", "transport"},
-    "transport.gloo": {"errors", "transport"},
+    "transport.c10d": {
+        "_text",
+        "errors",
+        "platform.torch.versions",
+        "transport",
+        "transport.checks.torch_distributed",
+        "transport.gloo",
+    },
+    "transport.checks.torch_distributed": {"errors", "platform.torch.versions", "transport"},
+    "transport.gloo": {"errors", "platform.torch.versions", "transport"},
     "transport.mindspore": {
         "errors",
         "transport",
         "transport.c10d",
         "transport.mindspore_comm",
     },  # its CPU rehearsal runs over gloo
-    "transport.mindspore_comm": {"errors", "transport"},
+    "transport.mindspore_comm": {"errors", "platform.mindspore.versions", "transport"},
     "transport.mindspore_rehearsal": {"errors", "transport", "transport.mindspore_comm"},
     "transport.mindspore_cards": {
         "errors",
+        "platform.mindspore.versions",
         "transport",
         "transport.c10d",
         "transport.mindspore",
@@ -84,6 +103,9 @@ ARROWS = {
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {
         "_caches",
+        "_versions",
+        "platform",
+        "platform.torch.versions",
         "_text",
         "_tree",
         "errors",
@@ -94,6 +116,9 @@ ARROWS = {
     },
     "platform.mindspore": {
         "_caches",
+        "_versions",
+        "platform",
+        "platform.mindspore.versions",
         "_tree",
         "errors",
         "platform.contract",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore import Tensor
-from mindspore._c_expression import run_backward
-from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, PlanError
+from hyper_parallel.platform.mindspore.versions import pynative_executor, run_backward
 from hyper_parallel.transport.base import active_transport_of
 
 __all__ = ["enable"]
@@ -20,14 +19,14 @@ def enable() -> None:
 
     Simulated ranks forget it when their run ends.
     """
-    recorded = _pynative_executor.grad_flag()
-    _pynative_executor.set_grad_flag(True)
+    recorded = pynative_executor.grad_flag()
+    pynative_executor.set_grad_flag(True)
     added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
     for name, value in added.items():
         setattr(Tensor, name, value)
 
     def undo() -> None:
-        _pynative_executor.set_grad_flag(recorded)
+        pynative_executor.set_grad_flag(recorded)
         for name in added:
             delattr(Tensor, name)
 

@@ -40,6 +40,7 @@ NAMES = Names(
         "RecomputeHandle": _name("mindspore.common.recompute._RecomputeHandle", _RECOMPUTED, "2.10"),
         "get_bprop_fn": _name("mindspore.ops._grad_experimental.grad_base.get_bprop_fn", _WORLD),
         "grad_comm_ops": _name("mindspore.ops._grad_experimental.grad_comm_ops", _WORLD),
+        "run_backward": _name("mindspore._c_expression.run_backward", "backward() on MindSpore"),
         "no_grad": _of_api("_no_grad", _GRADIENTS),
         "pynative_executor": _of_api("_pynative_executor", _GRADIENTS),
         # dispatch

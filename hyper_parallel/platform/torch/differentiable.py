@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
-from hyper_parallel.platform.torch.versions import DisableTorchFunctionSubclass, pytree
+from hyper_parallel.platform.torch.versions import DisableTorchFunctionSubclass, inside_forward_ad, pytree
 
 __all__ = ["AsyncTensor", "TorchDifferentiable", "async_tensor"]
 
@@ -19,8 +19,7 @@ class TorchDifferentiable(DifferentiableFacet):
 
     def has_tangent(self, local: Any) -> bool:
         """Whether it is a dual tensor of ``forward_ad``, which ``torch.func.jvp`` makes as well."""
-        inside = forward_ad._current_level >= 0  # noqa: SLF001 - no public spelling
-        return inside and forward_ad.unpack_dual(local).tangent is not None
+        return inside_forward_ad() and forward_ad.unpack_dual(local).tangent is not None
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
         """A tensor whose first use waits for the collective ``pending``."""

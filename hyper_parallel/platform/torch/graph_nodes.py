@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch.autograd.graph import Node
-from torch.nn.modules.module import _WrappedHook
 
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.versions import WrappedHook
 
 __all__ = ["LocalNode", "node_to_read"]
 
@@ -70,7 +70,7 @@ class LocalNode(Node):
 
     def register_hook(self, fn: Callable[..., Any]) -> None:  # type: ignore[override] # refused
         """Refused: it would see the local gradients of one local operation."""
-        if not isinstance(fn, _WrappedHook):  # of register_backward_hook, which the module refuses after this
+        if not isinstance(fn, WrappedHook):  # of register_backward_hook, which the module refuses after this
             self._refuse("register_hook")
 
     def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:  # type: ignore[override] # refused

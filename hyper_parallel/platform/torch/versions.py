@@ -10,11 +10,12 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from hyper_parallel._versions import Names, Wanted
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["NAMES", "call_compile", "function_apply", "mesh_readers"]
+__all__ = ["NAMES", "call_compile", "function_apply", "inside_forward_ad", "mesh_readers"]
 
 _COMPILE = "torch.compile beside DTensors"
 _ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
@@ -76,6 +77,7 @@ NAMES = Names(
         # what is replaced: see patches.py
         "CheckpointFrame": _name("torch.utils.checkpoint._CheckpointFrame", "recomputation that draws from DTensors"),
         "Orthogonal": _name("torch.nn.utils.parametrizations._Orthogonal", "parametrizations.orthogonal on DTensors"),
+        "WrappedHook": _name("torch.nn.modules.module._WrappedHook", _HOOKS),
         "TensorLikePair": _name("torch.testing._comparison.TensorLikePair", "torch.testing.assert_close on DTensors"),
         "functional_collectives": _name("torch.distributed._functional_collectives", "functional collectives"),
         "masked_functions": _name("torch.masked._ops", "torch.masked on DTensors"),
@@ -108,6 +110,12 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return NAMES.find(name)
+
+
+def inside_forward_ad() -> bool:
+    """Whether a ``torch.autograd.forward_ad.dual_level`` is open, as inside ``torch.func.jvp``."""
+    level: int = forward_ad._current_level  # noqa: SLF001 - no public spelling
+    return level >= 0
 
 
 def function_apply() -> Any:

@@ -30,10 +30,10 @@ from hyper_parallel.transport.mindspore_comm.functional import OPERATORS
 from hyper_parallel.transport.mindspore_comm.primitives import CARRIED, REFUSED, carry
 from hyper_parallel.transport.mindspore_comm.world import GroupManager, begin_world, current_world
 
-__all__ = ["VERSION", "begin", "begin_again"]
+__all__ = ["VERSIONS", "begin", "begin_again"]
 
-VERSION = "2.10"
-"""The MindSpore release for which the replacements were last checked."""
+VERSIONS = ("2.10",)
+"""The MindSpore releases for which the replacements were checked."""
 
 _BACKENDS = ("hccl", "nccl", "mccl")
 _MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")

@@ -132,7 +132,7 @@ def test_every_patch_is_for_the_installed_version():
 
     platform_named("mindspore")
     for patch in PATCHES:
-        assert mindspore.__version__.startswith(f"{patch.version}."), patch.reason
+        assert ".".join(mindspore.__version__.split(".")[:2]) in patch.versions, patch.reason
         assert patch.reason
         assert patch.places, patch.reason
 

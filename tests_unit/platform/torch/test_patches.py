@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch.distributed._composable import checkpoint as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 from torch.utils import checkpoint as ways
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -22,7 +24,7 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, install
+from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, Patch, install
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -31,11 +33,16 @@ pytestmark = pytest.mark.platforms("torch")
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
+def late_patches():
+    """Return the patches of modules that PyTorch imports later."""
+    return [patch for name, late in LATE_PATCHES.items() for patch in late(importlib.import_module(name))]
+
+
 def test_every_patch_names_its_reason_and_the_installed_version():
-    """An upgrade of PyTorch fails here until the reason of each patch has been checked and its version renewed."""
+    """An upgrade of PyTorch fails here until the reason of each patch has been checked and its versions renewed."""
     platform_named("torch")
-    for patch in [*PATCHES, *(late(importlib.import_module(name)) for name, late in LATE_PATCHES.items())]:
-        assert torch.__version__.startswith(f"{patch.version}."), patch.reason
+    for patch in [*PATCHES, *late_patches()]:
+        assert ".".join(torch.__version__.split(".")[:2]) in patch.versions, patch.reason
         assert patch.reason
         assert patch.places, patch.reason
 
@@ -51,11 +58,27 @@ def test_every_patch_is_installed_once():
     assert {"Function.apply", "CheckpointFunction.forward", "_CheckpointFrame.__init__", "torch.masked.sum"} < patched
 
 
+def test_a_version_without_the_attribute_gets_no_patch():
+    """What a newer PyTorch has dropped is not replaced, and a warning names it and what is lost; the library works."""
+    needed = "pruning of DTensors needs torch.nn._Pruning, which PyTorch 9.9 does not have"
+    plain = Patch(((torch.nn.utils, "no_such_function"),), lambda call: call, "it prunes shards")
+    for patch, text in (
+        (plain, f"PyTorch {torch.__version__} has no torch.nn.utils.no_such_function; it would be replaced, because"),
+        (
+            Patch(((Missing(needed), "prune"),), lambda call: call, "it prunes shards"),
+            f"{needed}; it would be replaced",
+        ),
+    ):
+        with pytest.warns(UserWarning, match=re.escape(text)):
+            patch.install()
+    assert not hasattr(torch.nn.utils, "no_such_function")
+
+
 def test_modules_that_are_imported_later_are_patched():
     """What PyTorch imports only with its ``fully_shard`` or its compiler has its replacements once it is there."""
     platform_named("torch")
-    for name, late in LATE_PATCHES.items():
-        for owner, attribute in late(importlib.import_module(name)).places:
+    for patch in late_patches():
+        for owner, attribute in patch.places:
             assert hasattr(getattr(owner, attribute), "_hyper_parallel_original"), attribute
 
 

@@ -167,6 +167,6 @@ def test_replacements_are_checked_for_this_version():
     """An upgrade of MindSpore fails here until somebody has looked at what is replaced."""
     import mindspore
 
-    from hyper_parallel.transport.mindspore_comm.install import VERSION
+    from hyper_parallel.transport.mindspore_comm.install import VERSIONS
 
-    assert mindspore.__version__.rpartition(".")[0] == VERSION
+    assert mindspore.__version__.rpartition(".")[0] in VERSIONS

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.common._grad_function import _Function
 from mindspore.experimental import optim
 
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
+from hyper_parallel.platform.mindspore.versions import Function
 from hyper_parallel.transport.mindspore import compute_on_cpu
 from hyper_parallel.transport.mindspore_cards import exact_products, missing_ascend
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["MindSporeHarness", "build"]
 
 
-class _Seeded(_Function):
+class _Seeded(Function):
     """A scalar whose gradient with respect to each of several tensors is exactly a seed."""
 
     @staticmethod
