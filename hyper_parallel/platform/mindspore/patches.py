@@ -83,18 +83,20 @@ class Patch:
         replace: makes the replacement of the original.
         reason: why MindSpore's own does not serve.
         versions: of MindSpore for which the reason was checked.
+        adds: MindSpore reads the attribute, and has none of its own.
     """
 
     places: tuple[tuple[Any, str], ...]
     replace: Callable[[Any], Any]
     reason: str
     versions: tuple[str, ...] = TESTED["mindspore"]
+    adds: bool = False
 
     def install(self) -> None:
         """Replace the attributes; one original has one replacement, however many places have it."""
         replacements: dict[int, Any] = {}
         for owner, name in self.places:
-            if isinstance(owner, Missing) or not hasattr(owner, name):
+            if isinstance(owner, Missing) or not (self.adds or hasattr(owner, name)):
                 self._warn_of_missing(owner, name)
                 continue
             static = getattr_static(owner, name, None)
@@ -268,6 +270,7 @@ PATCHES: tuple[Patch, ...] = (
         ((Tensor, "__fallback__"),),
         lambda _: intercept.fallback,
         "MindSpore looks for the handler on the first tensor, which may be a plain one or a Parameter",
+        adds=True,
     ),
     Patch(
         ((primitives, "_run_op"),),

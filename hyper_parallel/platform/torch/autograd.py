@@ -35,7 +35,7 @@ class LocalFunction(torch.autograd.Function):
     the node itself, so the native half is called.
     """
 
-    _native = native_apply
+    _native = native_apply()
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:

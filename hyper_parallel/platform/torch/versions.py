@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from hyper_parallel._versions import Names, Wanted
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["NAMES", "call_compile", "function_apply", "inside_forward_ad", "mesh_readers"]
+__all__ = ["NAMES", "call_compile", "function_apply", "inside_forward_ad", "mesh_readers", "native_apply"]
 
 _COMPILE = "torch.compile beside DTensors"
 _ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
@@ -44,7 +44,7 @@ NAMES = Names(
         "force_original_view_tracking": _name(
             "torch.autograd.grad_mode._force_original_view_tracking", "views of DTensors"
         ),
-        "native_apply": _name("torch._C._FunctionBase.apply", "custom autograd functions on DTensors"),
+        "FunctionBase": _name("torch._C._FunctionBase", "custom autograd functions on DTensors"),
         "set_version_counter": _name("torch._C._autograd._unsafe_set_version_counter", "fully_shard"),
         "will_engine_execute_node": _name("torch._C._will_engine_execute_node", "hooks on gradients of DTensors"),
         # dispatch
@@ -122,6 +122,12 @@ def function_apply() -> Any:
     """Return ``torch.autograd.Function.apply`` as a function of the class: Python's to 2.13, native from 2.14 on."""
     apply = vars(torch.autograd.Function)["apply"]
     return getattr(apply, "__func__", apply)
+
+
+def native_apply() -> Any:
+    """Return the native half of ``torch.autograd.Function.apply``, unbound."""
+    base = NAMES.find("FunctionBase")
+    return vars(base).get("apply", base)
 
 
 def mesh_readers(module: Any) -> tuple[str, ...]:

@@ -81,7 +81,10 @@ def test_a_fault_seeded_into_the_transport_is_found(monkeypatch, fault, found):
 
 @pytest.mark.parametrize(
     "device, fix",
-    [("npu", "torch_npu is not installed: install"), ("cuda", "PyTorch .* was built without CUDA: install")],
+    [
+        ("npu", "torch_npu is not installed: install"),
+        ("cuda", "(PyTorch .* was built without CUDA: install|its driver shows none: look at)"),
+    ],
 )
 def test_a_device_that_pytorch_does_not_see_is_refused(device, fix, tmp_path, monkeypatch):
     """Ranks are not started on a card that is not there, nor on CPU in its place."""

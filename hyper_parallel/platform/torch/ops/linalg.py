@@ -13,8 +13,9 @@ from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kern
 
 # -- factors -----------------------------------------------------------------------------------------------------------
 
-spelling("cholesky", torch.cholesky, Tensor.cholesky)
+spelling("cholesky", torch.cholesky, Tensor.cholesky)  # from 2.14 on they only raise
 spelling("cholesky", linalg.cholesky, signature="x, *, upper=False")
+kernel("cholesky")(lambda x, upper=False: linalg.cholesky(x, upper=upper))
 spelling("cholesky_ex", linalg.cholesky_ex, signature="x, *, upper=False, check_errors=False")
 spelling("cholesky_ex", aten.linalg_cholesky_ex.default)
 spelling("cholesky_inverse")
