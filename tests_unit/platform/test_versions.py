@@ -21,7 +21,6 @@ SET_IN_PLACE = {
     "transport/c10d/groups.py": 3,  # _hash_ranks_to_str, by which PyTorch names a new group
     "transport/c10d/installation.py": 1,  # _thread_id, PyTorch's mark for worlds in threads
     "transport/c10d/process_state.py": 5,  # what parametrize.cached() keeps, of which each rank has its own
-    "platform/torch/benchmark.py": 1,  # FakeStore: a benchmark, not the library
 }
 
 

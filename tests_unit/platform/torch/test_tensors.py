@@ -137,7 +137,7 @@ def test_dtype_names():
     platform = get_torch_platform()
     assert {platform.str_to_dtype(name) for name in ("torch.float32", "mindspore.float32", "Float32", "float32")} \
         == {torch.float32}  # fmt: skip
-    with pytest.raises(ValueError, match="unknown dtype 'float33'; known: (bcomplex32, )?bfloat16, "):
+    with pytest.raises(ValueError, match=r"unknown dtype 'float33'; known: (bcomplex32, )?bfloat16, "):
         platform.str_to_dtype("float33")
 
 
