@@ -1,7 +1,7 @@
 """Private names of a framework: each is asked for where it is needed, and one that is missing refuses its feature.
 
-Version numbers are never compared: a nightly build has what it has. The tables are ``platform/torch/versions.py`` and
-``platform/mindspore/versions.py``.
+Version numbers are never compared: a nightly build has what it has. The tables are ``platform/torch/versions/`` and
+``platform/mindspore/versions/``.
 """
 
 from __future__ import annotations
