@@ -1,4 +1,4 @@
-"""PyTorch's private names and what differs between its versions, each once; a package, since the transport needs it too.
+"""PyTorch's private names and what differs between its versions, each once; a package, for transports need it too.
 
 ``from hyper_parallel.platform.torch.versions import name`` asks the installed version for it. Attributes that are
 replaced stand in ``patches.py``, with the versions that need them.
