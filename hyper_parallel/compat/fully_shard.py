@@ -1,18 +1,38 @@
-"""``fully_shard`` with the arguments and methods of another release."""
+"""``fully_shard`` on MindSpore with the arguments and methods of another release.
+
+Gradients add up what all ranks compute: over the data axis, the replicas, and the copies that tensor parallelism keeps
+of a parameter, each of which has seen a part of the sequence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hyper_parallel.core.data_parallel import sharding
-from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy
+from hyper_parallel.core.data_parallel import policy
+from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.select import framework_of, get_platform
 
 __all__ = ["CPUOffloadPolicy", "HSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard"]
 
 ModuleT = TypeVar("ModuleT")
+_REDUCTIONS = ("avg", "mean", "sum")
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy(policy.MixedPrecisionPolicy):
+    """Dtypes of a fully sharded module; see :class:`hyper_parallel.MixedPrecisionPolicy`.
+
+    Attributes:
+        apply_grad_on_fp32_main_grad: add reduced gradients to ``main_grad`` of each parameter, a float32 DTensor, and
+            leave ``grad`` None.
+    """
+
+    apply_grad_on_fp32_main_grad: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,53 +42,99 @@ class OffloadPolicy:
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards are in host memory between uses."""
+    """Shards are in host memory, as they are anyway where the CPU computes."""
 
 
 class HSDPModule:
     """A base of the class of every module that ``fully_shard`` was applied to."""
 
+    def set_reduce_op_type(self, op: str) -> None:
+        """Choose how this module's own gradients are reduced: ``"sum"`` or ``"avg"``, the default.
+
+        Raises:
+            ValueError: another reduction.
+        """
+        if op not in _REDUCTIONS:
+            msg = f"set_reduce_op_type: {op!r} is not one of {', '.join(_REDUCTIONS)}"
+            raise ValueError(msg)
+        for group in groups_of(self)[0]:
+            group.reduction.averages = op != "sum"
+
+    def set_requires_all_reduce(self, requires: bool) -> None:
+        """Reduce over the replicas in the passes to come, or keep the sums of the data axis until a pass does."""
+        for group in _all_groups(self):
+            group.reduction.over_replicas = requires
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters that this module and those inside it manage."""
+        for group in _all_groups(self):
+            group.drop_gradients()
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
+        """Note which modules may be gathered ahead in forward; each is gathered when it is called."""
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[Any]) -> None:
+        """Note which modules may be gathered ahead in backward; each is gathered when its backward begins."""
+
+
+def _all_groups(module: Any) -> list[Any]:
+    own, nested = groups_of(module)
+    return [*own, *nested]
+
 
 def fully_shard(
     module: ModuleT,
     *,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh,
     reshard_after_forward: bool | None = None,
-    shard_placement_fn: Any = None,
-    mp_policy: MixedPrecisionPolicy | None = None,
+    shard_placement_fn: Callable[[Any], Shard | None] | None = None,
+    mp_policy: policy.MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
-    ignored_params: Any = None,
-    replicate_params: Any = None,
+    ignored_params: Iterable[Any] | None = None,
+    replicate_params: Iterable[Any] | None = None,
     comm_fusion: bool = False,
 ) -> ModuleT:
     """Shard the parameters of ``module``; see :func:`hyper_parallel.fully_shard`. Its class becomes an HSDPModule.
 
     Args:
-        module: the module, which is changed in place.
+        module: a cell, which is changed in place.
         mesh: the data axis, or the axis of replicas and the data axis.
         reshard_after_forward: free the gathered parameters after forward.
-        shard_placement_fn: not supported.
+        shard_placement_fn: returns the dim of a parameter to shard, of which dim 0 is supported; None is dim 0.
         mp_policy: dtypes in which to compute and reduce.
-        offload_policy: where shards are; only :class:`OffloadPolicy` is supported.
-        ignored_params: not supported, unless empty.
-        replicate_params: not supported, unless empty.
-        comm_fusion: whether parameters of one module travel together, which they always do.
+        offload_policy: where shards are.
+        ignored_params: parameters, of other modules too, that stay as they are.
+        replicate_params: parameters that stay whole on each rank; their gradients are reduced over all of ``mesh``.
+        comm_fusion: parameters of one module always travel together.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) an argument that is not supported.
+        UnsupportedOnBackend: (a NotImplementedError) on PyTorch; shards of another dim; shards in the host memory of a
+            device that has its own.
     """
     del comm_fusion
-    refused = {
-        "shard_placement_fn": shard_placement_fn,
-        "offload_policy": offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None,
-        "ignored_params": ignored_params,
-        "replicate_params": replicate_params,
-    }
-    given = [name for name, value in refused.items() if value]
-    if given:
-        msg = f"fully_shard: {', '.join(given)} is not supported; leave it out"
+    if framework_of(module) == "torch":
+        msg = f"{fully_shard.__module__}.fully_shard serves MindSpore; on PyTorch call hyper_parallel.fully_shard"
         raise UnsupportedOnBackend(msg)
-    sharding.fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=mp_policy)
+    if isinstance(offload_policy, CPUOffloadPolicy) and get_platform().device_type() != "cpu":
+        msg = "fully_shard: CPUOffloadPolicy() is not supported on devices with memory of their own; leave it out"
+        raise UnsupportedOnBackend(msg)
+    ignored, replicated = list(ignored_params or ()), list(replicate_params or ())
+    if shard_placement_fn is not None:
+        _check_placements(module, shard_placement_fn, {id(each) for each in (*ignored, *replicated)})
+    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored, replicated)
+    for group in groups_of(module)[0]:
+        group.reduction.adds_copies = True
+        group.reduction.on_main_grad = getattr(mp_policy, "apply_grad_on_fp32_main_grad", False)
     cls = type(module)
-    module.__class__ = type(cls.__name__, (cls, HSDPModule), {"__module__": cls.__module__})
+    module.__class__ = type(cls.__name__, (HSDPModule, cls), {"__module__": cls.__module__})
     return module
+
+
+def _check_placements(module: Any, placement_of: Callable[[Any], Shard | None], others: set[int]) -> None:
+    """Check that every parameter outside of ``others`` is to be sharded on dim 0."""
+    taken = {id(member) for group in _all_groups(module) for member in group.sharded()}
+    for path, parameter in get_platform().parameters_dict(module).items():
+        placement = None if id(parameter) in others | taken else placement_of(parameter)
+        if placement is not None and placement.dim % len(parameter.shape):
+            msg = f"fully_shard: shard_placement_fn gives parameter {path} {placement}; only dim 0 can be sharded"
+            raise UnsupportedOnBackend(msg)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["sharded_layout"]
 
 
-def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh) -> Layout:
+def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, *, split: bool = True) -> Layout:
     """Return the layout of the shards of ``parameter``, a DTensor, over the last axis of ``mesh`` as well.
 
     Dim 0 is split by tensor parallelism first, if at all, and each of those parts over the data axis: so the whole of a
@@ -24,6 +24,7 @@ def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh) -> Layout:
         path: name of the parameter.
         parameter: a DTensor on a mesh of other axes.
         mesh: the data axis, or the axis of replicas and the data axis.
+        split: over the data axis; without, each of its ranks holds all that tensor parallelism has left on it.
 
     Raises:
         PlanError: the parameter is partial, or its mesh and ``mesh`` are not slices of one mesh.
@@ -44,5 +45,6 @@ def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh) -> Layout:
         raise PlanError(msg) from error
     axes = [whole.axis(name) for name in layout.mesh.names]
     dim_axes = [tuple(axes[axis] for axis in split) for split in layout.dim_axes]
-    dim_axes[0] = (*dim_axes[0], whole.axis(mesh.names[-1]))
+    if split:
+        dim_axes[0] = (*dim_axes[0], whole.axis(mesh.names[-1]))
     return Layout.of(whole, dim_axes, (), layout.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.data_parallel.layouts import sharded_layout
@@ -15,10 +16,12 @@ from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["REPLICATED", "fully_shard", "groups_of"]
+__all__ = ["REPLICATED", "fully_shard", "groups_of", "shard_group"]
 
 ModuleT = TypeVar("ModuleT")
 
@@ -33,6 +36,7 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Iterable[Any] | None = None,
 ) -> ModuleT:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 
@@ -58,6 +62,7 @@ def fully_shard(
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
             frees them except in the outermost module, whose backward follows at once.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
+        ignored_params: parameters that stay as they are, and whose gradients are left alone.
 
     Returns:
         ``module``.
@@ -66,16 +71,43 @@ def fully_shard(
         MeshError: (a ValueError) the mesh has more than two axes.
         PlanError: (a ValueError) the module was sharded before, or has a parameter that cannot be sharded.
     """
-    mesh = resolve_mesh(mesh)
+    return shard_group(module, resolve_mesh(mesh), reshard_after_forward, mp_policy, ignored_params or ())
+
+
+def shard_group(
+    module: ModuleT,
+    mesh: DeviceMesh,
+    reshard: bool | None,
+    policy: MixedPrecisionPolicy | None,
+    ignored: Iterable[Any],
+    replicated: Iterable[Any] = (),
+) -> ModuleT:
+    """Do the work of :func:`fully_shard`.
+
+    Args:
+        module: as there.
+        mesh: the data axis, or the axis of replicas and the data axis.
+        reshard: as there, like ``policy`` and ``ignored``.
+        policy: see above.
+        ignored: see above.
+        replicated: parameters of which each rank keeps all, and whose gradients are reduced over all of ``mesh``.
+    """
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     _check(module, mesh)
     _, nested = groups_of(module)
-    places = _places(platform, module)
+    left_alone, kept_whole = {id(parameter) for parameter in ignored}, {id(parameter) for parameter in replicated}
+    places = [place for place in _places(platform, module) if id(place[3]) not in left_alone]
     owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, mesh, taken=id(parameter) in owned)
-    options = _options(mesh, reshard_after_forward, mp_policy or MixedPrecisionPolicy())
-    groups = [platform.fully_sharded(module, options, part) for part in _by_dtype(_sharded(platform, places, mesh))]
+        _check_parameter(path, parameter, mesh, taken=id(parameter) in owned, split=id(parameter) not in kept_whole)
+    options = _options(mesh, reshard, policy or MixedPrecisionPolicy())
+    whole_options = replace(options, ranks=(mesh.rank,), replicas=tuple(mesh.ranks))
+    split = [place for place in places if id(place[3]) not in kept_whole]
+    whole = [place for place in places if id(place[3]) in kept_whole]
+    parts = [(options, part) for part in _by_dtype(_sharded(platform, split, mesh))]
+    if whole:
+        parts += [(whole_options, part) for part in _by_dtype(_sharded(platform, whole, mesh, split=False))]
+    groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
     for number, group in enumerate(groups):
         group.take([*nested, *groups[:number]])
     for group in groups:
@@ -144,22 +176,27 @@ def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
     return places
 
 
-def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, *, taken: bool) -> None:
+def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, *, taken: bool, split: bool) -> None:
     if taken:
         msg = (
             f"fully_shard: parameter {path} is shared with a submodule that is sharded by itself; shard both with one "
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
-    if not len(parameter.shape):
+    if split and not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
     if isinstance(parameter, DTensor):
-        sharded_layout(path, parameter, mesh)
+        sharded_layout(path, parameter, mesh, split=split)
 
 
-def _sharded(platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: DeviceMesh) -> list[Any]:
-    """Return for each parameter, tied ones once: value, sharded parameter, owners and names."""
+def _sharded(
+    platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: DeviceMesh, *, split: bool = True
+) -> list[Any]:
+    """Return for each parameter, tied ones once: value, sharded parameter, owners and names.
+
+    Without ``split`` each rank keeps all of them.
+    """
     unique: dict[int, tuple[str, Any, list[tuple[Any, str]]]] = {}
     for path, owner, name, parameter in places:
         unique.setdefault(id(parameter), (path, parameter, []))[2].append((owner, name))
@@ -167,18 +204,18 @@ def _sharded(platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: 
     for path, parameter, _ in unique.values():
         platform.check_unhooked(parameter, path, "fully_shard")
     for path, parameter, owners in unique.values():
-        shard = _shard(platform, path, parameter, mesh)
+        shard = _shard(platform, path, parameter, mesh, split=split)
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
         result.append((parameter, sharded, owners))
     return result
 
 
-def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh) -> Any:
+def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh, *, split: bool) -> Any:
     """Return this rank's shard of ``parameter``, in storage of its own."""
     if not isinstance(parameter, DTensor):
-        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0) if split else Replicate()]
         return distribute_tensor(platform.detach(parameter), mesh, placements, src_data_rank=None)
-    layout = sharded_layout(path, parameter, mesh)
+    layout = sharded_layout(path, parameter, mesh, split=split)
     local = platform.detach(parameter.to_local())
     own = narrow_box(local, parameter.layout.local_box(), layout.local_box(), platform)
     return platform.wrap(platform.contiguous(platform.copy(own)), layout)

@@ -13,10 +13,13 @@ from hyper_parallel.errors import PlanError
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["ACCUMULATED", "FullyShardedOptions", "replaced_parameter", "unreduced_gradient"]
+__all__ = ["ACCUMULATED", "KEPT", "FullyShardedOptions", "Reduction", "replaced_parameter", "unreduced_gradient"]
 
 ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
 """Why a gradient is not reduced that was accumulated."""
+
+KEPT = "it was not reduced over the replicas; run the last backward before the step with set_requires_all_reduce(True)"
+"""Why a gradient is not reduced that is to be summed over the replicas later."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,24 @@ class FullyShardedOptions:
     def count(self) -> int:
         """Number of ranks over which gradients are averaged."""
         return len(self.ranks) * len(self.replicas)
+
+
+@dataclass
+class Reduction:
+    """What becomes of the gradients of a group; may be changed between passes.
+
+    Attributes:
+        averages: divide the sum by the number of ranks that share or repeat the parameters.
+        adds_copies: add up the gradients of the copies that axes of the parameter's own mesh repeat, as where each of
+            these ranks computes with a part of a sequence.
+        over_replicas: reduce over the replicas; if not, the sum is kept until a pass that does.
+        on_main_grad: add to ``main_grad``, a float32 DTensor, and leave ``grad`` alone.
+    """
+
+    averages: bool = True
+    adds_copies: bool = False
+    over_replicas: bool = True
+    on_main_grad: bool = False
 
 
 def replaced_parameter(name: str, owner: Any) -> PlanError:

@@ -267,7 +267,10 @@ class MindSporeDTensor(DTensor, Tensor):
             msg = f"{member}: {self._layout.notation(self.dtype)} cannot be written to: {self._readonly}"
             raise UnsupportedOperatorError(msg)
         self.drop_views()
-        if 0 not in self.local_shape:
+        if self._local.device == "meta":
+            for without_storage in (self._local, self):  # each refers to the storage by itself
+                Tensor.data.__set__(without_storage, local.astype(self.dtype) if local.device != "meta" else local)
+        elif 0 not in self.local_shape:
             with no_grad():  # a cell that raised leaves MindSpore recording
                 write_over(self._local, local.astype(self.dtype))
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.common import saved_tensors_hooks
 
@@ -20,7 +21,7 @@ from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, replaced_parameter
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT, Reduction, replaced_parameter
 from hyper_parallel.platform.mindspore.gradients import set_unreduced
 from hyper_parallel.platform.mindspore.versions import Function
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
+    from hyper_parallel.transport.base import Ranks
 
 __all__ = ["FullyShardedGroup"]
 
@@ -49,6 +51,8 @@ class _Member:
         self.accumulated: Any = None
         """Gradient of passes without reduction."""
         self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
+        self.copies = _copies(self._layout)
+        """Ranks that repeat what the data axis shares; nothing if there are none but this one."""
 
     @property
     def local(self) -> Tensor:
@@ -69,6 +73,17 @@ class _Member:
         """Let the cells see the shard."""
         for owner, name in self.owners:
             del vars(owner)[name]
+
+    def add_to_main_grad(self, gradient: Tensor) -> None:
+        """Add a gradient of the shard to ``main_grad``, a DTensor in the layout of the parameter."""
+        present = getattr(self.sharded, "main_grad", None)
+        total = gradient if present is None else present._local + gradient
+        self.sharded.main_grad = self.sharded._platform.wrap(total, self.sharded.layout)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients."""
+        self.accumulated = self.sharded.main_grad = self.local._grad = None  # noqa: SLF001 - no public spelling
+        set_unreduced(self.sharded, None)
 
     def check_unreplaced(self) -> None:
         """Check that the cells have the parameter that was sharded.
@@ -178,6 +193,7 @@ class FullyShardedGroup:
 
     Attributes:
         reduces: whether backward reduces gradients; False to accumulate.
+        reduction: how it reduces them.
     """
 
     def __init__(
@@ -188,6 +204,8 @@ class FullyShardedGroup:
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
     ) -> None:
         self.platform, self.options, self.reduces, self.is_outermost = platform, options, True, True
+        self.reduction = Reduction()
+        self._kept: Tensor | None = None  # sum of this rank's row over passes that do not reduce over replicas
         shapes = [_local_shape(original) for original, _, _ in parameters]
         self._plan = plan_flat(shapes, len(options.ranks))
         self.members = [_Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
@@ -261,8 +279,8 @@ class FullyShardedGroup:
         ]
         return mint.cat(parts)
 
-    def reduce(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients of the shards, averaged; zeros of a pass that accumulates.
+    def reduce(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of the shards; zeros of a pass that accumulates, None of those on ``main_grad``.
 
         Args:
             gradients: of the whole parameters that are trained.
@@ -276,7 +294,16 @@ class FullyShardedGroup:
             set_unreduced(member.sharded, None if self.reduces else ACCUMULATED)
         if not self.reduces:
             return [self.platform.zeros_like(member.local) for member in self.trained]
-        return self._reduced(totals)
+        reduced = self._reduced(totals)
+        if reduced is None:
+            for member in self.trained:
+                set_unreduced(member.sharded, KEPT)
+            return [None if self.reduction.on_main_grad else self.platform.zeros_like(m.local) for m in self.trained]
+        if not self.reduction.on_main_grad:
+            return [gradient.astype(m.local.dtype) for gradient, m in zip(reduced, self.trained, strict=True)]
+        for member, gradient in zip(self.trained, reduced, strict=True):
+            member.add_to_main_grad(gradient.astype(mindspore.float32))
+        return [None] * len(reduced)
 
     def _to_reduce(self, gradient: Tensor) -> Tensor:
         return self._in_policy_dtype(gradient, self.options.reduce_dtype)
@@ -285,8 +312,11 @@ class FullyShardedGroup:
         """Return floating values in the dtype of a policy; integer and complex ones keep their own."""
         return value.astype(dtype) if dtype is not None and self.platform.is_real_floating(value) else value
 
-    def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor]:
-        """Average the gradients over the ranks, in one collective, and return this rank's part of each."""
+    def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor] | None:
+        """Reduce the gradients over the ranks, in one collective, and return this rank's part of each.
+
+        None if the replicas have not been reduced over.
+        """
         parts: list[Tensor] = []
         slots, flat = self._gradient_plan.slots, [total.reshape(-1) for total in totals]
         starts = [0] * len(slots)
@@ -295,10 +325,50 @@ class FullyShardedGroup:
                 _append(parts, flat[index][starts[index] : starts[index] + slot.sizes[rank]], slot.size)
                 starts[index] += slot.sizes[rank]
         own = self.platform.reduce_scatter_tensor(mint.cat(parts), self.options.ranks, op="sum")
+        if self._kept is not None:
+            own, self._kept = own + self._kept, None
         if len(self.options.replicas) > 1:
+            if not self.reduction.over_replicas:
+                self._kept = own
+                return None
             own = self.platform.all_reduce(own, self.options.replicas)
-        own = (own / self.options.count).astype(self.members[0].local.dtype)
-        return [_own_part(own, slot, member.local) for slot, member in zip(slots, self.trained, strict=True)]
+        if self.reduction.averages:
+            own = own / self.options.count
+        gradients = [_own_part(own, slot, member.local) for slot, member in zip(slots, self.trained, strict=True)]
+        return self._with_copies(gradients) if self.reduction.adds_copies else gradients
+
+    def _with_copies(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Add up the gradients of copies: one collective for all members with copies on the same ranks."""
+        for ranks in dict.fromkeys(member.copies for member in self.trained if member.copies):
+            which = [index for index, member in enumerate(self.trained) if member.copies == ranks and member.local.size]
+            if not which:
+                continue
+            total = self.platform.all_reduce(mint.cat([gradients[index].reshape(-1) for index in which]), ranks)
+            start = 0
+            for index in which:
+                local = self.trained[index].local
+                gradients[index] = mint.cat([mint.narrow(total, 0, start, local.size)]).reshape(local.shape)
+                start += local.size
+        return gradients
+
+    def sharded(self) -> list[Any]:
+        """Return the parameters, of which each rank holds shards."""
+        return [member.sharded for member in self.members]
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of all passes."""
+        self._kept = None
+        for member in self.trained:
+            member.drop_gradients()
+
+
+def _copies(layout: Layout | None) -> Ranks:
+    """Return the ranks that hold the same shard as this one, if there are others."""
+    if layout is None:
+        return ()
+    splitting = {axis for axes in layout.dim_axes for axis in axes}
+    ranks = layout.mesh.ranks_along(tuple(axis for axis in range(layout.mesh.ndim) if axis not in splitting))
+    return ranks if len(ranks) > 1 else ()
 
 
 def _is_alike(tensor: Tensor, whole: Tensor) -> bool:

@@ -8,7 +8,7 @@ from mindspore import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, PlanError
-from hyper_parallel.platform.mindspore.versions import pynative_executor, run_backward
+from hyper_parallel.platform.mindspore.versions import no_grad, pynative_executor, run_backward
 from hyper_parallel.transport.base import active_transport_of
 
 __all__ = ["enable"]
@@ -55,7 +55,36 @@ def _backward(
         raise LayoutError(msg)
     gradients = None if gradient is None else (_local(gradient),)
     leaves = None if inputs is None else tuple(_local(each) for each in inputs)
-    run_backward((_local(self),), gradients, retain_graph or create_graph, create_graph, leaves)
+    handles = [leaf.register_prehook(_dense) for leaf in _leaves(_local(self)._grad_node)]  # noqa: SLF001
+    try:
+        run_backward((_local(self),), gradients, retain_graph or create_graph, create_graph, leaves)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _leaves(root: Any) -> list[Any]:
+    """Return the nodes of the graph at which gradients are added up."""
+    leaves, seen, waiting = [], set(), [root]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node._unique_id() in seen:  # noqa: SLF001
+            continue
+        seen.add(node._unique_id())  # noqa: SLF001
+        is_leaf = node.is_leaf
+        if is_leaf() if callable(is_leaf) else is_leaf:
+            leaves.append(node)
+        waiting.extend(after for after, _ in node.next_functions)
+    return leaves
+
+
+def _dense(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return gradients in dense storage.
+
+    On CPU MindSpore adds to a gradient that is a transposed view as if its elements lay in order.
+    """
+    with no_grad():
+        return tuple(gradient if gradient is None else gradient.contiguous() for gradient in gradients)
 
 
 def _local(tensor: Any) -> Any:
@@ -76,7 +105,7 @@ def _set_grad(self: Any, gradient: Any) -> None:
         own = f"a {type(self).__name__}" if layout is None else layout.notation(self.dtype)
         msg = f"grad: {gradient.layout.notation(gradient.dtype)} is not laid out as its tensor, {own}"
         raise PlanError(msg)
-    _local(self)._grad = None if gradient is None else _local(gradient)  # noqa: SLF001
+    _local(self)._grad = None if gradient is None else _dense((_local(gradient),))[0]  # noqa: SLF001
 
 
 def _requires_grad(self: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, mint, ops
+from mindspore import DeviceCtx, Tensor, mint, ops
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
@@ -49,7 +49,10 @@ class MindSporeTensors(TensorsFacet):
         return data if is_delayed(data) else data.contiguous()
 
     def copy(self, data: Any) -> Any:
-        """New storage, off the graph."""
+        """New storage, off the graph; none on the meta device."""
+        if data.device == "meta":
+            with DeviceCtx("meta"):
+                return mint.empty(tuple(data.shape), dtype=data.dtype)
         return Tensor.from_numpy(np.array(data.asnumpy(), order="C", copy=True))
 
     def detach(self, data: Any) -> Any:

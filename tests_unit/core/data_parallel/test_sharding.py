@@ -121,6 +121,28 @@ def counted(group):
     return sum(member.whole.untyped_storage().nbytes() // 8 for member in group.members)
 
 
+def test_ignored_parameters_stay_as_they_are():
+    """Ignored parameters keep their values, their objects and each rank's own gradients; the others are averaged."""
+
+    def rank_code():
+        import torch
+
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+        layer = torch.nn.Linear(5, 4).double()
+        with torch.no_grad():
+            layer.weight.copy_(random(4, 5))
+        bias = layer.bias
+        fully_shard(layer, mesh=mesh, ignored_params={bias, torch.nn.Parameter(torch.ones(2))})
+        assert layer.bias is bias
+        cotangents = [random(3, 4, seed=10 + rank) for rank in range(3)]
+        layer(random(3, 5, seed=mesh.rank)).backward(cotangents[mesh.rank])
+        torch.testing.assert_close(bias.grad, cotangents[mesh.rank].sum(0))
+        total = sum(cotangents[rank].T @ random(3, 5, seed=rank) for rank in range(3)) / 3
+        torch.testing.assert_close(layer.weight.grad.full_tensor(), total)
+
+    simulate(rank_code, 3)
+
+
 def test_one_collective_per_group_and_storage_is_freed(monkeypatch):
     """Per group: two all-gathers and one reduce-scatter of the planned size; nothing gathered stays, within bounds."""
     import torch

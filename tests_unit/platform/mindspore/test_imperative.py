@@ -88,6 +88,28 @@ def test_nothing_is_left_after_a_run():
         assert simulate(imperative, 3, platform="mindspore") == [True] * 3
 
 
+def transposed():
+    """Gradients of a weight that is used transposed, over three passes and added to one that was set."""
+    from mindspore import Parameter, Tensor, mint
+
+    get_platform().enable_imperative_gradients()
+    weight, x, cotangent = Parameter(Tensor(array(4, 5)), name="w"), Tensor(array(3, 5, seed=1)), array(3, 4, seed=2)
+    for count in (1, 2, 3):
+        mint.matmul(x, mint.transpose(weight, 0, 1)).backward(Tensor(cotangent))
+        expected = count * (cotangent.T @ array(3, 5, seed=1))
+        np.testing.assert_allclose(weight.grad.asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    weight.grad = Tensor(array(5, 4, seed=3)).swapaxes(0, 1)
+    mint.matmul(x, mint.transpose(weight, 0, 1)).backward(Tensor(cotangent))
+    expected = array(5, 4, seed=3).T + cotangent.T @ array(3, 5, seed=1)
+    np.testing.assert_allclose(weight.grad.asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    return True
+
+
+def test_gradients_of_views_add_up():
+    """A gradient that is a transposed view adds to the one before by its indices, not by the order in memory."""
+    assert simulate(transposed, 2, platform="mindspore") == [True] * 2
+
+
 def groups():
     """Groups of a mesh in MindSpore's own functions and in this library's."""
     from mindspore import Tensor, mint, ops

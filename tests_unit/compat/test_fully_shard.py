@@ -1,0 +1,287 @@
+"""``fully_shard`` as MindFormers uses it: imperative backward, sums, copies, main gradients, meta parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel import DTensor, Replicate, Shard, ShardingPlan, distribute_tensor, init_device_mesh, shard_module
+from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+from hyper_parallel.compat.fully_shard import (
+    CPUOffloadPolicy,
+    HSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.verify.simulate import simulate
+
+NAMES = ("first.weight", "first.gain", "second.weight", "second.gain", "bias", "frozen")
+SHAPES = ((5, 4), (5,), (4, 6), (4,), (6,), (3,))
+
+
+def array(*shape, seed=0):
+    """Normal float32 values from a fresh generator."""
+    return (0.5 * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def make_model(*, meta=False):
+    """Two layers of odd sizes with a gain before each weight, a bias and an unused parameter of the model."""
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, mint, nn
+
+    def local(value):
+        return value.to_local() if isinstance(value, DTensor) else value
+
+    def parameter(index):
+        if meta:
+            return Parameter(mint.empty(SHAPES[index], dtype=ms.float32), name=NAMES[index])
+        return Parameter(Tensor(array(*SHAPES[index], seed=index)), name=NAMES[index])
+
+    class Layer(nn.Cell):
+        def __init__(self, index):
+            super().__init__()
+            self.weight, self.gain = parameter(index), parameter(index + 1)
+
+        def construct(self, x):
+            return mint.matmul(x * local(self.gain), local(self.weight))
+
+    class Model(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Layer(0), Layer(2)
+            self.bias, self.frozen = parameter(4), parameter(5)
+            self.bias.requires_grad = True
+
+        def construct(self, x):
+            hidden = self.first(x)
+            return self.second(hidden * hidden) + local(self.bias)
+
+    return Model()
+
+
+def rows(part):
+    """Inputs and cotangents of one part of a batch."""
+    return array(3, 5, seed=100 + part), array(3, 6, seed=200 + part)
+
+
+def expected(parts, share=1.0):
+    """Gradients of the sum over parts of a batch, by hand."""
+    total = [np.zeros(shape, np.float32) for shape in SHAPES]
+    w1, g1, w2, g2 = (array(*SHAPES[index], seed=index) for index in range(4))
+    for part in parts:
+        x, cotangent = rows(part)
+        before = (x * g1) @ w1
+        hidden = before**2
+        total[4] += cotangent.sum(0)
+        total[2] += (hidden * g2).T @ cotangent
+        back = cotangent @ w2.T
+        total[3] += (back * hidden).sum(0)
+        back = back * g2 * 2 * before
+        total[0] += (x * g1).T @ back
+        total[1] += ((back @ w1.T) * x).sum(0)
+    return [share * value for value in total]
+
+
+def backward(model, part, share=1.0):
+    """One forward and backward of a part."""
+    from mindspore import Tensor
+
+    x, cotangent = rows(part)
+    (model(Tensor(x)) * Tensor(cotangent)).sum().backward(Tensor([share], dtype=Tensor(x).dtype))
+
+
+def assert_gradients(model, wanted, attribute="main_grad", names=NAMES[:5]):
+    """The gradients are DTensors in the layouts of their parameters, with these values."""
+    found = dict(model.parameters_and_names())
+    for name, values in zip(NAMES, wanted, strict=True):
+        if name not in names:
+            continue
+        gradient = getattr(found[name], attribute)
+        assert isinstance(gradient, DTensor), name
+        assert gradient.layout is found[name].layout, name
+        np.testing.assert_allclose(gradient.full_tensor().asnumpy(), values, rtol=2e-5, atol=2e-5, err_msg=name)
+        if attribute == "main_grad":
+            assert found[name].grad is None
+
+
+MAIN = MixedPrecisionPolicy(apply_grad_on_fp32_main_grad=True)
+
+
+def shard_all(model, mesh, **options):
+    """``fully_shard`` of both layers and of the model."""
+    for cell in (model.first, model.second, model):
+        fully_shard(cell, mesh=mesh, **options)
+    return model
+
+
+def sums():
+    """Sums over an uneven data axis, on ``main_grad`` and on ``grad``, over two passes, and cleared."""
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("npu", (3,), mesh_dim_names=("fsdp",))
+    model = shard_all(make_model(), mesh, mp_policy=MAIN, offload_policy=OffloadPolicy())
+    assert isinstance(model.first, HSDPModule)
+    assert type(model.first).__name__ == "Layer"
+    for _, cell in model.cells_and_names():
+        if isinstance(cell, HSDPModule):
+            cell.set_reduce_op_type("sum")
+    model.set_modules_to_forward_prefetch([model.first])
+    model.set_modules_to_backward_prefetch([model.second])
+    backward(model, mesh.rank)
+    assert_gradients(model, expected(range(3)))
+    backward(model, mesh.rank)
+    assert_gradients(model, expected(range(3), 2.0))
+    model.zero_grad()
+    assert all(parameter.main_grad is None for parameter in model.get_parameters())
+    backward(model, mesh.rank, 0.5)
+    assert_gradients(model, expected(range(3), 0.5))
+
+    averaged = shard_all(make_model(), mesh, offload_policy=CPUOffloadPolicy())
+    backward(averaged, mesh.rank)
+    assert_gradients(averaged, expected(range(3), 1 / 3), "grad")
+    averaged.zero_grad()
+    assert averaged.first.weight.grad is None
+    return True
+
+
+def replicas():
+    """Two replicas of two shards: sums wait for the pass that reduces over the replicas."""
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
+    model = shard_all(make_model(), mesh, mp_policy=MAIN)
+    for _, cell in model.cells_and_names():
+        if isinstance(cell, HSDPModule):
+            cell.set_reduce_op_type("sum")
+    model.set_requires_all_reduce(False)
+    backward(model, mesh.rank)
+    assert getattr(model.first.weight, "main_grad", None) is None
+    model.set_requires_all_reduce(True)
+    backward(model, 4 + mesh.rank)
+    assert_gradients(model, expected(range(8)))
+    return True
+
+
+def copies():
+    """Tensor-parallel copies see parts of a sequence: their gradients are added up; shards keep their own."""
+    enable_mindspore_backward_compat()
+    from mindspore import Tensor
+
+    world = init_device_mesh("npu", (4,), mesh_dim_names=("world",))
+    dense = world._unflatten(0, (1, 1, 2, 2), ("pp", "dp_replicate", "fsdp", "tp"), backend_override={"pp": "fake"})
+    loading = world._unflatten(0, (1, 2, 1, 2), ("pp", "batch", "cp", "tp"), backend_override={"pp": "fake"})
+    model = make_model()
+    for cell in (model.first, model.second):
+        plan = ShardingPlan(plan={"weight": (Shard(1),), "gain": (Replicate(),)})
+        shard_module(cell, loading["tp"], plan)
+    fully_shard(model.first, mesh=dense["fsdp"], mp_policy=MAIN)
+    model.first.set_reduce_op_type("sum")
+    assert model.first.weight.layout.mesh.names == ("fsdp", "tp")
+    x, _ = rows(world.rank)
+    out = model.first(Tensor(x))
+    cotangent = array(3, 2, seed=300 + world.rank)
+    out.backward(Tensor(cotangent))
+    gain = np.zeros((5,), np.float32)
+    halves = [np.zeros((5, 2), np.float32) for _ in range(2)]
+    w1, g1 = array(5, 4, seed=0), array(5, seed=1)
+    for rank in range(4):
+        x, cotangent = rows(rank)[0], array(3, 2, seed=300 + rank)
+        half = rank % 2
+        halves[half] += (x * g1).T @ cotangent
+        gain += ((cotangent @ w1[:, 2 * half : 2 * half + 2].T) * x).sum(0)
+    wanted = [np.concatenate(halves, 1), gain]
+    for parameter, values in zip((model.first.weight, model.first.gain), wanted, strict=True):
+        np.testing.assert_allclose(parameter.main_grad.full_tensor().asnumpy(), values, rtol=2e-5, atol=2e-5)
+        assert parameter.main_grad.layout is parameter.layout
+    return True
+
+
+def kept_out():
+    """Ignored parameters are untouched; replicated ones stay whole, and their gradients are summed over the mesh."""
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
+    model = make_model()
+    first, second = model.first, model.second
+    ignored = {first.gain, second.weight}
+    own = first.gain
+    fully_shard(first, mesh=mesh, mp_policy=MAIN, ignored_params=ignored, replicate_params=[first.weight])
+    fully_shard(second, mesh=mesh, mp_policy=MAIN, ignored_params=ignored, shard_placement_fn=lambda _: Shard(0))
+    fully_shard(model, mesh=mesh, mp_policy=MAIN, ignored_params=ignored, replicate_params=[model.frozen])
+    assert first.gain is own
+    assert not isinstance(first.gain, DTensor)
+    assert first.weight.placements == (Replicate(), Replicate())
+    assert second.gain.placements == (Replicate(), Shard(0))
+    for cell in (first, second, model):
+        cell.set_reduce_op_type("sum")
+    backward(model, mesh.rank)
+    wanted = expected(range(4))
+    assert_gradients(model, wanted, names=("first.weight", "second.gain", "bias"))
+    np.testing.assert_allclose(first.gain.grad.asnumpy(), expected([mesh.rank])[1], rtol=2e-5, atol=2e-5)
+    return True
+
+
+def meta():
+    """Parameters of the meta device are sharded there, get storage afterwards, and train as others."""
+    import mindspore as ms
+    from mindspore import Tensor
+
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    with ms.DeviceCtx("meta"):
+        model = make_model(meta=True)
+        plan = ShardingPlan(plan={"weight": (Shard(1),), "gain": (Replicate(),)})
+        shard_module(model.first, mesh["tp"], plan)
+        fully_shard(model.first, mesh=mesh["fsdp"], mp_policy=MAIN)
+        model.first.set_reduce_op_type("sum")
+    layer = model.first
+    before = layer.weight
+    assert layer.weight.to_local().device == "meta"
+    layer.to_empty(device="CPU")
+    assert layer.weight is before
+    assert layer.weight.layout.local_shape == tuple(layer.weight.to_local().shape)
+    for index, parameter in enumerate((layer.weight, layer.gain)):
+        whole = Tensor(array(*SHAPES[index], seed=index))
+        parameter.set_data(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
+        np.testing.assert_array_equal(parameter.full_tensor().asnumpy(), whole.asnumpy())
+    x, _ = rows(mesh["fsdp"].get_local_rank())
+    layer(Tensor(x)).backward(Tensor(np.ones((3, 2), np.float32)))
+    total = sum((rows(part)[0] * array(5, seed=1)).T @ np.ones((3, 4), np.float32) for part in range(2))
+    np.testing.assert_allclose(layer.weight.main_grad.full_tensor().asnumpy(), total, rtol=2e-5, atol=2e-5)
+    return True
+
+
+def refusals():
+    """Shards of another dim and a wrong reduction are refused."""
+    mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
+    model = make_model()
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        fully_shard(model.first, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if len(p.shape) > 1 else None)
+    assert str(caught.value) == (
+        f"fully_shard: shard_placement_fn gives parameter weight {Shard(1)}; only dim 0 can be sharded"
+    )
+    assert not isinstance(model.first.weight, DTensor)
+    fully_shard(model.first, mesh=mesh)
+    with pytest.raises(ValueError, match=r"^set_reduce_op_type: 'max' is not one of avg, mean, sum$"):
+        model.first.set_reduce_op_type("max")
+    return True
+
+
+@pytest.mark.platforms("mindspore")
+@pytest.mark.parametrize(
+    "check, ranks", [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (refusals, 2)]
+)
+def test_gradients_are_those_of_one_device(check, ranks):
+    """Gradients by imperative backward add up what the ranks compute, in the layouts of the parameters."""
+    assert simulate(check, ranks, platform="mindspore") == [True] * ranks
+
+
+@pytest.mark.platforms("torch")
+def test_pytorch_is_pointed_to_the_other_function():
+    """On PyTorch the call names the function that serves it."""
+    import torch
+
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        fully_shard(torch.nn.Linear(2, 2), mesh=None)
+    assert str(caught.value) == (
+        "hyper_parallel.compat.fully_shard.fully_shard serves MindSpore; on PyTorch call hyper_parallel.fully_shard"
+    )
