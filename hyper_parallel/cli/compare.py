@@ -15,7 +15,7 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Compare two reports of one command, such as last night's and this night's: JSON files that --report wrote, of verify
-ops, verify model, verify mutants, bench or fuzz, or the gate.json of coverage gate. What got worse comes first; what
+ops, verify model or fuzz, or of the library's own mutants, bench and coverage gate. What got worse comes first; what
 the second report no longer has is worse, too. A time or ratio counts as changed from a quarter on.
 
 Exit status: 0 if nothing got worse, 1 if something did, 2 for invalid input."""

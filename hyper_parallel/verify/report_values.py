@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["COMMANDS", "Measured", "report_totals", "report_values"]
 
 
-COMMANDS = "verify ops, verify model, verify mutants, bench, fuzz and coverage gate"
+COMMANDS = "verify ops, verify model, mutants, bench, fuzz and coverage gate"
 """Commands whose reports have values, for messages."""
 
 
@@ -105,7 +105,7 @@ def _model_totals(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]
 _KINDS = {
     "verify ops": ({"columns", "operators"}, _operators, _operator_totals),
     "verify model": ({"runs"}, _models, _model_totals),
-    "verify mutants": ({"survivors", "score"}, _mutants, _mutants),
+    "mutants": ({"survivors", "score"}, _mutants, _mutants),
     "bench": ({"rows"}, _rows, _rows),
     "fuzz": ({"programs", "outcomes", "steps"}, _fuzz, _fuzz),
     "coverage gate": ({"total", "failures", "ranks"}, _gate, _gate),
