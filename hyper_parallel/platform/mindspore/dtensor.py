@@ -281,7 +281,7 @@ class MindSporeDTensor(DTensor, Tensor):
             UnsupportedOperatorError: ``init`` draws random numbers.
         """
         if not isinstance(self, Parameter):
-            return intercept.call("Identity", (self,))
+            return intercept.call("copied", (self,))
         parameter = self._parameter(_copied(self._local))
         if isinstance(init, Tensor):
             parameter.set_data(init)

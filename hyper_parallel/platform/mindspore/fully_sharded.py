@@ -7,10 +7,12 @@ backward; a reference is saved instead, and the first one that backward reads ga
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import mindspore
 from mindspore import Tensor, mint, ops
@@ -21,79 +23,17 @@ from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT, Reduction, replaced_parameter
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT, Reduction
 from hyper_parallel.platform.mindspore.gradients import set_unreduced
+from hyper_parallel.platform.mindspore.sharded_members import Member, tuples_of
 from hyper_parallel.platform.mindspore.versions import Function
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
-    from hyper_parallel.transport.base import Ranks
 
-__all__ = ["FullyShardedGroup"]
-
-
-class _Member:
-    """One parameter: its shard, which the optimizer sees, and its place in the rows.
-
-    Args:
-        original: the parameter before sharding.
-        sharded: the DTensor parameter.
-        owners: cells and attribute names.
-        slot: place in the rows.
-    """
-
-    def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot) -> None:
-        self.sharded, self.owners, self.slot = sharded, owners, slot
-        self.is_trained = bool(original.requires_grad)
-        self.accumulated: Any = None
-        """Gradient of passes without reduction."""
-        self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
-        self.copies = _copies(self._layout)
-        """Ranks that repeat what the data axis shares; nothing if there are none but this one."""
-
-    @property
-    def local(self) -> Tensor:
-        """This rank's shard."""
-        return self.sharded._local
-
-    def expose(self, whole: Any) -> None:
-        """Let the cells compute with ``whole``: with tensor parallelism with the DTensor whose shard it is.
-
-        An attribute of the object comes before its parameters, which stay those that optimizers train.
-        """
-        if self._layout is not None:
-            whole = self.sharded._platform.wrap(whole, self._layout)
-        for owner, name in self.owners:
-            vars(owner)[name] = whole
-
-    def hide(self) -> None:
-        """Let the cells see the shard."""
-        for owner, name in self.owners:
-            del vars(owner)[name]
-
-    def add_to_main_grad(self, gradient: Tensor) -> None:
-        """Add a gradient of the shard to ``main_grad``, a DTensor in the layout of the parameter."""
-        present = getattr(self.sharded, "main_grad", None)
-        total = gradient if present is None else present._local + gradient
-        self.sharded.main_grad = self.sharded._platform.wrap(total, self.sharded.layout)
-
-    def drop_gradients(self) -> None:
-        """Forget the gradients."""
-        self.accumulated = self.sharded.main_grad = self.local._grad = None  # noqa: SLF001 - no public spelling
-        set_unreduced(self.sharded, None)
-
-    def check_unreplaced(self) -> None:
-        """Check that the cells have the parameter that was sharded.
-
-        Raises:
-            PlanError: an assignment has replaced it.
-        """
-        for owner, name in self.owners:
-            if owner._params.get(name) is not self.sharded:  # noqa: SLF001 - no public spelling
-                raise replaced_parameter(name, owner)
+__all__ = ["FullyShardedGroup", "groups_within"]
 
 
 class _Saved:
@@ -119,8 +59,12 @@ class _Call:
         self.exposed: list[Any] = []
         self._saving: AbstractContextManager[Any]
 
-    def begin(self) -> None:
-        """Gather on the graph, and show the cells what was gathered."""
+    def begin(self, *, saves: bool = True) -> None:
+        """Gather on the graph, and show the cells what was gathered.
+
+        Args:
+            saves: whether references are saved for backward; False where something else saves tensors.
+        """
         members = self.group.members
         shards = [member.local for member in self.group.trained]
         trained = iter(_Gather.apply(self, *shards) if shards else ())
@@ -128,13 +72,15 @@ class _Call:
             next(trained) if member.is_trained else whole for member, whole in zip(members, self.wholes, strict=True)
         ]
         self.show()
-        self._saving = saved_tensors_hooks(self._pack, self._unpack)
+        self._saving = saved_tensors_hooks(self._pack, self._unpack) if saves else nullcontext()
         self._saving.__enter__()
 
     def show(self) -> None:
         """Let the cells see the whole parameters."""
         for member, whole in zip(self.group.members, self.exposed, strict=True):
             member.expose(whole)
+        for held in self.group._tuples:  # noqa: SLF001 - one part in two classes
+            held.show()
 
     def end_forward(self, *, keep: bool) -> None:
         """Drop the whole parameters, unless they are to be kept for backward."""
@@ -208,15 +154,19 @@ class FullyShardedGroup:
         self._kept: Tensor | None = None  # sum of this rank's row over passes that do not reduce over replicas
         shapes = [_local_shape(original) for original, _, _ in parameters]
         self._plan = plan_flat(shapes, len(options.ranks))
-        self.members = [_Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
+        self.members = [Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
         self.trained = [member for member in self.members if member.is_trained]
         self._gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(options.ranks))
+        self.number = next(_NUMBERS)
         self.originals = [ref(original) for original, _, _ in parameters]
         self._calls: list[_Call] = []  # forward calls that have begun
         with replacing_parameters(platform, module):
             for _, sharded, owners in parameters:
                 for owner, name in owners:
                     platform.set_parameter(owner, name, sharded)
+        self._tuples = tuples_of(module, self.members)
+        self._owners = frozenset(id(owner) for member in self.members for owner, _ in member.owners)
+        _GROUPS.add(self)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
@@ -242,15 +192,53 @@ class FullyShardedGroup:
         if self._calls:  # else the cell raised before it was called
             reshard = self.options.reshard
             keep = self.platform.grad_enabled() and (self.is_outermost if reshard is None else not reshard)
-            self._calls.pop().end_forward(keep=keep)
-            if self._calls:  # the cell calls itself
-                self._calls[-1].show()
-            else:
-                for member in self.members:
-                    member.hide()
+            self._end(keep=keep)
         if self.options.output_dtype is not None:
             output = tree_map(partial(self._cast, self.options.output_dtype), output, CONTAINERS)
         return output
+
+    def _end(self, *, keep: bool) -> None:
+        self._calls.pop().end_forward(keep=keep)
+        if self._calls:  # the cell calls itself
+            self._calls[-1].show()
+            return
+        for member in self.members:
+            member.hide()
+        for held in self._tuples:
+            held.hide()
+
+    # -- recomputation ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the cells compute with whole parameters now."""
+        return bool(self._calls)
+
+    def has_parameters_of(self, cells: frozenset[int]) -> bool:
+        """Whether one of the cells of these identities has a parameter of the group."""
+        return not self._owners.isdisjoint(cells)
+
+    @contextmanager
+    def gathering(self, *, saves: bool) -> Iterator[None]:
+        """Let the cells compute with whole parameters, as in a call."""
+        call = _Call(self)
+        self._calls.append(call)
+        call.begin(saves=saves)
+        try:
+            yield
+        finally:
+            self._end(keep=True)
+
+    @contextmanager
+    def replacing_shards(self, shards: Sequence[Tensor]) -> Iterator[None]:
+        """Gather from ``shards``, of the parameters that are trained, and differentiate by them."""
+        for member, shard in zip(self.trained, shards, strict=True):
+            member.replacement = shard
+        try:
+            yield
+        finally:
+            for member in self.trained:
+                member.replacement = None
 
     def _cast(self, dtype: Any, leaf: Any) -> Any:
         return leaf.astype(dtype) if isinstance(leaf, Tensor) and self.platform.is_floating(leaf) else leaf
@@ -362,13 +350,17 @@ class FullyShardedGroup:
             member.drop_gradients()
 
 
-def _copies(layout: Layout | None) -> Ranks:
-    """Return the ranks that hold the same shard as this one, if there are others."""
-    if layout is None:
-        return ()
-    splitting = {axis for axes in layout.dim_axes for axis in axes}
-    ranks = layout.mesh.ranks_along(tuple(axis for axis in range(layout.mesh.ndim) if axis not in splitting))
-    return ranks if len(ranks) > 1 else ()
+_NUMBERS = count()
+_GROUPS: WeakSet[FullyShardedGroup] = WeakSet()
+
+
+def groups_within(cell: Any) -> list[FullyShardedGroup]:
+    """Return the groups that have parameters of ``cell`` or of cells in it, outer ones first; None: all groups."""
+    groups = sorted(_GROUPS, key=lambda group: group.number)
+    if cell is None or not groups:
+        return groups
+    cells = frozenset(id(each) for _, each in cell.cells_and_names())
+    return [group for group in groups if group.has_parameters_of(cells)]
 
 
 def _is_alike(tensor: Tensor, whole: Tensor) -> bool:

@@ -7,6 +7,7 @@ legacy primitives. An operator that is not registered is refused; nothing runs o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore.ops import Primitive
@@ -17,6 +18,7 @@ from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_block
 from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.dispatch import UNSEEN, Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.mixed_precision import ACTIVE, COMPOSED, cast_operands, switched_off
 from hyper_parallel.platform.mindspore.ops.registry import METHOD
 from hyper_parallel.platform.mindspore.versions import NoFallbackGuard, TensorOverloadCall
 
@@ -70,7 +72,7 @@ def interception() -> Interception:
 def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
     """Serve an operator that MindSpore calls with a DTensor or a Parameter among its operands."""
     name, started = func.name, _STARTED["mindspore"]
-    if not kwargs and not open_blocks():
+    if not kwargs and not open_blocks() and not ACTIVE:
         again = (started.repeated_methods if type(func) is TensorOverloadCall else started.repeated).get(name)
         result = UNSEEN if again is None else again(args)
         if result is not UNSEEN:
@@ -88,8 +90,8 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     if handler is not None:
         if open_blocks() and not skipped(func, name):
             with outside_blocks():  # the operator was named: so is what it is composed of
-                return handler(started.dispatcher, primitive, tuple(operands), kwargs)
-        return handler(started.dispatcher, primitive, tuple(operands), kwargs)
+                return _handled(handler, started, func, primitive, tuple(operands), kwargs)
+        return _handled(handler, started, func, primitive, tuple(operands), kwargs)
     if skipped(func, name):
         return _rebuilt(func, primitive)(*local_operands(tuple(operands)), **local_operands(kwargs))
     user = user_op(name)
@@ -112,10 +114,10 @@ def at_once(name: str, args: Any, primitive: Any = None) -> Any:
     if open_blocks():
         return UNSEEN
     started = _STARTED["mindspore"]
-    again = started.repeated.get(name) if primitive is None else None
+    again = started.repeated.get(name) if primitive is None and not ACTIVE else None
     result = UNSEEN if again is None else again(args)
     if result is UNSEEN and (handler := started.handlers.get(name)) is not None:
-        return handler(started.dispatcher, primitive, tuple(args), {})
+        return _handled(handler, started, name, primitive, tuple(args), {})
     return result
 
 
@@ -129,7 +131,23 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
     handler = started.handlers.get(name)
     if handler is None:
         raise UnsupportedOperatorError(_message(name, args, kwargs or {}))
-    return handler(started.dispatcher, primitive, args, kwargs or {})
+    return _handled(handler, started, name, primitive, args, kwargs or {})
+
+
+def _handled(
+    handler: Any, started: Interception, func: Any, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call the handler of ``func``, an operator or the name of one.
+
+    In a cell of mixed precision it gets the operands as MindSpore would have cast them.
+    """
+    if not ACTIVE or ACTIVE[-1] is None:
+        return handler(started.dispatcher, primitive, args, kwargs)
+    name = func if isinstance(func, str) else func.name
+    cast = partial(cast_operands, started.dispatcher.ops, name, is_method=type(func) is TensorOverloadCall)
+    with switched_off():
+        result = handler(started.dispatcher, primitive, cast(args), cast(kwargs))
+        return cast((result,))[0] if name in COMPOSED else result
 
 
 def _rebuilt(func: Any, primitive: Any) -> Callable[..., Any]:

@@ -26,14 +26,11 @@ from mindspore.ops.function.grad import grad_func
 from mindspore.train import serialization
 
 from hyper_parallel._versions import Missing
-from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import UNSEEN
-from hyper_parallel.platform.contract.memory import replayable_constructor
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.gradients import (
     hooks_on_dtensors,
-    local_gradients,
     refusing_cell_hooks,
     returning_layouts,
     returning_reduced,
@@ -41,8 +38,11 @@ from hyper_parallel.platform.mindspore.gradients import (
     vjp_seeded_locally,
 )
 from hyper_parallel.platform.mindspore.graph_mode import cells_uncompiled, gradients_uncompiled
+from hyper_parallel.platform.mindspore.mixed_precision import noting_precision, noting_reset
 from hyper_parallel.platform.mindspore.ops import numpy_api  # noqa: F401 - adds to what is replaced
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
+from hyper_parallel.platform.mindspore.ops.recurrent import with_states
+from hyper_parallel.platform.mindspore.recomputed import remembering, replaying, replaying_later, with_shards
 from hyper_parallel.platform.mindspore.saved_parameters import loading_shards, saving_whole
 from hyper_parallel.platform.mindspore.shard_guards import (
     DIFFERENTIABLE,
@@ -66,6 +66,7 @@ from hyper_parallel.platform.mindspore.versions import (
     PyNativeExecutor,
     RecomputeCell,
     RecomputeHandle,
+    RecurrentLayer,
     pynative_executor,
     update_param,
 )
@@ -138,7 +139,7 @@ def _intercepted_at_once(run: Callable[..., Any]) -> Callable[..., Any]:
                 if result is not UNSEEN:
                     return result
                 break
-            if type(operand) in (list, tuple) and intercept.holds_dtensor(operand):
+            if type(operand) in (list, tuple) and name != "typeof" and intercept.holds_dtensor(operand):
                 return intercept.call(name, args, primitive=primitive)
         return run(primitive, name, args)
 
@@ -228,33 +229,6 @@ def _differentiating() -> bool:
     return False
 
 
-# -- recomputation -----------------------------------------------------------------------------------------------------
-
-_STATES = "_hyper_parallel_states"
-
-
-def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the forward to push the random state onto a stack."""
-
-    @wraps(plain)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault(_STATES, []).append(random.get_rng_state())
-        return plain(self, *args, **kwargs)
-
-    return construct
-
-
-def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward, which runs the forward again on the arguments that it takes from the stack."""
-
-    @wraps(plain)
-    def bprop(self: Any, *args: Any) -> Any:
-        with random.replay(self.__dict__[_STATES].pop()), local_gradients():
-            return plain(self, *args)
-
-    return bprop
-
-
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 _UNCOMPILED = "call it uncompiled, or on x.to_local() by local_map"
@@ -262,10 +236,13 @@ _CALLED = "call it, which runs it uncompiled"
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
+_CASTS_LATE = "operands are cast for mixed precision after DTensors are served, and the setting cannot be read"
 _SEARCHES = "looking for the handler of a DTensor takes MindSpore as long as a light operator"
 _SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
 
 PATCHES: tuple[Patch, ...] = (
+    Patch(((PyNativeExecutor, "set_mixed_precision_type"),), noting_precision, _CASTS_LATE),
+    Patch(((PyNativeExecutor, "clear_res"),), noting_reset, _CASTS_LATE),
     Patch(
         ((Tensor, "__fallback__"),),
         lambda _: intercept.fallback,
@@ -345,6 +322,7 @@ PATCHES: tuple[Patch, ...] = (
         Patch(((type(operator), "__call__"),), partial(_operator_at_once, name), _SEARCHES)
         for name, operator in (("Concat", pyboost_inner_prim.concat_impl), ("Softmax", pyboost_inner_prim.softmax_impl))
     ),
+    Patch(((RecurrentLayer, "construct"),), with_states, "the first states are plain tensors"),
     Patch(
         _places_of(serialization.save_checkpoint),
         saving_whole,
@@ -357,9 +335,10 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         ((RecomputeHandle, "__init__"),),
-        lambda init: replayable_constructor(init, random.get_rng_state, random.replay),
+        replaying_later,
         _SAMPLES_ANEW,
     ),
-    Patch(((RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),
-    Patch(((RecomputeCell, "bprop"),), _replaying, _SAMPLES_ANEW),
+    Patch(((RecomputeCell, "__call__"),), with_shards, "the hooks that gather parameters are not called again"),
+    Patch(((RecomputeCell, "construct"),), remembering, _SAMPLES_ANEW),
+    Patch(((RecomputeCell, "bprop"),), replaying, _SAMPLES_ANEW),
 )

@@ -62,6 +62,11 @@ x.argmin(axis=0) | line.bincount() | line.bincount(minlength=12) | n.mean() | n.
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 ops.stop_gradient(h).histc(bins=3) | ops.histc(ops.stop_gradient(h), 3) | line.bincount(line.double()) | ops.bincount(line, line.double()) | ops.stop_gradient(x)[:0].chunk(2, 0)
 mint.chunk(ops.stop_gradient(x)[:0], 3, 0) | x.chunk(2, 1) | ops.cross(h, h, 1) + h
+ops.Pad(((1, 2), (0, 1)))(x) | ops.MirrorPad("REFLECT")(x, Tensor([[1, 2], [0, 1]])) | ops.pad(i1, (1, 2), mode="reflect")
+ops.MirrorPad("SYMMETRIC")(x, Tensor([[1, 2], [0, 1]])) | ops.pad(i2, (1, 2, 0, 1), mode="replicate") | t.any(axis=0)
+x.take(ids, axis=1) | x.take(ids, axis=0, mode="wrap") | t.any(axis=1, keep_dims=True) | ops.index_add(x * 1, ids32, row3, 0)
+ops.CumSum(exclusive=True)(x, 0) | ops.CumSum(True, True)(x, 1) | ops.CumProd(exclusive=True, reverse=True)(x, 0)
+ops.AvgPool(3, 2, "same")(i2) | ops.MaxPool(3, 2, "same")(i2) | ops.AvgPool3D(3, 2, "same")(i3)
 """
 CASES = [tensor.strip() for tensor in EXPRESSIONS.replace("\n", " | ").split(" | ") if tensor.strip()]
 
@@ -118,9 +123,10 @@ def test_options_of_primitives_without_a_rule_are_refused(dtensor):
 
     x = dtensor(np.ones((2, 3), np.float32))
     with pytest.raises(UnsupportedOperatorError) as caught:
-        ops.CumSum(exclusive=True)(x, 0)
+        ops.CumulativeLogsumexp(exclusive=True)(x, 0)
     assert str(caught.value) == (
-        "operator CumSum: exclusive=True has no sharding rule; redistribute the operands and use to_local()"
+        "operator CumulativeLogsumexp: exclusive=True has no sharding rule, exclusive=False has; "
+        "redistribute the operands and use to_local()"
     )
     with pytest.raises(UnsupportedOperatorError) as caught:
         ops.flash_attention_score(x.reshape(1, 2, 3), x.reshape(1, 2, 3), x.reshape(1, 2, 3), 3, keep_prob=0.5)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
 
@@ -126,7 +127,10 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
         (offset, min(rows, columns - offset)) if offset >= 0 else (-offset * columns, min(rows + offset, columns))
     )
     flat = mint.permute(x, (*rest, first, second)).reshape((*(x.shape[dim] for dim in rest), rows * columns))
-    return ops.gather(flat, ops.arange(max(count, 0)) * (columns + 1) + start, len(rest))
+    places = ops.arange(max(count, 0)) * (columns + 1) + start
+    if x.dtype == mindspore.bfloat16:  # which the kernel does not take
+        return ops.cast(ops.gather(ops.cast(flat, mindspore.float32), places, len(rest)), x.dtype)
+    return ops.gather(flat, places, len(rest))
 
 
 @kernel("unfold")
@@ -138,7 +142,11 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return mint.permute(windows, (*(dim for dim in range(windows.ndim) if dim != axis + 1), axis + 1))
 
 
-kernel("flip")(lambda x, dims: mint.flip(x, tuple(dims)))
+@kernel("flip")
+def _flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    if x.dtype == mindspore.bfloat16:  # which the kernel does not take
+        return ops.cast(mint.flip(ops.cast(x, mindspore.float32), tuple(dims)), x.dtype)
+    return mint.flip(x, tuple(dims))
 
 
 @kernel("roll")

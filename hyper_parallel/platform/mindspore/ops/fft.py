@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
+from hyper_parallel.platform.mindspore.ops.kernels import single_precision
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, spellings
 from hyper_parallel.platform.mindspore.versions import op_enum
 
@@ -42,7 +43,7 @@ OPPOSITE_NORM = {None: "forward", "backward": "forward", "forward": "backward", 
 def _from_half(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def compute(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         sizes, norm = _sizes_and_norm(args, kwargs)
-        return transform(ops.conj(x), *sizes, norm=norm, **kwargs)
+        return transform(ops.conj(single_precision(x)), *sizes, norm=norm, **kwargs)
 
     return compute
 

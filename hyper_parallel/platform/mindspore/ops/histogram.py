@@ -122,5 +122,5 @@ def _search_sorted(
 @decomposition(METHOD + "BincountExt")
 def _method_bincount(ops: Any, _: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
     """On CPU counts are float32, and so are sums of weights."""
-    counts = ops.bincount(x, weights, minlength)
+    counts = ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength)
     return ops.cast(counts, dtype=mindspore.float32) if computes_on_cpu() else counts

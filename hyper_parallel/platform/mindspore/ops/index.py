@@ -185,6 +185,22 @@ def _take(ops: Any, _: Any, x: Any, index: Any) -> Any:
     return ops.index(ops.view(x, (-1,)), (index,))
 
 
+@decomposition("DeprecatedTake")
+def _take_along(ops: Any, _: Any, x: Any, index: Any, axis: int | None = None, mode: str = "clip") -> Any:
+    """Positions outside are the nearest inside, or counted from the start again; negative ones count from the end.
+
+    Raises:
+        NotImplementedError: ``mode`` is "raise", which MindSpore does not have.
+    """
+    if mode not in ("clip", "wrap"):
+        msg = f'"{mode}" mode is not implemented'
+        raise NotImplementedError(msg)
+    x, axis = (ops.view(x, (-1,)), 0) if axis is None else (x, axis % len(x.shape))
+    index, size = index if isinstance(index, DTensor) else replicated(Tensor(index), x), x.shape[axis]
+    places = ops.clamp(index, -size, size - 1) if mode == "clip" else index
+    return ops.index(x, (*(slice(None),) * axis, ops.remainder(places, size)))
+
+
 @decomposition("NonZero")
 def _nonzero(ops: Any, _: Any, x: Any) -> Any:
     return ops.stack(positions(ops.ne(x, 0), x), 1)

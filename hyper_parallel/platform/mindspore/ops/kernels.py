@@ -7,6 +7,7 @@ imaginary parts and knows no bfloat16, and on CPU ``copy_`` leaves a part of a t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import mindspore
@@ -28,6 +29,7 @@ __all__ = [
     "is_leaf",
     "normalized_dims",
     "one_operand",
+    "promoted",
     "requires_grad",
     "sampled",
     "single_precision",
@@ -166,11 +168,25 @@ def two_operands(func: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, y: func(x, y)
 
 
+@lru_cache(maxsize=None, typed=True)  # 1 is not True here
+def _common_dtype(first: Any, second: Any) -> Any:
+    return (Tensor(1, first) + (Tensor(1, second) if isinstance(second, mindspore.Type) else second)).dtype
+
+
+def promoted(x: Any, y: Any) -> Any:
+    """Return the dtype that MindSpore's arithmetic gives two tensors, or a tensor and a number, in either order."""
+    tensor, other = (x, y) if isinstance(x, Tensor) else (y, x)
+    if isinstance(other, Tensor):
+        return tensor.dtype if tensor.dtype == other.dtype else _common_dtype(tensor.dtype, other.dtype)
+    return _common_dtype(tensor.dtype, type(other)(1))
+
+
 def tensor_operands(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``func``, which takes tensors only, with numbers made tensors of the other operand's dtype."""
+    """Return ``func``, which takes tensors of one dtype only, for numbers and tensors of several."""
 
     def compute(x: Any, y: Any) -> Tensor:
-        return func(x, y if isinstance(y, Tensor) else Tensor(y, x.dtype))
+        dtype = promoted(x, y)
+        return func(*(ops.cast(each, dtype) if isinstance(each, Tensor) else Tensor(each, dtype) for each in (x, y)))
 
     return compute
 

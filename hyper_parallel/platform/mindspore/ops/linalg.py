@@ -26,7 +26,8 @@ kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p))
 
 @kernel("cross")
 def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """Composed: MindSpore's own reads memory that nobody wrote."""
+    """Composed: MindSpore's own reads memory that nobody wrote. The result has the dtype of the first operand."""
+    y = ops.cast(y, x.dtype)
 
     def rotated(operand: Tensor, by: int) -> Tensor:
         return mint.cat([mint.narrow(operand, dim, by, 3 - by), mint.narrow(operand, dim, 0, by)], dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mindspore import Tensor, float32, mint, ops
+from mindspore import Tensor, bfloat16, float32, mint, ops
 from mindspore.mint.nn import functional as F
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -158,7 +158,11 @@ def _with_logits(
     ops: Any, _: Any, x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: Any = 1
 ) -> Any:
     weights = {"weight": unless_constant(weight, 1), "pos_weight": unless_constant(pos_weight, 1)}
-    return ops.binary_cross_entropy_with_logits(x, target, **weights, reduction=_reduction_name(reduction))
+    dtype = target.dtype
+    if x.dtype != dtype or dtype == bfloat16:  # computed in float32, for which there are kernels; the target decides
+        x, target = (ops.cast(each, dtype=float32) for each in (x, target))
+    loss = ops.binary_cross_entropy_with_logits(x, target, **weights, reduction=_reduction_name(reduction))
+    return ops.cast(loss, dtype=dtype) if loss.dtype != dtype else loss
 
 
 @decomposition("KLDiv")

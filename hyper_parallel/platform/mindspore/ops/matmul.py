@@ -85,6 +85,8 @@ def _biased(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float
 
 @kernel("addbmm", reliable_on_empty=True)
 def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if not (x.is_floating_point() or x.is_complex()):  # products in the operands' dtype are added up in int64
+        return _plus(bias * beta, mint.sum(matmul(x, y), 0) * alpha)
     rows = mint.permute(x, (1, 0, 2)).reshape((x.shape[1], x.shape[0] * x.shape[2]))
     return _biased(bias, rows, y.reshape((y.shape[0] * y.shape[1], y.shape[2])), beta=beta, alpha=alpha)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mindspore
 from mindspore import Tensor, numpy as functions
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -51,12 +52,17 @@ for _name in ("isinf", "isnan", "isfinite"):
 
 @replacement("sign", functions)
 def _sign(ops: Any, x: Any, dtype: Any = None) -> Any:
-    return _cast(ops, ops.sign(x), dtype)
+    return _cast(
+        ops, ops.sign(x if x.is_floating_point() or x.is_complex() else ops.cast(x, dtype=mindspore.float32)), dtype
+    )
 
 
 @replacement("clip", functions)
 def _clip(ops: Any, x: Any, xmin: Any, xmax: Any, dtype: Any = None) -> Any:
-    return _cast(ops, ops.clamp(x, xmin, xmax), dtype)
+    if x.dtype != mindspore.bool_:
+        return _cast(ops, ops.clamp(x, xmin, xmax), dtype)
+    clipped = x if xmin is None else ops.maximum(x, xmin)
+    return _cast(ops, clipped if xmax is None else ops.minimum(clipped, xmax), dtype or x.dtype)
 
 
 @replacement("nansum", functions)

@@ -19,6 +19,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import (
     filled,
     is_leaf,
     one_operand,
+    promoted,
     requires_grad,
     single_precision,
     tensor_operands,
@@ -35,7 +36,7 @@ from hyper_parallel.platform.mindspore.ops.registry import (
 )
 from hyper_parallel.platform.mindspore.versions import no_grad
 
-__all__ = ["into"]
+__all__ = ["addcdiv", "addcmul", "into"]
 
 # -- spellings ---------------------------------------------------------------------------------------------------------
 
@@ -174,6 +175,8 @@ def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 @kernel("selu")
 def _selu(x: Tensor) -> Tensor:
+    if not x.is_floating_point():  # of integers, MindSpore rounds the exponential towards zero, and both factors to one
+        return mint.where(x > 0, x, ops.cast(mint.expm1(ops.cast(x, mindspore.float32)), x.dtype))
     return 1.0507009873554805 * _elu(x, 1.6732632423543772)
 
 
@@ -211,7 +214,8 @@ def _signbit(x: Tensor) -> Tensor:
 
 # -- kernels: two operands and more ------------------------------------------------------------------------------------
 
-_by_name(mint, "maximum minimum fmod remainder eq ne lt le gt ge logical_and logical_or logical_xor", two_operands)
+kernel("fmod")(lambda x, y: mint.fmod(*_as_tensors(x, y)))
+_by_name(mint, "maximum minimum remainder eq ne lt le gt ge logical_and logical_or logical_xor", two_operands)
 _by_name(ops, "atan2 logaddexp hypot gcd lcm igamma igammac", two_operands)
 _by_name(mint, "bitwise_and", tensor_operands)
 _by_name(ops, "bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift", tensor_operands)
@@ -237,21 +241,36 @@ kernel("masked_fill")(lambda x, mask, value: x.masked_fill(mask, value))
 
 @kernel("add")
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    return x + y if alpha == 1 else x + y * alpha
+    return x + y if alpha == 1 else x + _times(x, y, alpha)
 
 
 @kernel("sub")
 def _sub(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    return x - y if alpha == 1 else x - y * alpha
+    return x - y if alpha == 1 else x - _times(x, y, alpha)
+
+
+def _times(x: Any, y: Any, alpha: float) -> Any:
+    """``y * alpha`` in the dtype of the sum, so that booleans stay booleans."""
+    dtype = promoted(x, y)
+    if isinstance(y, Tensor):
+        return ops.cast(ops.cast(y, dtype) * alpha, dtype)
+    return bool(y * alpha) if dtype == mindspore.bool_ else y * alpha
 
 
 @kernel("div", off_graph=lambda kwargs: kwargs.get("rounding_mode") is not None)
 def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
-        return x / y
-    if not isinstance(y, Tensor) and x.is_floating_point():  # by a number the kernel runs only outside of gradients
-        y = Tensor(y, x.dtype)
+        return x / y if promoted(x, y) not in _COMPLEX else ops.RealDiv()(x, y)
+    x, y = _as_tensors(x, y)
     return ops.stop_gradient(mint.div(ops.stop_gradient(x), ops.stop_gradient(y), rounding_mode=rounding_mode))
+
+
+def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
+    """A number as a tensor: the kernels for numbers run only outside of gradients, and on some dtypes only."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x, y
+    dtype = promoted(x, y)
+    return tuple(ops.cast(each, dtype) if isinstance(each, Tensor) else Tensor(each, dtype) for each in (x, y))
 
 
 @kernel("floor_divide", off_graph=True)
@@ -265,7 +284,7 @@ def _floor_divide(x: Any, y: Any) -> Tensor:
 @kernel("fmax")
 def _fmax(x: Tensor, y: Tensor) -> Tensor:
     # The gradient of MindSpore's own is computed in float32.
-    return mint.where(mint.logical_or(x >= y, mint.isnan(y)), x, y)
+    return mint.where(mint.logical_or(x >= y, mint.isnan(single_precision(y))), x, y)
 
 
 @kernel("xlogy")
@@ -352,6 +371,7 @@ def _new_full(x: Tensor, size: Any, fill_value: float, *, dtype: Any = None, **_
 
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
+_COMPLEX = (mindspore.complex64, mindspore.complex128)  # the kernel of Div takes none
 ROUNDING = {0: None, 1: "trunc", 2: "floor"}
 
 
@@ -397,17 +417,24 @@ def _truncated_remainder(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.fmod(x, y)
 
 
+def _alike(ops: Any, x: Any, y: Any) -> list[Any]:
+    """Both operands as tensors of their common dtype."""
+    dtype = promoted(x, y)
+    like = x if isinstance(x, DTensor) else y
+    tensors = (each if isinstance(each, Tensor) else ops.full_like(like, each, dtype=dtype) for each in (x, y))
+    return [each if each.dtype == dtype else ops.cast(each, dtype=dtype) for each in tensors]
+
+
 @decomposition("Xdivy")
 def _xdivy(ops: Any, _: Any, x: Any, y: Any) -> Any:
     """Of floating-point tensors; a number is one of the tensor's dtype."""
-    x, y = (
-        operand if isinstance(operand, Tensor) else ops.full_like(other, operand) for operand, other in ((x, y), (y, x))
-    )
+    x, y = _alike(ops, x, y)
     return _safe_quotient(ops, x, y, ops.eq(x, 0))
 
 
 @decomposition("DivNoNan")
 def _div_no_nan(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    x, y = _alike(ops, x, y)
     return _safe_quotient(ops, x, y, ops.eq(y, 0))
 
 
@@ -419,6 +446,7 @@ def _safe_quotient(ops: Any, x: Any, y: Any, zero: Any) -> Any:
 @decomposition("MulNoNan")
 def _safe_product(ops: Any, _: Any, x: Any, y: Any) -> Any:
     """Return a product that is zero wherever the second factor is zero."""
+    x, y = _alike(ops, x, y)
     zero = ops.eq(y, 0)
     return ops.mul(ops.where(zero, ops.zeros_like(x), x), y)
 
@@ -447,15 +475,20 @@ def _allclose(
 
 
 @decomposition("Addcmul")
-def _addcmul(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    """The factor may be a tensor."""
-    return ops.add(x, ops.mul(ops.mul(first, second), value))
+def addcmul(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
+    """The factor may be a tensor; the result has the dtype of the tensors."""
+    return ops.add(x, _whole_as(ops, x, ops.mul(ops.mul(first, second), value)))
 
 
 @decomposition("Addcdiv")
-def _addcdiv(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    """The factor may be a tensor."""
-    return ops.add(x, ops.mul(ops.div(first, second), value))
+def addcdiv(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
+    """The factor may be a tensor; the result has the dtype of the tensors."""
+    return ops.add(x, _whole_as(ops, x, ops.mul(ops.div(first, second), value)))
+
+
+def _whole_as(ops: Any, x: Any, term: Any) -> Any:
+    """``term`` in the dtype of ``x`` where that is an integer."""
+    return ops.cast(term, dtype=x.dtype) if _is_integral(x) else term
 
 
 @decomposition("AddN", "IdentityN")
@@ -494,7 +527,7 @@ def _rint(ops: Any, _: Any, x: Any) -> Any:
     return ops.round(x)
 
 
-@decomposition("Identity")
+@decomposition("Identity", "copied")
 def _identity(ops: Any, _: Any, x: Any) -> Any:
     return ops.clone(x)
 

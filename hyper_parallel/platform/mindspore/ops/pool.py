@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,9 +108,10 @@ def _legacy_average_pool(ops: Any, primitive: Any, x: Any) -> Any:
     attrs = primitive.attrs
     mode = str(attrs["pad_mode"]).lower()
     pads = _symmetric(attrs["pad"]) if mode == "pad" else (0, 0, 0)
-    if mode != "pad":
-        expect("AvgPool3D", "pad_mode", mode, "valid")
     kernel, stride = (spread(attrs[name], 3)[-3:] for name in ("kernel_size", "strides"))
+    if mode == "same":
+        expect("AvgPool3D", "count_include_pad", attrs["count_include_pad"], True)
+        x = ops.pad(x, _same(x, kernel, stride), 0)
     divisor = attrs["divisor_override"] or None
     return ops.avg_pool3d(x, kernel, stride, pads, attrs["ceil_mode"], attrs["count_include_pad"], divisor)
 
@@ -140,13 +142,37 @@ def _legacy_max_pool(ops: Any, primitive: Any, x: Any) -> Any:
     return tuple(ops.max_pool2d(x, kernel, stride, pads, dilation, attrs["ceil_mode"]))
 
 
+def _same(x: Any, kernel: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """Paddings for as many results as there are strides in ``x``, those of the last dim first."""
+    pads = []
+    for size, width, step in zip(reversed(x.shape), reversed(kernel), reversed(stride), strict=False):
+        missing = max((-(-size // step) - 1) * step + width - size, 0)
+        pads += [missing // 2, missing - missing // 2]
+    return pads
+
+
+@decomposition("MaxPool3DWithArgmax")
+def _max_pool_of_padded_layer(ops: Any, primitive: Any, x: Any) -> Any:
+    """Behind ``nn.MaxPool2d(pad_mode="pad")``, which gives its input a depth of one."""
+    attrs = primitive.init_attrs
+    sizes = {"ksize": 1, "strides": 1, "pads": 0, "dilation": 1}
+    kernel, stride, pads, dilation = (spread(attrs.get(name, default), 3) for name, default in sizes.items())
+    return tuple(ops.max_pool3d(x, kernel, stride, pads, dilation, attrs.get("ceil_mode", False)))
+
+
 @decomposition("MaxPool", "AvgPool")
 def _pool_of_layer(ops: Any, primitive: Any, x: Any, *repeated: Any) -> Any:
     """Behind ``nn.MaxPool2d`` and ``nn.AvgPool2d``."""
     del repeated  # the attributes once more
     attrs = primitive.init_attrs
-    expect(primitive.name, "pad_mode", str(attrs["pad_mode"]).lower(), "valid")
     kernel, stride = (spread(attrs[name], 2)[-2:] for name in ("kernel_size", "strides"))
+    if str(attrs["pad_mode"]).lower() == "same":
+        pads = _same(x, kernel, stride)
+        if primitive.name == "MaxPool":
+            return ops.max_pool2d(ops.pad(x, pads, -math.inf), kernel, stride)[0]
+        # Only elements inside count: of zeros and ones padded alike, the averages have the same divisor.
+        total, share = (ops.avg_pool2d(ops.pad(each, pads, 0), kernel, stride) for each in (x, ops.ones_like(x)))
+        return ops.div(total, share)
     return ops.avg_pool2d(x, kernel, stride) if primitive.name == "AvgPool" else ops.max_pool2d(x, kernel, stride)[0]
 
 

@@ -15,6 +15,7 @@ from mindspore import Tensor, mint, ops as functions
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.dims import on_diagonals
+from hyper_parallel.platform.mindspore.ops.pointwise import addcdiv, addcmul
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, replicated
 
 __all__ = ["REPLACED", "replacement"]
@@ -77,7 +78,7 @@ def _bernoulli(ops: Any, x: Any, p: Any = 0.5, seed: Any = None) -> Any:
 
 @replacement("isreal")
 def _isreal(ops: Any, x: Any) -> Any:
-    return ops.eq(x, x) if x.is_complex() else ops.eq(ops.zeros_like(x), 0)
+    return ops.eq(x, x) if x.is_complex() else ops.ones_like(x, dtype=mindspore.bool_)
 
 
 @replacement("isposinf")
@@ -92,12 +93,12 @@ def _isneginf(ops: Any, x: Any) -> Any:
 
 @replacement("addcmul")
 def _addcmul(ops: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    return ops.add(x, ops.mul(ops.mul(first, second), value))
+    return addcmul(ops, None, x, first, second, value)
 
 
 @replacement("addcdiv")
 def _addcdiv(ops: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    return ops.add(x, ops.mul(ops.div(first, second), value))
+    return addcdiv(ops, None, x, first, second, value)
 
 
 @replacement("rrelu")
@@ -179,7 +180,8 @@ def _neighbours(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
 
 @replacement("trapz")
 def _trapz(ops: Any, y: Any, x: Any = None, *, dx: float = 1.0, dim: int = -1) -> Any:
-    """The area under a polygon."""
+    """The area under a polygon, in float32 of what is neither float16 nor float32."""
+    y = y if y.dtype in (mindspore.float16, mindspore.float32) else ops.cast(y, dtype=mindspore.float32)
     heights = ops.div(ops.add(*_neighbours(ops, y, dim)), 2)
     if x is None:
         return ops.sum(ops.mul(heights, dx), dim)
@@ -238,11 +240,14 @@ def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, er
             power = ops.sum(ops.pow(part, norm_type))
             total = power if total is None else ops.add(total, power)
     norm = total if norm_type == float("inf") else ops.pow(total, 1.0 / norm_type)
+    if all(not (x.is_floating_point() or x.is_complex()) for x in dtensors):  # of integers the norm is one, too
+        norm = ops.cast(ops.cast(norm, dtype=dtensors[0].dtype), dtype=mindspore.float32)
     if error_if_nonfinite and not math.isfinite(float(norm)):
         msg = f"For clip_by_norm, the total norm of order {norm_type} from input is non-finite."
         raise RuntimeError(msg)
     factor = ops.clamp(ops.div(max_norm, ops.add(norm, 1e-6)), max=1.0)
-    clipped = _as_they_were([ops.mul(x, ops.cast(factor, dtype=x.dtype)) for x in dtensors], listed)
+    scaled = [ops.mul(x, ops.cast(factor, dtype=x.dtype if x.is_floating_point() else factor.dtype)) for x in dtensors]
+    clipped = _as_they_were(scaled, listed)
     return clipped[0] if isinstance(xs, Tensor) else clipped
 
 
@@ -273,7 +278,7 @@ def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any
 @replacement("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
     """Counts are float32, and so are sums of weights."""
-    return ops.cast(ops.bincount(x, weights, minlength), dtype=mindspore.float32)
+    return ops.cast(ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength), dtype=mindspore.float32)
 
 
 @replacement("einsum", functions, mint)

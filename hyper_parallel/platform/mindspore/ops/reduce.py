@@ -46,10 +46,8 @@ spelling(
 spelling(
     "amin", "DeprecatedMin", signature="x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"
 )
-spelling("any", "DeprecatedAny", signature="x, dim=None, keepdim=False")
-spelling("all", "DeprecatedAll", signature="x, dim=None, keepdim=False")
-spelling("cumprod", "CumProd", signature="x, dim, exclusive=False, reverse=False")
-spelling("cumsum", "CumSum", signature="x, dim, exclusive=False, reverse=False")
+spelling("any", "DeprecatedAny", "DeprecatedReduceAny", signature="x, dim=None, keepdim=False")
+spelling("all", "DeprecatedAll", "DeprecatedReduceAll", signature="x, dim=None, keepdim=False")
 spelling("log_softmax", "LogSoftmaxExt", signature="x, dim=-1, dtype=None")
 spelling("var", "Var", signature="x, dim=None, correction=1, keepdim=False")
 spelling("std", "Std", signature="x, dim=None, correction=1, keepdim=False")
@@ -73,7 +71,14 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 
 @kernel("nansum", empty=0)
 def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    if _is_integral(x):
+        total = _sum(x, dim, keepdim, dtype=dtype)
+        return total if dtype is not None or x.dtype == mindspore.bool_ else ops.cast(total, x.dtype)
     return _sum(mint.where(mint.isnan(x), ops.zeros_like(x), x), dim, keepdim, dtype=dtype)
+
+
+def _is_integral(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex())
 
 
 @kernel("prod", empty=1)
@@ -98,19 +103,19 @@ kernel("amax")(_over_dims(mint.amax))
 kernel("amin")(_over_dims(mint.amin))
 
 
-def _of_booleans(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``func`` takes booleans and one dim at a time."""
+def _of_booleans(func: Callable[..., Tensor], *kept: Any) -> Callable[..., Tensor]:
+    """``func`` takes booleans and one dim at a time; the result is boolean, but for operands of dtypes ``kept``."""
 
     def compute(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        x = x if x.dtype == mindspore.bool_ else x != 0
+        truth = x if x.dtype == mindspore.bool_ else single_precision(x) != 0
         for index in sorted(normalized_dims(x, dim), reverse=True):
-            x = func(x, index, keepdim)
-        return x
+            truth = func(truth, index, keepdim)
+        return ops.cast(truth, x.dtype) if x.dtype in kept else truth
 
     return compute
 
 
-kernel("any", empty=False)(_of_booleans(mint.any))
+kernel("any", empty=False)(_of_booleans(mint.any, mindspore.uint8))
 kernel("all", empty=True)(_of_booleans(mint.all))
 
 
@@ -134,22 +139,26 @@ kernel("count_nonzero", empty=0)(lambda x, dim=None: _sum(ops.cast(x != 0, minds
 
 
 def _variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> Tensor:
-    """Return the variance, that of half precision in float32."""
-    x = single_precision(x)
+    """Return the variance, that of half precision in float32; integers have a mean without fraction in MindSpore."""
     dims = normalized_dims(x, dim)
     count = math.prod(x.shape[index] for index in dims)
+    if _is_integral(x):
+        squares = ops.pow(x - ops.mean(x, dims, True), 2)
+        return ops.cast(ops.ReduceSum(keepdim)(squares, dims), mindspore.float32) / max(count - correction, 0)
+    x = single_precision(x)
     centred = x - mint.mean(x, dims, True)
     return mint.sum(centred * centred, dims, keepdim) / max(count - correction, 0)
 
 
 @kernel("var")
 def _var(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    return ops.cast(_variance(x, dim, correction, keepdim), x.dtype)
+    return ops.cast(_variance(x, dim, correction, keepdim), mindspore.float32 if _is_integral(x) else x.dtype)
 
 
 @kernel("std")
 def _std(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    return ops.cast(mint.sqrt(_variance(x, dim, correction, keepdim)), x.dtype)
+    root = mint.sqrt(_variance(x, dim, correction, keepdim))
+    return ops.cast(root, mindspore.float32 if _is_integral(x) else x.dtype)
 
 
 def _with_mean(func: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -324,6 +333,25 @@ def _argmin_along(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: b
     return ops.cast(ops.argmin(x, axis, keepdims), dtype=mindspore.int32)
 
 
+@decomposition("CumSum", "CumProd")
+def _running_total(
+    ops: Any, primitive: Any, x: Any, dim: Any, exclusive: bool | None = None, reverse: bool | None = None
+) -> Any:
+    """In the dtype of ``x``; exclusive of each element itself, and from the end on, where that is asked for."""
+    own = primitive.init_attrs
+    exclusive, reverse = (
+        own[name] if given is None else given for name, given in (("exclusive", exclusive), ("reverse", reverse))
+    )
+    dim = number(dim) % max(len(x.shape), 1)
+    running, start = (ops.cumsum, ops.zeros_like) if primitive.name == "CumSum" else (ops.cumprod, ops.ones_like)
+    dtype, x = x.dtype, ops.flip(x, (dim,)) if reverse else x
+    if exclusive:
+        x = ops.cat([start(ops.narrow(x, dim, 0, 1)), ops.narrow(x, dim, 0, x.shape[dim] - 1)], dim)
+    total = running(x, dim)
+    total = ops.flip(total, (dim,)) if reverse else total
+    return total if total.dtype == dtype else ops.cast(total, dtype=dtype)
+
+
 @decomposition("CumulativeLogsumexp")
 def _running_logsumexp(ops: Any, primitive: Any, x: Any, dim: Any) -> Any:
     """The dim comes as a tensor."""
@@ -332,10 +360,13 @@ def _running_logsumexp(ops: Any, primitive: Any, x: Any, dim: Any) -> Any:
     return ops.logcumsumexp(x, number(dim))
 
 
-@decomposition("DeprecatedCumsum")
+_SMALL = (mindspore.bool_, mindspore.int8, mindspore.uint8, mindspore.int16)
+
+
+@decomposition("DeprecatedCumsum", METHOD + "CumsumExt")
 def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None) -> Any:
-    """Without an axis, of all elements in a row; booleans are counted."""
-    dtype = mindspore.int32 if dtype is None and x.dtype == mindspore.bool_ else dtype
+    """Without an axis, of all elements in a row; booleans and small integers are added up in int32."""
+    dtype = mindspore.int32 if dtype is None and x.dtype in _SMALL else dtype
     x = x if dtype is None else ops.cast(x, dtype=dtype)
     return ops.cumsum(ops.view(x, (-1,)), 0) if axis is None else ops.cumsum(x, axis)
 
@@ -382,14 +413,22 @@ def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.sum(ops.square(x)), ops.sum(ops.square(y))
 
 
-@decomposition("Trace", "TraceExt")
+@decomposition("Trace")
+def _legacy_trace(ops: Any, _: Any, x: Any) -> Any:
+    """In the dtype of ``x``."""
+    return ops.cast(ops.sum(ops.diagonal(x)), dtype=x.dtype)
+
+
+@decomposition("TraceExt")
 def _trace(ops: Any, _: Any, x: Any) -> Any:
     return ops.sum(ops.diagonal(x))
 
 
 @decomposition("TraceV2")
 def _trace_of(ops: Any, _: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
-    return ops.sum(ops.diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
+    """Integers are added up in int64, booleans as booleans."""
+    total = ops.sum(ops.diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
+    return ops.cast(total, dtype=x.dtype) if dtype is None and x.dtype == mindspore.bool_ else total
 
 
 @decomposition("Softmax")

@@ -45,6 +45,9 @@ def _scatter(
     # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes elsewhere.
     source = value if src is None else src
     updates = source if isinstance(source, Tensor) else ops.full(tuple(index.shape), source, dtype=x.dtype)
+    if x.is_complex():  # which the kernel does not take
+        parts = (ops.tensor_scatter_elements(part(x), index, part(updates), dim) for part in (ops.real, ops.imag))
+        return ops.Complex()(*parts)
     return ops.tensor_scatter_elements(x, index, updates, dim)
 
 
@@ -58,7 +61,17 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     steps[axis] = mint.where(index < 0, index + x.shape[axis], index).astype(mindspore.int64)
     read = src if src.shape == shape else src[tuple(slice(size) for size in shape)]
     places = mint.cat([indices.reshape((-1, 1)) for indices in steps], 1)
-    return ops.tensor_scatter_add(x, places, read.reshape((-1,)))
+    return _added(x, places, read.reshape((-1,)))
+
+
+def _added(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """By the kernel, which takes no booleans and no complex numbers."""
+    if x.dtype == mindspore.bool_:
+        return ops.cast(_added(ops.cast(x, mindspore.int32), places, ops.cast(values, mindspore.int32)), x.dtype)
+    if x.is_complex():
+        parts = (_added(part(x), places, part(values)) for part in (ops.real, ops.imag))
+        return ops.Complex()(*parts)
+    return ops.tensor_scatter_add(x, places, values)
 
 
 @kernel("index_add", empty_unchanged=True)
@@ -169,6 +182,12 @@ def _along(ops: Any, x: Any, dim: int, index: Any, shape: tuple[int, ...]) -> An
     """A vector of indices along ``dim``, stretched to ``shape``."""
     axis = dim % len(x.shape)
     return ops.expand(ops.view(index, tuple(-1 if own == axis else 1 for own in range(len(shape)))), shape)
+
+
+@decomposition("IndexAdd")
+def _legacy_index_add(ops: Any, primitive: Any, x: Any, index: Any, updates: Any) -> Any:
+    """Added in place, as MindSpore does to parameters and to results of operators."""
+    return into(x, ops.index_add(x, primitive.init_attrs["axis"], index, updates))
 
 
 # -- in place ----------------------------------------------------------------------------------------------------------

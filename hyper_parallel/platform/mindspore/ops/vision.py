@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.rules.conv import spread
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, number, spellings
+from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, number, replicated, spellings
 
 __all__: list[str] = []
 
@@ -66,11 +68,40 @@ def _block(x: Tensor, dim: int, size: int, value: float) -> Tensor | None:
 
 @decomposition("ConstantPadND", "PadV3")
 def _pad_dims(ops: Any, primitive: Any, x: Any, pads: Any, value: Any = 0) -> Any:
-    if primitive is not None:
-        expect("PadV3", "mode", primitive.init_attrs.get("mode"), "constant")
-        expect("PadV3", "paddings_contiguous", primitive.init_attrs.get("paddings_contiguous"), True)
     pads = pads.asnumpy().tolist() if isinstance(pads, Tensor) else list(pads)
-    return ops.pad(x, pads, number(value) or 0)
+    mode = "constant"
+    if primitive is not None:
+        expect("PadV3", "paddings_contiguous", primitive.init_attrs.get("paddings_contiguous"), True)
+        mode = primitive.init_attrs.get("mode") or mode
+    if mode == "constant":
+        return ops.pad(x, pads, number(value) or 0)
+    last_first = list(zip(pads[::2], pads[1::2], strict=True))
+    return _repeating(ops, x, [*((0, 0),) * (len(x.shape) - len(last_first)), *reversed(last_first)], _MODES[mode])
+
+
+_MODES: dict[str, Any] = {"edge": "edge", "reflect": "reflect", "circular": "wrap", "REFLECT": "reflect",
+                          "SYMMETRIC": "symmetric"}  # fmt: skip
+
+
+def _repeating(ops: Any, x: Any, pads: Sequence[tuple[int, int]], mode: Any) -> Any:
+    """Return ``x`` padded with elements of its own: by reading, along each dim, the positions that are repeated."""
+    for dim, (before, after) in enumerate(pads):
+        if before or after:
+            places = np.pad(np.arange(x.shape[dim]), (before, after), mode=mode)
+            x = ops.index_select(x, dim, replicated(Tensor(places), x))
+    return x
+
+
+@decomposition("Pad")
+def _legacy_pad(ops: Any, primitive: Any, x: Any) -> Any:
+    """With zeros; a negative number cuts off."""
+    return ops.pad(x, [size for sides in reversed(primitive.init_attrs["paddings"]) for size in sides], 0)
+
+
+@decomposition("MirrorPad")
+def _mirror_pad(ops: Any, primitive: Any, x: Any, pads: Any) -> Any:
+    sides = pads.full_tensor() if isinstance(pads, DTensor) else pads
+    return _repeating(ops, x, sides.asnumpy().tolist(), _MODES[primitive.init_attrs["mode"]])
 
 
 @decomposition("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D")

@@ -44,6 +44,7 @@ NAMES = Names(
         "no_grad": _of_api("_no_grad", _GRADIENTS),
         "pynative_executor": _of_api("_pynative_executor", _GRADIENTS),
         # dispatch
+        "MixedPrecisionType": _name("mindspore._c_expression.MixedPrecisionType", "mixed precision of DTensors"),
         "NoFallbackGuard": _name("mindspore._c_expression.NoFallbackGuard", "DTensors"),
         "TensorOverloadCall": _name("mindspore._c_expression.TensorOverloadCall", "methods of DTensors"),
         "cell_base": _name("mindspore._c_expression.Cell_", "offloaded modules"),
@@ -64,6 +65,7 @@ NAMES = Names(
         "process_context": _name("mindspore.context._context", "graph mode"),
         # functions of nn and amp
         "ClipByGlobalNorm": _name("mindspore.ops.function.clip_func._ClipByGlobalNorm", "recorded clip factors"),
+        "RecurrentLayer": _name("mindspore.nn.layer.rnns._RNNBase", "recurrent layers on DTensors"),
         "all_finite": _name("mindspore.amp._all_finite", _SCALING),
         "fans": _name("mindspore.common.initializer._calculate_fan_in_and_fan_out", "delayed initialization"),
         "calculated_gain": _name("mindspore.common.initializer._calculate_gain", "delayed initialization"),

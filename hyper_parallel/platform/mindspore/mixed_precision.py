@@ -1,0 +1,115 @@
+"""Mixed precision of cells (``to_float``, amp levels O1 to O3) on DTensors.
+
+While such a cell runs, MindSpore casts the floating operands of each operator that it calls, views excepted. A DTensor
+is served before MindSpore casts, so its operands are cast here; kernels then run with the casting switched off, because
+they are made of several of MindSpore's operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, ops
+
+from hyper_parallel._tree import CONTAINERS, tree_map
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.mindspore.versions import MixedPrecisionType, pynative_executor
+
+__all__ = ["ACTIVE", "COMPOSED", "cast_operands", "noting_precision", "noting_reset", "switched_off"]
+
+_DTYPES = {
+    MixedPrecisionType.FP16: mindspore.float16,
+    MixedPrecisionType.FP32: mindspore.float32,
+    MixedPrecisionType.BF16: mindspore.bfloat16,
+}
+_FLOATING = frozenset({mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.float64})
+
+ACTIVE: list[Any] = []
+"""Dtypes of the cells that run, the innermost last; None where nothing is cast."""
+
+# Operators whose operands MindSpore leaves as they are, measured on 2.10; so it does with all whose names end in View.
+_KEEPING = frozenset({
+    "copied", "BroadcastTo", "Chunk", "DeprecatedTranspose", "ExpandAs", "ExpandDims", "FlattenExt", "Meshgrid",
+    "Narrow", "Reshape", "Slice", "Split", "SplitTensor", "Squeeze", "TExt", "ToDtype", "Transpose", "ViewAs",
+    "ops.clip_by_global_norm", "typeof",
+})  # fmt: skip
+
+
+COMPOSED = frozenset({"XLogYScalarOther", "XLogYScalarSelf"})
+"""Operators that are several in MindSpore, whose results are cast too."""
+
+
+def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what a cell calls before and after it runs: MindSpore does not give its own stack back."""
+
+    @wraps(plain)
+    def set_type(executor: Any, kind: Any, is_push: bool = True) -> Any:
+        if is_push:
+            ACTIVE.append(_DTYPES.get(kind))
+        elif ACTIVE:
+            ACTIVE.pop()
+        return plain(executor, kind, is_push)
+
+    return set_type
+
+
+def noting_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what clears MindSpore's stack: after an exception cells have not cleared it themselves."""
+
+    @wraps(plain)
+    def clear(executor: Any) -> Any:
+        ACTIVE.clear()
+        return plain(executor)
+
+    return clear
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """MindSpore casts nothing inside."""
+    pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET)
+    try:
+        yield
+    finally:
+        pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
+
+
+def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool = False) -> Any:
+    """Return the operands of an operator as MindSpore would cast them in the cell that runs; call it switched off.
+
+    Args:
+        operators: the canonical operators, as functions of DTensors.
+        name: of MindSpore's operator.
+        operands: positional or keyword arguments.
+        is_method: whether it was called as a method of tensors, of which some are not what the function is.
+    """
+    dtype = next((kind for kind in reversed(ACTIVE[:-1])), None)  # the innermost is that of switched_off
+    if dtype is None or _keeps(name, operands, is_method=is_method):
+        return operands
+
+    def cast(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dtype not in _FLOATING or leaf.dtype == dtype:
+            return leaf
+        return operators.cast(leaf, dtype=dtype) if isinstance(leaf, DTensor) else ops.cast(leaf, dtype)
+
+    return tree_map(cast, operands, CONTAINERS)
+
+
+def _keeps(name: str, operands: Any, *, is_method: bool) -> bool:
+    if is_method and name in ("FlattenExt", "UnstackExtView"):  # on CPU x.unbind() and x.flatten(1) are older operators
+        return name == "FlattenExt" and not (isinstance(operands, tuple) and any(operands[1:2]))
+    if name == "__getitem__" and isinstance(operands, tuple):
+        return _is_view(operands[1])
+    return name in _KEEPING or name.endswith("View")
+
+
+def _is_view(index: Any) -> bool:
+    """Whether an index makes a view in MindSpore: a lone slice and tensors do not."""
+    items = index if isinstance(index, tuple) else (index,)
+    return not isinstance(index, slice) and all(
+        type(item) is int or item is None or item is Ellipsis or isinstance(item, slice) for item in items
+    )
