@@ -43,6 +43,9 @@ _NATIVE = {
 }
 """Functions of native code, with the position of their path, and whether they write there."""
 
+_HOLDERS = (("mindspore.train.serialization", "_ckpt_fs"),)
+"""Objects of modules that have bound functions."""
+
 _TRUNCATES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MODES = {"w": _TRUNCATES, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND, "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL}
@@ -94,11 +97,12 @@ def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
             if plain in names:
                 names.add(replacement)
                 stack.callback(names.discard, replacement)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "") not in _IMPORTING:
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if id(value) in by_identity:
-                    _set(stack, module, name, value=by_identity[id(value)])
+    modules = [module for module in list(sys.modules.values()) if getattr(module, "__name__", "") not in _IMPORTING]
+    objects = [getattr(sys.modules.get(module), name, None) for module, name in _HOLDERS]
+    for owner in [*modules, *objects]:
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if id(value) in by_identity:
+                _set(stack, owner, name, value=by_identity[id(value)])
     accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them in a class
     for name, value in list(vars(accessor).items()) if accessor is not None else ():
         if id(value) in by_identity:
