@@ -17,12 +17,11 @@ from typing import Any
 from hyper_parallel.cli import cards
 from hyper_parallel.cli.output import answer
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
+from hyper_parallel.platform.tested import PYTHONS, newer_than_tested
 from hyper_parallel.transport.card_types import dry_run, has_plugin
 from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["Finding", "add_parser", "card_findings", "findings", "run"]
-
-_PYTHONS = ((3, 10), (3, 12))
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Finding:
 
     Attributes:
         what: the subject, such as ``torch``.
-        state: ``ok``, ``absent`` or ``wrong``.
+        state: ``ok``, ``absent``, ``newer`` (than every version that was tested) or ``wrong``.
         text: the fact.
         fix: a command or advice, or empty.
     """
@@ -134,27 +133,35 @@ def _version(name: str) -> str | None:
 
 
 def _python() -> Finding:
-    low, high = _PYTHONS
     text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if low <= sys.version_info[:2] <= high:
-        return Finding("python", "ok", text)
-    return Finding("python", "wrong", text, "both frameworks publish wheels for Python 3.10 to 3.12")
+    for name, title in (("mindspore", "MindSpore"), ("torch", "PyTorch")):
+        oldest, newest = PYTHONS[name]
+        if sys.version_info[:2] > newest:
+            wheels = f"{title} publishes wheels for Python {_dotted(oldest)} to {_dotted(newest)}"
+            return Finding("python", "newer", text, wheels)
+    return Finding("python", "ok", text)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _framework(name: str, versions: dict[str, str | None]) -> Finding:
     version = versions[name]
     if version is None:
         return Finding(name, "absent", "not installed", f"to verify on it: {INSTALL[name]}")
+    if any(character.isdigit() for character in version) and (newer := newer_than_tested(name, version)):
+        return Finding(name, "newer", version, newer)
     return Finding(name, "ok", version)
 
 
 def _numpy(versions: dict[str, str | None]) -> Finding:
     version = versions["numpy"]
     if version is None:
-        return Finding("numpy", "wrong", "not installed", "pip install 'numpy<2'")
+        return Finding("numpy", "wrong", "not installed", "pip install numpy")
     if versions["mindspore"] is not None and version.split(".")[0] not in ("0", "1"):
-        text = f"{version}, but MindSpore {versions['mindspore']} is built against NumPy 1 and loses bfloat16 on 2"
-        return Finding("numpy", "wrong", text, "pip install 'numpy<2'")
+        text = f"{version}; MindSpore {versions['mindspore']} is built against NumPy 1 and refuses bfloat16 on 2"
+        return Finding("numpy", "ok", text, "for bfloat16 on MindSpore: pip install 'numpy<2'")
     return Finding("numpy", "ok", version)
 
 

@@ -49,8 +49,8 @@ __all__ = [
 ENVIRONMENT_VARIABLE = "HYPER_PARALLEL_PLATFORM"
 FRAMEWORKS = ("torch", "mindspore")
 INSTALL = {
-    "torch": "pip install 'torch>=2.13,<2.14' 'safetensors>=0.8'",
-    "mindspore": "pip install 'mindspore>=2.10,<2.11' 'numpy<2' 'safetensors>=0.8'",
+    "torch": "pip install 'torch>=2.10' 'safetensors>=0.8'",
+    "mindspore": "pip install 'mindspore>=2.8' 'safetensors>=0.8'",
 }
 """The commands that install a framework beside this package, in the versions of its extra in ``pyproject.toml``."""
 
@@ -254,18 +254,8 @@ def require_framework(name: str) -> None:
     """Raise unless framework ``name`` could be used; imports neither.
 
     Raises:
-        MissingFrameworkError: (an ImportError) it is not installed, or NumPy is too new for it.
+        MissingFrameworkError: (an ImportError) it is not installed.
     """
     if name not in installed_frameworks():
         msg = f"platform {name!r} was requested, but {name} is not installed; {INSTALL[name]}"
-        raise MissingFrameworkError(msg)
-    if name == "mindspore":
-        _require_numpy_1()
-
-
-def _require_numpy_1() -> None:
-    """Raise under NumPy 2: MindSpore's binary is built against NumPy 1, and corrupts bfloat16."""
-    version = importlib.import_module("numpy").__version__
-    if int(version.partition(".")[0]) >= 2:
-        msg = f"MindSpore needs NumPy below 2, this environment has {version}; pip install 'numpy<2'"
         raise MissingFrameworkError(msg)

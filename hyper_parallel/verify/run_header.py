@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.platform.tested import TESTED, newer_than_tested
 from hyper_parallel.verify.report_files import write_text
 
 __all__ = [
@@ -74,7 +75,12 @@ class RunHeader:
         return f"{platform.system()} {platform.release()} {platform.machine()}"
 
     def json(self) -> dict[str, Any]:
-        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is a card."""
+        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is a card.
+
+        ``untested`` is there if a framework is newer than every version that was tested.
+        """
+        newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
+        untested = {"untested": "; ".join(filter(None, newer))} if any(newer) else {}
         seed = {} if self.seed is None else {"seed": self.seed}
         card = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
         return {
@@ -83,6 +89,7 @@ class RunHeader:
             "versions": self.versions,
             "platform": self.platform,
             "command": shlex.join(self.words),
+            **untested,
             **seed,
             **card,
         }

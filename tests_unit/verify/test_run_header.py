@@ -106,3 +106,14 @@ def test_git_that_fails_is_no_revision(tmp_path, monkeypatch):
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(module.shutil, "which", lambda _: str(tmp_path / "nosuch"))
     assert module._commit(tmp_path) == ""
+
+
+def test_a_framework_that_is_newer_than_tested_is_said_once():
+    """A report of a framework that no suite has seen says so, and others say nothing."""
+    header = RunHeader(("hyper-parallel",))
+    vars(header)["versions"] = {"python": "3.11.7", "torch": "2.99.0", "mindspore": "2.10.0"}
+    text = "torch 2.99.0 is newer than 2.14, the newest that this version of hyper_parallel was tested on"
+    assert header.json()["untested"] == text
+    assert header.text().count(text) == 1
+    header.versions["torch"] = "2.13.0"
+    assert "untested" not in header.json()

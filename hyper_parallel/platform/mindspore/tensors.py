@@ -102,8 +102,9 @@ class MindSporeTensors(TensorsFacet):
 
     def tensor_to_numpy(self, tensor: Any) -> Any:
         """Values on the host; bfloat16 becomes float32."""
-        array = np.asarray(tensor.asnumpy())
-        return array.astype(np.float32) if tensor.dtype == mindspore.bfloat16 else array
+        if tensor.dtype == mindspore.bfloat16:  # NumPy 2 cannot take it from MindSpore, and float32 holds every value
+            tensor = ops.cast(tensor, mindspore.float32)
+        return np.asarray(tensor.asnumpy())
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
         """A copy."""

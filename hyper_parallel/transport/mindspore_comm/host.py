@@ -15,7 +15,17 @@ from hyper_parallel.transport.numpy_ops import BFLOAT16
 __all__ = ["empty", "from_host", "host_dtype", "on_card", "overwrite", "to_host", "write"]
 
 _CONTEXT, _TARGET = MSContext.get_instance(), ms_ctx_param.device_target  # get_context takes 14 us
-_NATIVE_BFLOAT16: np.dtype[Any] = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
+
+
+def _native_bfloat16() -> np.dtype[Any] | None:
+    """MindSpore's dtype of NumPy for bfloat16; None under a NumPy of another major version than it was built with."""
+    try:
+        return np.dtype(Tensor([0.0], mindspore.bfloat16).asnumpy().dtype)
+    except TypeError:
+        return None
+
+
+_NATIVE_BFLOAT16 = _native_bfloat16()
 
 
 def on_card() -> bool:
@@ -24,17 +34,36 @@ def on_card() -> bool:
 
 
 def to_host(x: Tensor) -> np.ndarray[Any, Any]:
-    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
+    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which this NumPy cannot take from MindSpore.
+    """
+    if _NATIVE_BFLOAT16 is None and x.dtype == mindspore.bfloat16:
+        raise _without_bfloat16()
     array: np.ndarray[Any, Any] = x.asnumpy()
     return array.view(np.uint16).view(BFLOAT16) if array.dtype == _NATIVE_BFLOAT16 else array
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a card a copy there."""
+    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a card a copy there.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which MindSpore cannot take from this NumPy.
+    """
     if array.dtype == BFLOAT16:
+        if _NATIVE_BFLOAT16 is None:
+            raise _without_bfloat16()
         array = array.view(np.uint16).view(_NATIVE_BFLOAT16)
     tensor = Tensor.from_numpy(array)
     return tensor.to("Ascend") if on_card() else tensor
+
+
+def _without_bfloat16() -> UnsupportedOnBackend:
+    return UnsupportedOnBackend(
+        f"MindSpore {mindspore.__version__} does not exchange bfloat16 with NumPy {np.__version__}, whose major "
+        "version is not the one that it was built with; pip install 'numpy<2', or convert the tensor to float32"
+    )
 
 
 def host_dtype(dtype: Any) -> np.dtype[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,3 +43,22 @@ def test_values_reach_a_tensor_of_a_card(copies, dtype):
     assert np.array_equal(to_host(target), values)
     assert np.array_equal(to_host(from_host(values.copy())), values)
     write(Tensor(np.zeros((0, 2), "float32")), np.zeros((0, 2), "float32"), "irecv")
+
+
+def test_bfloat16_is_refused_under_another_numpy(monkeypatch):
+    """Where NumPy cannot take bfloat16 from MindSpore, both ways say so with the fix; other dtypes pass."""
+    import mindspore
+
+    from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.transport.mindspore_comm import host
+    from hyper_parallel.transport.numpy_ops import BFLOAT16
+
+    monkeypatch.setattr(host, "_NATIVE_BFLOAT16", None)
+    text = (
+        f"does not exchange bfloat16 with NumPy {np.__version__}, whose major version is not the one that it was built"
+    )
+    with pytest.raises(UnsupportedOnBackend, match=re.escape(text)):
+        host.to_host(mindspore.Tensor([1.5], mindspore.bfloat16))
+    with pytest.raises(UnsupportedOnBackend, match=re.escape(text)):
+        host.from_host(np.zeros(3, BFLOAT16))
+    np.testing.assert_array_equal(host.to_host(host.from_host(np.arange(3.0))), np.arange(3.0))
