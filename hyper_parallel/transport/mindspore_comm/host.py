@@ -39,10 +39,11 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) bfloat16, which this NumPy cannot take from MindSpore.
     """
-    if _NATIVE_BFLOAT16 is None and x.dtype == mindspore.bfloat16:
+    if x.dtype != mindspore.bfloat16:
+        return x.asnumpy()
+    if _NATIVE_BFLOAT16 is None:
         raise _without_bfloat16()
-    array: np.ndarray[Any, Any] = x.asnumpy()
-    return array.view(np.uint16).view(BFLOAT16) if array.dtype == _NATIVE_BFLOAT16 else array
+    return np.asarray(x.asnumpy()).view(np.uint16).view(BFLOAT16)
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:

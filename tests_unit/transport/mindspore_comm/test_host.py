@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,10 +54,14 @@ def test_bfloat16_is_refused_under_another_numpy(monkeypatch):
 
     monkeypatch.setattr(host, "_NATIVE_BFLOAT16", None)
     text = (
-        f"does not exchange bfloat16 with NumPy {np.__version__}, whose major version is not the one that it was built"
+        f"MindSpore {mindspore.__version__} does not exchange bfloat16 with NumPy {np.__version__}, whose major version "
+        "is not the one that it was built with; pip install 'numpy<2', or convert the tensor to float32"
     )
-    with pytest.raises(UnsupportedOnBackend, match=re.escape(text)):
-        host.to_host(mindspore.Tensor([1.5], mindspore.bfloat16))
-    with pytest.raises(UnsupportedOnBackend, match=re.escape(text)):
-        host.from_host(np.zeros(3, BFLOAT16))
+    for refused in (
+        lambda: host.to_host(mindspore.Tensor([1.5], mindspore.bfloat16)),
+        lambda: host.from_host(np.zeros(3, BFLOAT16)),
+    ):
+        with pytest.raises(UnsupportedOnBackend) as caught:
+            refused()
+        assert str(caught.value) == text
     np.testing.assert_array_equal(host.to_host(host.from_host(np.arange(3.0))), np.arange(3.0))
