@@ -20,6 +20,7 @@ from mindspore.ops.function import comm_func as ops_comm_func
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.platform.mindspore.versions import (
     ExistingGroup,
+    SyncBatchNorm,
     comm_helper,
     parse,
     primitive_cache,
@@ -28,6 +29,7 @@ from hyper_parallel.platform.mindspore.versions import (
 from hyper_parallel.transport.endpoint import Endpoint
 from hyper_parallel.transport.mindspore_comm.functional import OPERATORS
 from hyper_parallel.transport.mindspore_comm.primitives import CARRIED, REFUSED, carry
+from hyper_parallel.transport.mindspore_comm.synchronized_norm import normalize, with_group
 from hyper_parallel.transport.mindspore_comm.world import GroupManager, begin_world, current_world
 
 __all__ = ["VERSIONS", "begin", "begin_again"]
@@ -85,6 +87,8 @@ def install() -> None:
         primitive.__call__ = _primitive(primitive.__call__)  # type: ignore[method-assign]
     for primitive, instead in REFUSED.items():
         primitive.__call__ = _refused(f"ops.{primitive.__name__}", instead)  # type: ignore[method-assign]
+    SyncBatchNorm.__init__ = with_group(SyncBatchNorm.__init__)
+    SyncBatchNorm.__call__ = normalize(SyncBatchNorm.__call__)
     for module in (parse, parse.parser):
         module.get_obj_type = _uncompiled(module.get_obj_type)
     for module in (comm_helper, ops_comm_func):

@@ -75,6 +75,7 @@ NAMES = Names(
         # communication
         "ExistingGroup": _name("mindspore.communication._comm_helper._ExistingGroup", _WORLD),
         "MSContext": _name("mindspore._c_expression.MSContext", "settings of the device"),
+        "SyncBatchNorm": _name("mindspore.ops.operations._inner_ops.SyncBatchNorm", _WORLD),
         "comm_helper": _name("mindspore.communication._comm_helper", _WORLD),
         "ms_ctx_param": _name("mindspore._c_expression.ms_ctx_param", "settings of the device"),
         "primitive_cache": _name("mindspore.ops._primitive_cache._PRIM_CACHE", _WORLD),
