@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel import DTensor, Replicate, Shard, ShardingPlan, distribute_tensor, init_device_mesh, shard_module
+from hyper_parallel import (
+    DTensor,
+    Replicate,
+    Shard,
+    ShardingPlan,
+    distribute_tensor,
+    init_device_mesh,
+    no_sync,
+    shard_module,
+)
 from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
 from hyper_parallel.compat.fully_shard import (
     CPUOffloadPolicy,
@@ -137,6 +146,12 @@ def sums():
     backward(model, mesh.rank, 0.5)
     assert_gradients(model, expected(range(3), 0.5))
 
+    with no_sync(model):
+        backward(model, mesh.rank)
+    assert model.first.weight.grad is None
+    backward(model, mesh.rank)
+    assert_gradients(model, expected(range(3), 2.5))
+
     averaged = shard_all(make_model(), mesh, offload_policy=CPUOffloadPolicy())
     backward(averaged, mesh.rank)
     assert_gradients(averaged, expected(range(3), 1 / 3), "grad")
@@ -250,6 +265,51 @@ def meta():
     return True
 
 
+def experts():
+    """Experts inside a layer are sharded over another view of the world; in forward their mesh still names its axis."""
+    enable_mindspore_backward_compat()
+    from mindspore import Parameter, Tensor, mint, nn
+
+    world = init_device_mesh("npu", (4,), mesh_dim_names=("world",))
+    dense = world._unflatten(0, (2, 2), ("fsdp", "tp"))
+    sparse = world._unflatten(0, (2, 2), ("efsdp", "ep"))
+
+    class Experts(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = Parameter(Tensor(array(6, 5, 4, seed=1)), name="weight")
+
+        def construct(self, x):
+            assert "ep" in self.weight.device_mesh.mesh_dim_names
+            return mint.matmul(x.expand_dims(0), self.weight.to_local()).sum(0)
+
+    class Layer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.experts, self.gain = Experts(), Parameter(Tensor(array(5, seed=2)), name="gain")
+
+        def construct(self, x):
+            return self.experts(x * self.gain.to_local())
+
+    layer = Layer()
+    shard_module(layer.experts, sparse["ep"], ShardingPlan(plan={"weight": (Shard(0),)}))
+    fully_shard(layer.experts, mesh=sparse["efsdp"], mp_policy=MAIN)
+    layer.gain = Parameter(distribute_tensor(Tensor(array(5, seed=2)), dense["tp"], [Replicate()]), name="gain")
+    fully_shard(layer, mesh=dense["fsdp"], mp_policy=MAIN)
+    for cell in (layer.experts, layer):
+        cell.set_reduce_op_type("sum")
+    assert layer.experts.weight.layout.mesh.names == ("efsdp", "ep")
+    layer(Tensor(rows(world.rank)[0])).backward(Tensor(array(3, 4, seed=300 + world.rank)))
+    weight, gain = np.zeros((6, 5, 4), np.float32), np.zeros((5,), np.float32)
+    for rank in range(4):
+        x, cotangent, own = rows(rank)[0], array(3, 4, seed=300 + rank), slice(3 * (rank % 2), 3 * (rank % 2) + 3)
+        weight[own] += (x * array(5, seed=2)).T @ cotangent
+        gain += ((cotangent @ array(6, 5, 4, seed=1)[own].sum(0).T) * x).sum(0)
+    for parameter, values in ((layer.experts.weight, weight), (layer.gain, gain)):
+        np.testing.assert_allclose(parameter.main_grad.full_tensor().asnumpy(), values, rtol=2e-5, atol=2e-5)
+    return True
+
+
 def refusals():
     """Shards of another dim and a wrong reduction are refused."""
     mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
@@ -268,7 +328,7 @@ def refusals():
 
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize(
-    "check, ranks", [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (refusals, 2)]
+    "check, ranks", [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (experts, 4), (refusals, 2)]
 )
 def test_gradients_are_those_of_one_device(check, ranks):
     """Gradients by imperative backward add up what the ranks compute, in the layouts of the parameters."""

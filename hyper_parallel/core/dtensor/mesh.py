@@ -352,7 +352,8 @@ class DeviceMesh:
             MeshError: (a ValueError) sizes that do not multiply to that of the axis, names that do not fit, or another
                 engine.
         """
-        axis, sizes, names = self.axis(dim), tuple(mesh_sizes), tuple(mesh_dim_names)
+        axis, names = self.axis(dim), tuple(mesh_dim_names)
+        sizes: tuple[Any, ...] = tuple(mesh_sizes)  # callers may not be type-checked
         positive = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
         if not positive or math.prod(sizes) != self.shape[axis]:
             msg = f"unflatten: sizes {sizes} do not multiply to {self.shape[axis]}, the size of axis {self.names[axis]}"

@@ -279,13 +279,11 @@ class FullyShardedGroup:
         ]
         for member, total in zip(self.trained, totals, strict=True):
             member.accumulated = None if self.reduces else total
-            set_unreduced(member.sharded, None if self.reduces else ACCUMULATED)
-        if not self.reduces:
-            return [self.platform.zeros_like(member.local) for member in self.trained]
-        reduced = self._reduced(totals)
+            set_unreduced(member.sharded, None)
+        reduced = self._reduced(totals) if self.reduces else None
         if reduced is None:
             for member in self.trained:
-                set_unreduced(member.sharded, KEPT)
+                set_unreduced(member.sharded, KEPT if self.reduces else ACCUMULATED)
             return [None if self.reduction.on_main_grad else self.platform.zeros_like(m.local) for m in self.trained]
         if not self.reduction.on_main_grad:
             return [gradient.astype(m.local.dtype) for gradient, m in zip(reduced, self.trained, strict=True)]
