@@ -61,9 +61,18 @@ def _local_shape(original: Any) -> tuple[int, ...]:
     return tuple(original.local_shape if isinstance(original, TorchDTensor) else original.shape)
 
 
+def _is_rehearsed(platform: Any) -> bool:
+    """Whether this is one rank of a world that does not exist."""
+    return bool(platform.transport().backend == "fake")
+
+
 def _is_computed(leaf: Any) -> bool:
     """Return True for a tensor that is a result of a graph."""
     return isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+
+
+_KEPT = ("options", "ranks", "plan", "members", "kind", "name", "reduces", "is_outermost", "schedule")
+"""Attributes that a copy has, too."""
 
 
 class FullyShardedGroup:
@@ -97,23 +106,44 @@ class FullyShardedGroup:
             ShardedParameter(*each, slot, _policy_dtype(options.param_dtype, each[0].dtype))
             for each, slot in zip(parameters, self.plan.slots, strict=True)
         ]
+        self.kind = type(module).__name__
+        self.reduces, self.name = True, ""
+        self.schedule: ShardedSchedule  # set by take
+        self._begin()
+        self._expose(whole=False)
+        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after_forward, always_call=True)
+
+    def _begin(self) -> None:
+        """Begin with freed parameters."""
         self._plan_gradients()
         self.is_gathered = self.in_backward = self.is_reduced = False
         # One rank of a world that does not exist computes without values.
-        self.is_meta = any(member.local.is_meta for member in self.members) and platform.transport().backend != "fake"
-        self.reduces = True
+        self.is_meta = any(member.local.is_meta for member in self.members) and not _is_rehearsed(self.platform)
         self.versions: list[tuple[int, int]] = []
         self.pending: _Gathering | None = None
         self.entered: list[_Call] = []  # forward calls that have begun
         self.running: set[_Call] = set()  # calls whose backward has begun
-        self.kind = type(module).__name__
-        self.name = ""
-        self.schedule: ShardedSchedule  # set by take
         if self.members:
             self._prepare_rows()
-        self._expose(whole=False)
-        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self._after_forward, always_call=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy or a file; gradients and what is gathered are left out.
+
+        Raises:
+            PlanError: forward or backward of the module runs.
+        """
+        if self.in_backward or self.entered or any(member.is_exposed for member in self.members):
+            msg = f"fully_shard: module group {self.name} cannot be copied while its forward or backward runs"
+            raise PlanError(msg)
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew, in a schedule with those groups that are copied together."""
+        self.__dict__.update(state, platform=TorchDTensor._platform, originals=[])
+        refuse_wrong_steps()
+        self._begin()
+        self.schedule.readopt(self)
 
     @property
     def device(self) -> torch.device | None:

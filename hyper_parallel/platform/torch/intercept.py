@@ -177,11 +177,20 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
     if entry is None:
         user = user_op(str(func))
         if user is None:
-            raise UnsupportedOperatorError(_message(func, args, kwargs))
+            if not _is_composite(func):
+                raise UnsupportedOperatorError(_message(func, args, kwargs))
+            with enable_reentrant_dispatch():  # under inference_mode nothing has decomposed it on the way here
+                return func.decompose(*args, **kwargs)
         with enable_reentrant_dispatch():
             return user.run(tables.dispatcher, func, args, kwargs)
     with enable_reentrant_dispatch():
         return tables.dispatcher.dispatch(entry, args, kwargs)
+
+
+def _is_composite(func: OpOverload[..., Any]) -> bool:
+    """Whether PyTorch has it as a composition of other operators, for every device."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public spelling
+    return has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
 # PyTorch reads the wrapper's sizes in C++; they cannot change in place. What to write instead, by function.

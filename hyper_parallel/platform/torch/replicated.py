@@ -11,6 +11,7 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
 from hyper_parallel.platform.contract.replicated import bucketed, check_unchanged
 from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks, local_leaf
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.platform.torch.versions import current_graph_task_id, execution_engine
@@ -111,11 +112,31 @@ class ReplicatedGradients:
 
     def __init__(self, platform: Any, module: Any, options: ReplicatedOptions) -> None:
         self.reduces = True
-        self._platform, self._ranks = platform, options.ranks
         parameters = list(module.parameters())
+        self._platform, self._ranks = platform, options.ranks
         if options.source is not None:
             self._broadcast([*parameters, *module.buffers()], options.source)
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._prepare(platform, options, [parameter for parameter in parameters if parameter.requires_grad])
+        module.register_forward_pre_hook(self._before_forward, prepend=True)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """For a copy or a file; gradients and hooks are left out, as those of parameters are.
+
+        Raises:
+            PlanError: backward of the module runs.
+        """
+        if self._open:
+            msg = "replicate: a module cannot be copied while its backward runs, or after one that has raised"
+            raise PlanError(msg)
+        return self._options, [parameter for bucket in self.buckets for parameter in bucket.parameters], self.reduces
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Begin with the copied parameters, which are in order of reduction."""
+        options, parameters, self.reduces = state
+        self._prepare(TorchDTensor._platform, options, parameters[::-1])
+
+    def _prepare(self, platform: Any, options: ReplicatedOptions, trained: list[Any]) -> None:
+        self._platform, self._ranks, self._options = platform, options.ranks, options
         self._trained = {id(local_leaf(parameter)) for parameter in trained}
         self.buckets = _buckets(trained, options)
         self._open = False
@@ -128,7 +149,6 @@ class ReplicatedGradients:
                 hooks = DeferredHooks(leaf, self._before_gradient)
                 hooks.after_accumulation(partial(self._ready, bucket, parameter))
                 bucket.hooks.append(hooks)
-        module.register_forward_pre_hook(self._before_forward, prepend=True)
 
     @torch.no_grad()
     def _broadcast(self, tensors: list[Any], source: int) -> None:

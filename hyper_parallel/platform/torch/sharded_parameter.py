@@ -38,13 +38,23 @@ class ShardedParameter:
     def __init__(
         self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot, dtype: torch.dtype
     ) -> None:
-        self.owners, self.slot = owners, slot
-        self._whole_dtype, self._original_layout = dtype, getattr(original, "_layout", None)
+        self._begin(owners, slot, dtype, getattr(original, "_layout", None), sharded)
+
+    def _begin(self, owners: Any, slot: Slot, dtype: torch.dtype, original_layout: Any, sharded: Any) -> None:
+        self.owners, self.slot, self._whole_dtype, self._original_layout = owners, slot, dtype, original_layout
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
         self._for_hooks: torch.Tensor | None = None
         """Reduced gradient of this backward, until its end: what hooks see."""
         self._hold(sharded)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """For a copy or a file; gradients and hooks are left out, as those of parameters are."""
+        return self.owners, self.slot, self._whole_dtype, self._original_layout, self.sharded
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Begin with a freed whole."""
+        self._begin(*state)
 
     def _hold(self, sharded: Any) -> None:
         """Take ``sharded`` as the shard, and make the whole, freed, on its device."""
@@ -130,6 +140,11 @@ class ShardedParameter:
                 "fully_shard"
             )
             raise PlanError(msg)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether modules see the whole."""
+        return any(owner._parameters.get(name) is self.exposed for owner, name in self.owners)  # noqa: SLF001
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.platform.torch.versions import current_graph_task_id
 from hyper_parallel.transport.base import active_transport_of
@@ -41,6 +42,7 @@ class ShardedSchedule:
     """
 
     def __init__(self, platform: Any, device: torch.device | None, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._carrier = RowCarrier(platform, device)
         self.sequence = AgreedSequence(self._carrier, ranks)
         self.rank = active_transport_of("torch")  # the simulated one
@@ -54,6 +56,14 @@ class ShardedSchedule:
         self.groups[name] = group
         self._carrier.device = self._carrier.device or group.device
         group.schedule, group.name = self, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a file has no groups until they are made."""
+        return _without_groups, (self._carrier.device, self._ranks)
+
+    def readopt(self, group: Any) -> None:
+        """Add a copied group, which keeps its name."""
+        self.groups[group.name] = group
 
     def set_device(self, device: torch.device | None) -> None:
         """Set the device of rows, which was not known before."""
@@ -137,3 +147,7 @@ class ShardedSchedule:
         finally:
             for group in self.groups.values():
                 group.pending = None
+
+
+def _without_groups(device: torch.device | None, ranks: Ranks) -> ShardedSchedule:
+    return ShardedSchedule(TorchDTensor._platform, device, ranks)

@@ -177,12 +177,23 @@ def lu_unpack(call: OpCall) -> Strategies:
 # -- equations ---------------------------------------------------------------------------------------------------------
 
 
-def _sides(call: OpCall, *, extra: str = "") -> Strategies:
-    """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so."""
+_FACTORS = ("...[n][n]", "...[n]", "...")
+"""Outputs per matrix, by how many dims of the matrices they lack."""
+
+
+def _sides(call: OpCall, *lacking: int) -> Strategies:
+    """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so.
+
+    Outputs per matrix, which lack so many of its dims, are of the matrices as they are given: not broadcast to ``y``.
+    """
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
     side = "...[n]" if vector else "...[n][k]" if left else "...[k][n]"
-    strategies = pattern(call, f"A ...[n][n], y {side} -> {side}{extra}", each=() if extra else ("y",), full=True)
+    outputs = ", ".join([side, *(_FACTORS[dims] for dims in lacking)])
+    strategies = pattern(call, f"A ...[n][n], y {side} -> {outputs}", each=() if lacking else ("y",), full=True)
+    own = (strategies.outputs[0], *(a.shape[: a.ndim - dims] for dims in lacking))
+    if own != strategies.outputs:
+        return Strategies(strategies.rows[:1], own, many=True)
     if vector or y.ndim != a.ndim - 1:
         return strategies
     # Local shards of the matrices could make a matrix y look like one vector per matrix.
@@ -198,13 +209,13 @@ def solve(call: OpCall) -> Strategies:
 @rule("solve_ex", "A, y, *, left=True, check_errors=False")
 def solve_ex(call: OpCall) -> Strategies:
     """``solve``, with an error number per matrix."""
-    return _sides(call, extra=", ...")
+    return _sides(call, 2)
 
 
 @rule("solve_parts", "A, y, *, left=True, check_errors=False")
 def solve_parts(call: OpCall) -> Strategies:
     """``solve``, with the factors of the matrices and their error numbers."""
-    return _sides(call, extra=", ...[n][n], ...[n], ...")
+    return _sides(call, 0, 1, 2)
 
 
 @rule("solve_triangular", "A, y, *, upper, left=True, unitriangular=False")
@@ -362,6 +373,8 @@ sample("householder_product", real("a53"), real("a3"))
 sample("ormqr", real("a53").fixed, real("a3").fixed, real("a5k").fixed)
 sample("triangular_solve", real("a2k"), between(1.0, 2.0, "a22"))
 sample("solve solve_ex solve_parts", between(1.0, 2.0, "a11"), real("a1k"))
+sample("solve solve_ex solve_parts", between(1.0, 2.0, "11"), real("a1k"))
+sample("solve_ex solve_parts", between(1.0, 2.0, 3, 1, 2, 2), real(1, 2, 2, 2))
 sample("solve", real("ann"), real("ank"))
 sample("solve", real("ann"), real("akn"), left=False)
 sample("solve", real(4, 2, 2), real(2, 2))

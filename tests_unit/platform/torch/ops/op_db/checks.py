@@ -31,6 +31,7 @@ UNSET = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "emp
 TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-4, torch.complex64: 2e-4,
              torch.float16: 2e-2, torch.bfloat16: 5e-2}  # fmt: skip
 CRASHES = 3
+MODES = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 ORDER = ("wrong", "plain", "crash", "rejects", "ok")
 
 
@@ -74,16 +75,24 @@ class Plain:
 
 
 def function(op, variant):
-    """The callable of a variant: function, method, or in-place method on a copy of its operand."""
+    """The callable of a variant: function (in a mode), method, or in-place method on a copy of its operand."""
     if variant == "function":
         return op.op
     if variant == "method":
         return op.method_variant
+    if variant in MODES:
+        return functools.partial(_in_mode, op.op, MODES[variant])
     if variant == "out":
         return functools.partial(_into, op.op) if op.supports_out else None
     if op.inplace_variant is None:
         return None
     return lambda x, *args, **kwargs: op.inplace_variant(x.clone(), *args, **kwargs)
+
+
+def _in_mode(op, mode, *args, **kwargs):
+    """A call without gradients."""
+    with mode():
+        return op(*args, **kwargs)
 
 
 def _into(op, *args, **kwargs):

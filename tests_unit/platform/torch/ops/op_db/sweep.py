@@ -19,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve()
 OUTCOMES = ("ok", "rejects", "wrong", "plain", "crash", "unexercised", "no tensor")
+VARIANTS = ("function", "method", "inplace", "out", "no_grad", "inference")
 FAILED = frozenset({"wrong", "plain", "crash"})
 
 
@@ -29,7 +30,7 @@ def _arguments():
     parser.add_argument("--jobs", type=int, default=2, help="child processes")
     parser.add_argument("--meshes", default="2,3", help="shapes, such as 2,3,2x2")
     parser.add_argument("--dtype", default="float64", help="of the samples; entries are those that take float32")
-    parser.add_argument("--variant", default="function", choices=("function", "method", "inplace", "out"))
+    parser.add_argument("--variant", default="function", choices=VARIANTS)
     parser.add_argument("--samples", type=int, default=4, help="per entry, at most")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds per entry")
     parser.add_argument("--all-messages", action="store_true", help="print what each entry says, not only failures")
