@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CheckpointError
+from hyper_parallel.platform.contract.safetensors_file import check_regular
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.whole_files import write_whole
 
@@ -108,6 +109,7 @@ class DataFile:
         """
         from safetensors import SafetensorError, safe_open
 
+        check_regular(path, "load")
         try:
             with safe_open(str(path), framework="np"):  # checks sizes and offsets against the file
                 pass
@@ -276,6 +278,7 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX
     if not path.exists() and (folder / _SINGLE).exists():
         return Index((DataFile.existing(folder / _SINGLE),), None, {}, {})
+    check_regular(path, "load")
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         names = sorted(set(index["weight_map"].values()))

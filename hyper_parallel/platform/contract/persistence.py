@@ -102,6 +102,7 @@ class PersistenceFacet(IdentityFacet):
         """
         self._check_format("load_checkpoint", ckpt_format)
         path = Path(file_path)
+        safetensors_file.check_regular(path, "load_checkpoint")
         if ckpt_format != "safetensors":
             return self._load_own(path)
         return {name: self._from_host(array) for name, array in safetensors_file.read(path).items()}

@@ -16,7 +16,7 @@ from hyper_parallel.transport.numpy_ops import BFLOAT16
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["atomically", "read", "unusable", "write"]
+__all__ = ["atomically", "check_regular", "read", "unusable", "write"]
 
 # First bytes of other formats.
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
@@ -38,6 +38,17 @@ def unusable(names: Iterable[str]) -> list[str]:
         elif not _UNICODE.fullmatch(name):
             problems.append(f"{name!r} is no name of a tensor: it has half of a surrogate pair; rename it")
     return problems
+
+
+def check_regular(path: Path, caller: str) -> None:
+    """Refuse to read what may never end, such as a FIFO or a device; readers report missing files and folders.
+
+    Raises:
+        CheckpointError: (a ValueError) a FIFO, a device or a socket is at ``path``.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        msg = f"{caller}: {path} is not a regular file; load a copy of the checkpoint on a file system"
+        raise CheckpointError(msg)
 
 
 def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:

@@ -1,6 +1,7 @@
 """The index of a checkpoint, damaged or made by a stranger: the state that was saved, or one message and no change."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, strategies as st
 from hyper_parallel.core.checkpoint import load, save
 from hyper_parallel.core.checkpoint.folder import INDEX, _text_checksum, read_index
 from hyper_parallel.errors import CheckpointError
+from hyper_parallel.platform.select import get_torch_platform
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -179,3 +181,22 @@ def test_an_index_without_a_checksum_loads(saved):
     index = json.loads(content)
     del index["metadata"]["hyper_parallel"]["checksum"]
     assert is_loaded(folder, json.dumps(index).encode())
+
+
+@pytest.mark.parametrize("place", [INDEX, "data", "model.safetensors", "shard.safetensors"])
+def test_a_fifo_is_refused(saved, tmp_path, place):
+    """Of all files that are read: it may have no writer, and would be waited for."""
+    folder, content = saved
+    name = next(folder.glob("data-*")).name if place == "data" else place
+    if place == "shard.safetensors":
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
+    elif place == "data":
+        (tmp_path / INDEX).write_bytes(content)
+    os.mkfifo(tmp_path / name)
+    problem = "is missing or cut; its index expects" if place == "data" else "is not a regular file"
+    assert loaded_from(tmp_path)[1].startswith(f"load: {tmp_path / name} {problem}")
+    with pytest.raises(CheckpointError) as caught:
+        get_torch_platform().load_checkpoint(tmp_path / name)
+    assert str(caught.value) == (
+        f"load_checkpoint: {tmp_path / name} is not a regular file; load a copy of the checkpoint on a file system"
+    )
