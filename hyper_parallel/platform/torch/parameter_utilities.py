@@ -11,12 +11,19 @@ from typing import Any
 import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with
 from hyper_parallel.platform.torch.replicated_factories import ReplicatedFactories
 from hyper_parallel.platform.torch.shared_storage import check_unfollowed, is_shared
 
-__all__ = ["masks_of_whole_tensors", "on_whole_tensors", "set_in_own_layout", "vector_into_dtensors"]
+__all__ = [
+    "clipped_on_all_meshes",
+    "masks_of_whole_tensors",
+    "on_whole_tensors",
+    "set_in_own_layout",
+    "vector_into_dtensors",
+]
 
 Call = Callable[..., Any]
 
@@ -87,6 +94,21 @@ def set_in_own_layout(assign: Call) -> Call:
         assign(dest, src.redistribute(placements=dest.placements).clone())
         src._readonly = "it was given to a parametrization in another layout, which made a copy"
         invalidate_with(src, dest)
+
+    return call
+
+
+# -- norms of gradients ------------------------------------------------------------------------------------------------
+
+
+def clipped_on_all_meshes(clip: Call) -> Call:
+    """``torch.nn.utils.clip_grad_norm_``: of gradients on several meshes, by this library's."""
+
+    @wraps(clip)
+    def call(parameters: Any, *args: Any, **options: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        meshes = {each.grad._layout.mesh for each in listed if isinstance(each.grad, DTensor)}
+        return (clip if len(meshes) <= 1 else clip_grad_norm_)(listed, *args, **options)
 
     return call
 

@@ -20,7 +20,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import convert_parameters, parametrize
+from torch.nn.utils import clip_grad, convert_parameters, parametrize
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
@@ -36,6 +36,7 @@ from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
 from hyper_parallel.platform.torch.parameter_utilities import (
+    clipped_on_all_meshes,
     masks_of_whole_tensors,
     on_whole_tensors,
     set_in_own_layout,
@@ -311,6 +312,12 @@ PATCHES: tuple[Patch, ...] = (
         ((torch.nn.utils, "vector_to_parameters"), (convert_parameters, "vector_to_parameters")),
         vector_into_dtensors,
         "it makes each parameter a part of the vector, whose elements other ranks need as well",
+        references=True,
+    ),
+    Patch(
+        ((torch.nn.utils, "clip_grad_norm_"), (clip_grad, "clip_grad_norm_")),
+        clipped_on_all_meshes,
+        "it stacks the norms of all gradients, which may be on several meshes",
         references=True,
     ),
     Patch(

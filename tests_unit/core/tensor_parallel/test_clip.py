@@ -42,8 +42,9 @@ def parameters(twin, mesh):
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.0, math.inf, "inf"])
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3)])
 @pytest.mark.parametrize("bound", [0.5, 1e9])
-def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, bound):
-    """Every element counts once, whatever the layouts and meshes; the result is a plain number, equal everywhere."""
+@pytest.mark.parametrize("own", [True, False])
+def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, bound, own):
+    """Every element counts once, whatever the layouts and meshes, for PyTorch's own function too."""
     import torch
 
     dense = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gradients(twin).values()]
@@ -53,7 +54,8 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
 
     def rank(mesh):
         mine = parameters(twin, mesh)
-        norm = clip_grad_norm_(mine.values(), bound, norm_type=order)
+        clip = clip_grad_norm_ if own else torch.nn.utils.clip_grad_norm_
+        norm = clip(mine.values(), bound, norm_type=order)
         assert not isinstance(norm, DTensor)
         twin.same(norm, expected, "norm")
         for parameter, theirs in zip(mine.values(), dense, strict=True):
