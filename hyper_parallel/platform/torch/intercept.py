@@ -106,9 +106,28 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     python = unwrapped(func)
     if python is not None:
         return python(*args, **kwargs)
+    if torch.is_inference_mode_enabled() and not _writes(func):  # where PyTorch decomposes nothing
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return _made_of_others(func, *tree_map(_outside_inference, (args, kwargs)))
     with _disabled():
         result = func(*args, **kwargs)
     return _with_constants_replicated(result, (args, kwargs)) if isinstance(func, _C_FUNCTIONS) else result
+
+
+def _outside_inference(value: Any) -> Any:
+    """A DTensor that was made in inference mode as another one, of the same local tensor, that was not."""
+    if not isinstance(value, DTensor) or not value.is_inference():  # type: ignore[attr-defined] # of PyTorch's DTensor
+        return value
+    other: Any = interception().dispatcher.platform.wrap(value._local, value._layout)
+    other.__class__ = value.__class__
+    vars(other).update(vars(value))
+    return other
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether the name is that of a write in place, which a tensor made in inference mode takes only there."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
 
 
 _C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType)
@@ -177,20 +196,11 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
     if entry is None:
         user = user_op(str(func))
         if user is None:
-            if not _is_composite(func):
-                raise UnsupportedOperatorError(_message(func, args, kwargs))
-            with enable_reentrant_dispatch():  # under inference_mode nothing has decomposed it on the way here
-                return func.decompose(*args, **kwargs)
+            raise UnsupportedOperatorError(_message(func, args, kwargs))
         with enable_reentrant_dispatch():
             return user.run(tables.dispatcher, func, args, kwargs)
     with enable_reentrant_dispatch():
         return tables.dispatcher.dispatch(entry, args, kwargs)
-
-
-def _is_composite(func: OpOverload[..., Any]) -> bool:
-    """Whether PyTorch has it as a composition of other operators, for every device."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public spelling
-    return has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
 # PyTorch reads the wrapper's sizes in C++; they cannot change in place. What to write instead, by function.

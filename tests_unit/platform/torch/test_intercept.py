@@ -275,3 +275,31 @@ def test_where_of_a_condition_alone(placement):
         return [indices.to_local().tolist() for indices in result]
 
     assert on_ranks(on_rank, 3) == [[indices.tolist() for indices in torch.where(whole)]] * 3
+
+
+def test_tensors_made_in_inference_mode_are_computed_with_as_others():
+    """Functions that PyTorch composes of others run on them, in and after the mode; writes in place stay possible."""
+    import torch
+
+    values = torch.randn(4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    calls = [
+        lambda x: torch.nn.functional.pad(x[:, None], (1, 1), mode="circular"),
+        lambda x: torch.nn.functional.poisson_nll_loss(x, x),
+        lambda x: torch.tensordot(x, x.T, 1),
+        lambda x: torch.diff(x, prepend=x),
+        lambda x: torch.vsplit(x.mul_(2), 2)[1],
+    ]
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,))
+        for call in calls:
+            for place in (Replicate(), Shard(0), Shard(1)):
+                with torch.inference_mode():
+                    x = distribute_tensor(values.clone(), mesh, [place])
+                    y = call(x)
+                    plain = values.clone()
+                    torch.testing.assert_close(y.full_tensor(), call(plain))
+                    torch.testing.assert_close(x.full_tensor(), plain)
+                torch.testing.assert_close((y * 1).full_tensor(), call(values.clone()))
+
+    simulate(rank, 2, "torch")

@@ -90,9 +90,10 @@ def function(op, variant):
 
 
 def _in_mode(op, mode, *args, **kwargs):
-    """A call without gradients."""
+    """A call without gradients; what it returns may be written afterwards."""
     with mode():
-        return op(*args, **kwargs)
+        result = op(*args, **kwargs)
+    return tree_map(lambda leaf: leaf.clone() if type(leaf) is torch.Tensor else leaf, result)
 
 
 def _into(op, *args, **kwargs):
@@ -147,7 +148,7 @@ def run_plain(call, op, sample, certain):
     floating = [value.is_floating_point() or value.is_complex() for value in sample.values]
     marked = [want and value.requires_grad for want, value in zip(floating, sample.values, strict=True)]
     plain = Plain(outs, None, [False] * len(floating), [], certain, op.name in UNSET, _bound(sample))
-    if not op.supports_autograd:
+    if not op.supports_autograd or getattr(call, "func", None) is _in_mode:
         return plain
     for wants in (floating, marked):
         with contextlib.suppress(Exception):

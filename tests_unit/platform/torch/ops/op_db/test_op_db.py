@@ -41,6 +41,35 @@ def test_a_part_of_each_family_holds(tmp_path):
     assert done.returncode == 0
 
 
+# Entries that PyTorch decomposes only where autograd is on, or that are views.
+COMPOSITE = [
+    "nn.functional.pad.circular", "nn.functional.hinge_embedding_loss", "nn.functional.poisson_nll_loss",
+    "nn.functional.upsample_bilinear", "nn.functional.conv1d", "tensordot", "vsplit", "trapz", "atleast_2d", "mH",
+]  # fmt: skip
+
+
+def counts_by_mode(tmp_path, *arguments):
+    """Of each entry, the outcomes of its checks under no_grad and under inference_mode."""
+    results = [swept(tmp_path, "--variant", mode, *arguments)[0] for mode in ("no_grad", "inference")]
+    return [{name: result["counts"] for name, result in each.items()} for each in results]
+
+
+@pytest.mark.untraced
+def test_inference_mode_is_as_no_grad(tmp_path):
+    """What runs under no_grad runs under inference_mode, with the values of one device."""
+    without_gradient, inference = counts_by_mode(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *COMPOSITE)
+    assert sorted(inference) == sorted(COMPOSITE)
+    assert all(set(counts) == {"ok"} for counts in inference.values()), inference
+    assert inference == without_gradient
+
+
+@pytest.mark.sweep
+def test_inference_mode_is_as_no_grad_for_all_entries(tmp_path):
+    """Each check has the same outcome in both modes."""
+    without_gradient, inference = counts_by_mode(tmp_path, "--samples", "2")
+    assert inference == without_gradient
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("variant", ["function", "inplace", "out"])
 def test_no_entry_is_wrong(tmp_path, variant):
