@@ -105,7 +105,9 @@ class Patch:
         if hasattr(original, _ORIGINAL):
             return
         if self.references:
-            _replace_code(unwrap(original), self.replace)  # a wrapper lasts while simulated ranks run
+            inner = unwrap(original)  # of a decorator, or of a wrapper that lasts while simulated ranks run
+            _replace_code(inner, self.replace)
+            setattr(original, _ORIGINAL, getattr(inner, _ORIGINAL))
             return
         replacement = self.replace(original)
         setattr(replacement, _ORIGINAL, original)

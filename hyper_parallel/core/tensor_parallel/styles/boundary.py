@@ -6,13 +6,14 @@ theirs), or a layout over all axes: a tuple of one placement per mesh axis or of
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, takes_no_part, without_elements
 from hyper_parallel.core.dtensor.events import Cause
-from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
+from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes, note_rehearsed
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.parameter_paths import module_label
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard, own_placements
@@ -141,6 +142,35 @@ class Boundary:
             raise ShardMismatchError(msg)
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 
+    def enter_whole(self, value: Any, argument: str) -> DTensor:
+        """Return ``value`` as a DTensor; a plain tensor is whole on every rank of the mesh.
+
+        On a mesh of several axes the ranks compare its values, as of positions that forward has made: a plain part of
+        a batch would be taken for all of it.
+
+        Raises:
+            StyleError: (a ValueError) not a tensor.
+            MixedTensorError: a plain tensor whose values differ between ranks.
+            MeshMismatchError: a DTensor of another mesh.
+        """
+        if isinstance(value, DTensor):
+            return self._same_mesh(value, argument)
+        platform = self._platform_of(value, argument)
+        layout = Layout.place(self.mesh, [Replicate()] * self.mesh.ndim, tuple(value.shape))
+        if takes_no_part(platform, self.mesh):
+            return without_elements(value, platform, layout, f"{self.module}: {argument}", known=False)
+        if not self._is_equal_everywhere(platform, value):
+            raise MixedTensorError(self._plain_message(value, Replicate(), argument))
+        return platform.wrap(value, layout)  # type: ignore[no-any-return]
+
+    def _is_equal_everywhere(self, platform: Platform, value: Any) -> bool:
+        transport = platform.transport()
+        if platform.is_meta(value) or transport.backend == "fake":  # a rehearsal has neither values nor other ranks
+            return True
+        array = platform.tensor_to_numpy(platform.detach(value))
+        facts = (str(value.dtype), array.shape, zlib.crc32(array.tobytes()))
+        return len(set(transport.all_gather_object(facts, self.mesh.ranks))) == 1
+
     def move(self, value: Any, spec: Spec, argument: str) -> DTensor:
         """Redistribute ``value`` to ``spec``; a single placement changes the style's axis only."""
         if not isinstance(value, DTensor):
@@ -148,6 +178,8 @@ class Boundary:
             msg = f"{self.module}: {argument} must be a DTensor for {self.style} to redistribute it, got {type_name}"
             raise StyleError(msg)
         target = self._target(value.layout, spec)
+        if value._platform.transport().backend == "fake":
+            note_rehearsed(target)
         return value.redistribute_to(target, Cause(self.style, argument))
 
     def require_tensor(self, value: Any, argument: str) -> None:
@@ -201,11 +233,14 @@ class Boundary:
         names = self.mesh.names
         others = ", ".join(name for axis, name in enumerate(names) if axis != self.axis)
         batch = ", ".join("Replicate()" if axis == self.axis else "Shard(0)" for axis in range(len(names)))
+        whole = ", ".join(["Replicate()"] * len(names))
         return (
             f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it is placed along "
             f"{names[self.axis]}, but not along {others} of {self.mesh!r}; pass use_local_output=False "
             f"to the style that produced it or, if it is the batch, distribute it: "
-            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}])"
+            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}]); if every rank has the same values, as of an "
+            f"arange in forward, NoParallel(use_local_output=False) takes it, or a layout over all axes: "
+            f"({whole})"
         )
 
     # -- sizes ---------------------------------------------------------------------------------------------------

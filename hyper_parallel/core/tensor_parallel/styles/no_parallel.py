@@ -30,7 +30,8 @@ class NoParallel(ReplicatedStyle):
         y_BLD     [B, L, D]          @tp Replicate       (-> output_layout)
 
     Args:
-        input_layout: layout of a plain input along tp; Replicate by default. DTensors keep their own layout.
+        input_layout: layout of a plain input along tp. By default every rank has all of it; on a mesh of several axes,
+            where it might be a part of a batch, the ranks compare its values. DTensors keep their own layout.
         output_layout: wanted layout of the output; Replicate by default.
         use_local_output: return the local tensor instead of a DTensor; with None, exactly if the input was a plain
             tensor.
@@ -40,6 +41,7 @@ class NoParallel(ReplicatedStyle):
         self, *, input_layout: Any = None, output_layout: Any = None, use_local_output: bool | None = True
     ) -> None:
         name = type(self).__name__
+        self._takes_whole = input_layout is None
         self.input_layout = check_spec(Replicate() if input_layout is None else input_layout, "input_layout", name)
         self.output_layout = check_spec(Replicate() if output_layout is None else output_layout, "output_layout", name)
         self.use_local_output = use_local_output
@@ -49,7 +51,10 @@ class NoParallel(ReplicatedStyle):
         return ((self.output_layout, self.use_local_output),)
 
     def _enter(self, edge: Boundary, value: Any, name: str) -> DTensor:
-        entered = edge.move(edge.enter(value, self.input_layout, name), Replicate(), name)
+        if self._takes_whole and edge.mesh.ndim > 1:
+            entered = edge.move(edge.enter_whole(value, name), Replicate(), name)
+        else:
+            entered = edge.move(edge.enter(value, self.input_layout, name), Replicate(), name)
         if not isinstance(value, DTensor):
             entered.__dict__[_ENTERED] = id(edge.cell)  # a new DTensor, which only this call has
         return entered

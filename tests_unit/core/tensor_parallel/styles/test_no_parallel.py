@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel import DTensor, NoParallel, Replicate, Shard, distribute_tensor, parallelize_module
+from hyper_parallel import (
+    DTensor,
+    NoParallel,
+    Replicate,
+    RowwiseParallel,
+    Shard,
+    complete_plan,
+    distribute_tensor,
+    parallelize_module,
+)
+from hyper_parallel.errors import MixedTensorError
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -86,4 +96,68 @@ def test_options_are_shown():
     """``repr`` shows every option with its default."""
     assert repr(NoParallel()) == (
         "NoParallel(input_layout=Replicate(), output_layout=Replicate(), use_local_output=True)"
+    )
+
+
+def positions(dp):
+    """A model that adds learned positions, counted in forward; the batch is distributed along dp or local to it."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(11, 5), nn.Embedding(7, 5)
+
+        def forward(self, ids):
+            shift = dp() if dp else 0
+            return self.tokens(ids) + self.places(torch.arange(ids.shape[1]) + shift)
+
+    return Model
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 2)])
+def test_positions_counted_in_forward_fit_a_mesh_of_two_axes(twin, grid):
+    """A completed plan takes them, since the ranks see that they are equal; values and gradients are the dense ones."""
+    import torch
+
+    ids = torch.arange(30).reshape(6, 5) % 11
+    ref = twin.Twin(twin.randomized(positions(None)()), ids)
+
+    def rank(mesh):
+        plan = complete_plan(ref.copy(), {"tokens": RowwiseParallel(input_layouts=Replicate(), use_local_output=False)})
+        assert repr(plan["places"]) == repr(NoParallel(use_local_output=False))
+        model = parallelize_module(ref.copy(), mesh, plan)
+        y = model(distribute_tensor(ids, mesh, [Shard(0), Replicate()]))
+        twin.same(y, ref.output, "output")
+        y.backward(distribute_tensor(ref.cotangent, mesh, [Shard(0), Replicate()]))
+        ref.assert_gradients(model)
+
+    twin.on_mesh(grid, rank, ("dp", "tp"))
+
+
+def test_plain_inputs_that_differ_between_ranks_are_refused_on_several_axes(twin):
+    """They are parts of something, along axes that the style does not know."""
+    import torch
+
+    def rank(mesh):
+        model = parallelize_module(
+            positions(lambda: mesh.get_local_rank("dp"))(),
+            mesh,
+            {
+                "tokens": NoParallel(use_local_output=False),
+                "places": NoParallel(use_local_output=False),
+            },
+        )
+        ids = distribute_tensor(torch.zeros(4, 5, dtype=torch.int64), mesh, [Shard(0), Replicate()])
+        with pytest.raises(MixedTensorError) as caught:
+            model(ids)
+        return str(caught.value)
+
+    assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
+        "places (Embedding): input is a plain tensor [5]; Replicate() says how it is placed along tp, but not along "
+        "dp of DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that produced "
+        "it or, if it is the batch, distribute it: hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), "
+        "Replicate()]); if every rank has the same values, as of an arange in forward, NoParallel(use_local_output=False) takes it, "
+        "or a layout over all axes: (Replicate(), Replicate())"
     )
