@@ -18,7 +18,7 @@ from hyper_parallel.verify.scenarios import scenario_named
 SPEC = """\
 import numpy as np
 import torch
-from hyper_parallel import ColwiseParallel, RowwiseParallel, Replicate, Shard, local_map
+from hyper_parallel import ColwiseParallel, NoParallel, RowwiseParallel, Replicate, Shard, local_map
 
 class Mlp(torch.nn.Module):
     def __init__(self):
@@ -37,6 +37,9 @@ def plan(mesh):
 
 def half(mesh):
     return {"up": ColwiseParallel(output_layouts=Replicate())}
+
+def handing_over_rows(mesh):
+    return {"up": ColwiseParallel(output_layouts=Shard(0)), "down": NoParallel(input_layout=Shard(0))}
 
 def narrow():
     batch = (np.ones((4, 5), np.float32), np.zeros((4, 6), np.float32))
@@ -183,6 +186,16 @@ def test_what_only_other_ranks_know_is_not_guessed(spec, capsys):
     )
     assert main(command) == 2
     assert "give --mesh, such as 2x2, or --world-size" in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("ranks", [4, 512])
+def test_local_shards_of_unequal_sizes(spec, ranks, capsys):
+    """A plain tensor that a style takes has the global size that the style before has handed over."""
+    command = ["explain", f"{spec}:model", "--plan", f"{spec}:handing_over_rows", "--platform", "torch"]
+    assert main([*command, "--mesh", str(ranks)]) == 0
+    text = capsys.readouterr().out
+    assert f"checked: ranks 0 and {ranks - 1} run the same" in text
 
 
 def test_it_agrees_with_a_simulated_world(platform_name):
