@@ -44,6 +44,11 @@ _SHARE = 4.0
 """The multiples of a tensor as a whole are those of its elements divided by this: rounding that reaches a bound in one
 element of a million does not do so in all of them."""
 
+_NUMBERS = ("value", "rate", "norm", "loss")
+_SINGLE_UNIT = 2.0**-23
+_MOVES_OF_DOUBLES = 2.0**-40
+"""What repeats move numbers by, at most, that depend on tensors of float64 only."""
+
 _CACHED = 4  # values whose bounds are kept
 
 
@@ -82,6 +87,7 @@ class Bounds:
         self.reference: Mapping[Key, Record] = index_records(reference.ranks[0].records)
         self.movements = Movements(self.reference, scratch)
         self._allowed: OrderedDict[Key, Any] = OrderedDict()
+        self._double: bool | None = None
         self._last_gradients: dict[tuple[str, int], Key] | None = None
         for run in perturbed:
             kind = _KIND_OF.get(run.settings.get("perturbation"), "moved")
@@ -166,4 +172,27 @@ class Bounds:
         moves = [None if own is None else decode(own, exponent, dtype) for own in codes]
         if value.dtype.kind not in "fc":
             return np.max([own for own in moves if own is not None], axis=0)
-        return allowed_movement(value, *moves, floor=self.floor(key), dtype=record.dtype)
+        least = self._unit_of_source(record)
+        return allowed_movement(value, *moves, floor=self.floor(key), dtype=record.dtype, least_unit=least)
+
+    def _unit_of_source(self, record: Record) -> float:
+        """Return float32's unit for a number that Python computed in float64 from float32 tensors; 0 for others.
+
+        Such numbers move in the repeats by far more than float64 rounds, at least in one step: clip factors, logged
+        averages, learning rates that depend on losses. A program with weights of float64 has none.
+        """
+        value = record.value
+        if record.kind not in _NUMBERS or value.dtype != np.float64 or np.size(value) != 1 or self._is_double():
+            return 0.0
+        same = (key for key in self.reference if key[:2] == record.key[:2])
+        moved = max(self.movements.whole(kind, key).norm for key in same for kind in MOVEMENTS)
+        return _SINGLE_UNIT if moved > _MOVES_OF_DOUBLES else 0.0
+
+    def _is_double(self) -> bool:
+        """Return whether the program has weights or outputs of float64."""
+        if self._double is None:
+            self._double = any(
+                record.kind in ("weight", "output") and record.value.dtype == np.float64
+                for record in self.reference.values()
+            )
+        return self._double

@@ -177,6 +177,11 @@ class Movements:
         self._whole: dict[tuple[str, Any], WholeMovement] = {}
         self._other_shape: set[tuple[str, Any]] = set()
 
+    @property
+    def folder(self) -> str:
+        """Path of the scratch folder; empty if codes are in memory."""
+        return "" if self._scratch is None else str(self._scratch.path)
+
     def largest(self, kind: str, step: int) -> float:
         """Return the largest finite magnitude of the reference's values of a kind in a step."""
         return self._largest.get((kind, step), 0.0)

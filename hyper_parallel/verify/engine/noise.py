@@ -104,7 +104,7 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
         real, imaginary = perturb(array.real.copy(), seed, sign), perturb(array.imag.copy(), seed + 1, sign)
         return (real + 1j * imaginary).astype(array.dtype)
     moved = (array + directions * _spacing(array, dtype)).astype(array.dtype)
-    return np.where(np.isfinite(array) & (array != 0), moved, array)
+    return np.asarray(np.where(np.isfinite(array) & (array != 0), moved, array))
 
 
 def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
@@ -121,7 +121,7 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
         return array.copy()
     directions = float(sign) if seed is None else _directions(array.shape, seed, sign)
     moved = array + directions * np.where(np.isfinite(allowed), allowed, 0.0)
-    return moved.astype(array.dtype)
+    return np.asarray(moved, dtype=array.dtype)
 
 
 def allowed_difference(
@@ -163,7 +163,14 @@ def allowed_difference(
 
 
 def allowed_movement(
-    reference: Any, moved: Any, rounded: Any | None, displaced: Any | None, *, floor: float = 0.0, dtype: str = ""
+    reference: Any,
+    moved: Any,
+    rounded: Any | None,
+    displaced: Any | None,
+    *,
+    floor: float = 0.0,
+    dtype: str = "",
+    least_unit: float = 0.0,
 ) -> Any:
     """Return how far a correct run may be from ``reference``, per element, from its largest movements.
 
@@ -174,16 +181,18 @@ def allowed_movement(
         displaced: the same in repeats whose gradients were displaced; None without any.
         floor: as in :func:`allowed_difference`.
         dtype: as in :func:`perturb`.
+        least_unit: unit in the last place of 1 of what the value was computed from, where that is coarser.
 
     Returns:
         array of the dtype of ``moved``.
     """
     if not reference.ndim:
         one = [None if moves is None else np.reshape(moves, 1) for moves in (moved, rounded, displaced)]
-        return allowed_movement(reference.reshape(1), *one, floor=floor, dtype=dtype).reshape(())
+        options = {"floor": floor, "dtype": dtype, "least_unit": least_unit}
+        return allowed_movement(reference.reshape(1), *one, **options).reshape(())
     magnitude = _magnitude(reference, moved.dtype)
     allowed = np.maximum(magnitude, moved.dtype.type(floor))
-    allowed *= moved.dtype.type(unit(reference, dtype))
+    allowed *= moved.dtype.type(max(unit(reference, dtype), least_unit))
     least_spacing = _LEAST_SPACING.get(dtype, 0.0)
     if least_spacing:
         np.maximum(allowed, moved.dtype.type(least_spacing), out=allowed)

@@ -19,7 +19,7 @@ from hyper_parallel.errors import HyperParallelError
 
 __all__ = ["Scratch", "ScratchError", "megabytes"]
 
-_PREFIX = "hyper-parallel-scratch-"
+_PREFIX = "hyper_parallel_scratch_"
 _LOCK = "lock"
 
 

@@ -39,6 +39,11 @@ class KeepSink:
     words: str
     _file: ArrayFile | None = field(default=None, repr=False)
 
+    @property
+    def folder(self) -> str:
+        """Path of the scratch folder."""
+        return str(self.scratch.path)
+
     def take(self, record: Record) -> Record | None:
         """Return the record with its array on disk."""
         if self._file is None:
@@ -77,18 +82,26 @@ class FoldSink:
         bounds: of the reference.
         kind: of the movements before a gradient is displaced.
         displaced: names of parameters whose gradient was displaced so far.
+        exact: whether a norm was computed in float64 so far, which moves what follows as a displacement does.
         keys: of the records, in their order.
     """
 
     bounds: Bounds
     kind: MovementKind
     displaced: set[str] = field(default_factory=set)
+    exact: bool = False
     keys: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str:
+        """Path of the scratch folder; empty if movements are in memory."""
+        return self.bounds.movements.folder
 
     def take(self, record: Record) -> Record | None:
         """Fold a record."""
         self.keys.append(record.key)
         after = record.name in self.displaced if record.kind == "gradient" else bool(self.displaced)
+        after = after or self.exact
         self.bounds.fold("displaced" if after else self.kind, record)
         return None
 

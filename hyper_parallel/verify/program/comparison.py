@@ -23,6 +23,9 @@ from hyper_parallel.verify.program.wording import ranks_words, summary, value_wo
 __all__ = ["compare_paired", "compare_runs"]
 
 _TRAINING = ("gradient", "norm", "rate", "state", "weight")
+_REPLICATED = ("weight", "state")
+"""Kinds of values whose replicas must have equal bits: ranks would drift apart otherwise."""
+
 _EXPLAINED = 3
 """For how many differences, from the first, causes are looked for."""
 
@@ -344,7 +347,7 @@ class _Comparison:
                 if len(ranks) < 2:
                     continue
                 self.verdict.replica_checks += len(ranks) - 1
-                if key in self.wrong:
+                if key in self.wrong or key[0] in _REPLICATED:
                     values = [self.runs.ranks[rank][key].value for rank in ranks]
                     unlike = [
                         rank for rank, value in zip(ranks[1:], values[1:], strict=True)
@@ -353,6 +356,19 @@ class _Comparison:
                     if unlike:
                         holders = (ranks[0], *unlike)
                         self.verdict.replicas.append(UnequalReplicas(*key[:3], holders, placement.words))
+                        if key not in self.wrong:
+                            self._replicas_differ(key, holders)
+
+    def _replicas_differ(self, key: Key, holders: tuple[int, ...]) -> None:
+        """Report ranks that hold the same part of a value with other bits, each of them within the bounds."""
+        first, other = (self.runs.value(key, rank) for rank in holders[:2])
+        count = int((first != other).sum()) if first.shape == other.shape else first.size
+        self._lacks(
+            key,
+            holders,
+            f"rank {holders[1]} holds the same part as rank {holders[0]}, and {count} of {first.size} elements have "
+            "other bits",
+        )
 
     def _names(self) -> None:
         for rank, modules in enumerate(self.runs.names):

@@ -9,6 +9,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.matching import find_part
+from hyper_parallel.verify.engine.store import digest_of
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.evidence import Evidence
 from hyper_parallel.verify.program.losses import explain_loss
@@ -42,7 +43,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     """
     kind, ranks = key[0], wrong[key].ranks
     evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
-    tests: list[Any] = [_missing_value, _other_rows]
+    tests: list[Any] = [_other_bits, _missing_value, _other_rows]
     if kind == "norm":
         tests += [_norm]
     elif kind == "mask":
@@ -64,7 +65,25 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
             return cause  # type: ignore[no-any-return]
-    return Cause("unexplained", "", "no hypothesis fits the numbers")
+    return Cause("unexplained", "", _nearest(evidence))
+
+
+def _nearest(evidence: Evidence | None) -> str:
+    """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
+    unknown = "no hypothesis fits the numbers"
+    if evidence is None or not evidence.actual:
+        return unknown
+    factors: dict[int, tuple[float, float]] = {}
+    for rank, actual in evidence.actual.items():
+        expected = np.asarray(evidence.expected[rank], np.float64).reshape(-1)
+        square = float(expected @ expected)
+        if actual.dtype.kind != "f" or not square or not np.isfinite(actual).all():
+            return unknown
+        own = actual.astype(np.float64).reshape(-1)
+        factor = float(own @ expected) / square
+        factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
+    rank, (factor, rest) = max(factors.items(), key=lambda item: abs(item[1][0] - 1) + item[1][1])
+    return f"{unknown}; nearest: rank {rank} has {factor:.7g} times the reference, residual {100 * rest:.2g} %"
 
 
 def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
@@ -351,6 +370,15 @@ def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
             allowed = 0.0 if key[2] < 0 else runs.bounds.allowed(other)
             if value.dtype.kind in "fc" and (np.abs(value - record.value) <= allowed).all():
                 yield other[1]
+
+
+def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """Ranks that hold the same part have other bits, each of them within the bounds."""
+    if evidence is None or evidence.ranks or key[0] not in {"weight", "state"}:
+        return None
+    ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
+    differ = len({digest_of(evidence.actual[rank]) for rank in ranks}) > 1
+    return Cause("replicas-differ", "", wrong[key].why) if differ else None
 
 
 def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:

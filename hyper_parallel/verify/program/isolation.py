@@ -30,26 +30,27 @@ def run_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def files_of_threads(folder: Path) -> Iterator[PrivateFiles | None]:
-    """Inside, threads that are started write to ``folder``.
+def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles | None]:
+    """Inside, threads that are started write to ``folder``; this library writes its records to ``written``.
 
     Yields:
         what each of them is to pass to ``denied_by_kernel`` first; None where the kernel cannot deny.
     """
-    files, denies = PrivateFiles(folder), kernel_denies()
+    files, denies = PrivateFiles(folder, written), kernel_denies()
     with redirected(files, this_thread=False), nullcontext() if denies else audited(files, this_thread=False):
         yield files if denies else None
 
 
 @contextmanager
-def files_of_process(folder: Path, *, ends: bool) -> Iterator[None]:
+def files_of_process(folder: Path, *, ends: bool, written: str = "") -> Iterator[None]:
     """Inside, this process writes to ``folder``, which other ranks of the run may share.
 
     Args:
         folder: of the run.
         ends: whether the process ends with the run, so that the kernel may deny it to write the user's files for good.
+        written: folder that this library writes its records to; empty if there is none.
     """
-    files = PrivateFiles(folder)
+    files = PrivateFiles(folder, written)
     denies = ends and kernel_denies()
     with redirected(files, this_thread=True), nullcontext() if denies else audited(files, this_thread=True):
         if denies:

@@ -74,6 +74,7 @@ class PrivateFiles:
 
     Args:
         folder: an empty folder; each process of the run names the same one.
+        written: a folder that this library writes to in the run; empty if there is none.
 
     Attributes:
         folder: the argument.
@@ -83,7 +84,7 @@ class PrivateFiles:
         shared: folders that all runs write for real: caches of packages, compilers and downloads.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, written: str = "") -> None:
         self.folder = folder
         root = os.path.realpath(folder)
         self._upper, self._removed = f"{root}/files", f"{root}/removed"
@@ -94,7 +95,7 @@ class PrivateFiles:
         temporary = f"{self.temporary_root}/"
         self._own = (f"{temporary}{_OWN}", f"{temporary}{_COMPILED}", *_measurements())
         self.compiler_cache = f"{self.temporary_root}/{_COMPILED}{getpass.getuser()}"
-        self.shared = _shared_folders()
+        self.shared = (*_shared_folders(), *([os.path.realpath(written)] if written else []))
         self._busy = threading.local()
 
     @contextmanager

@@ -11,7 +11,7 @@ from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits
+from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.program.isolation import files_of_process
 from hyper_parallel.verify.program.program import Program, run_program, started_by_python
@@ -49,7 +49,7 @@ def run_in_process(
         started_by_python(program, output, ranks),
         forget_own_modules(),
         _environment(),
-        files_of_process(folder, ends=ends),
+        files_of_process(folder, ends=ends, written=sink_folder(limits)),
     ):
         return run_program(program, mesh, limits, perturbation, changes=changes)
 

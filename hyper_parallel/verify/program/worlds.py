@@ -12,7 +12,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.verify.engine.scratch import ScratchError
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits
+from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits, sink_folder
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.guards import guarded
@@ -105,13 +105,17 @@ def _ranks(
     """Run the ranks, whose files are in ``folder``."""
     threads = world.launch == "simulated" and world.platform == "torch"
     if not threads:
-        ends = world.launch != "simulated" and world.device == "cpu"  # drivers of cards write files of their own
+        ends = world.launch != "simulated" and world.device == "cpu"  # drivers of devices write files of their own
         arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, folder, ends)
         run = simulate if world.launch == "simulated" else launch_processes
         return run(run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device)
     platform_named(world.platform)  # imports the framework, whose functions are redirected
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
-    with started_by_python(program, world.output, ranks), guarded(program.name), files_of_threads(folder) as files:
+    with (
+        started_by_python(program, world.output, ranks),
+        guarded(program.name),
+        files_of_threads(folder, sink_folder(world.limits)) as files,
+    ):
         in_thread = (program, world.mesh, world.limits, perturbation, changes, files)
         return simulate(
             _run_in_thread, world.size, world.platform, in_thread, timeout=world.timeout,

@@ -1,6 +1,7 @@
 """A program is run on one rank and on several, as torchrun would, and compared; what makes no sense is refused."""
 
 import os
+import re
 import threading
 
 import pytest
@@ -664,6 +665,100 @@ def test_records_that_do_not_fit(tmp_path):
         f"train: no room in the scratch folder {tmp_path} for the measured bounds: 213 bytes more are needed, "
         "and 0 bytes of 200 bytes are taken; compare fewer steps (--steps), leave out outputs"
     )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_of_dims_zero_is_trained():
+    """A parameter without dims is moved and displaced as any other."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        model.scale = nn.Parameter(torch.tensor(2.6592))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(2):
+            x = torch.randn(6, 5).tensor_split(world)[rank]
+            (model(x) * model.scale.exp()).square().sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+
+
+def test_replicas_with_other_bits_differ():
+    """Ranks that hold the same weight with other bits differ, although each is within what rounding may do."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(50, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(6, 50).tensor_split(world)[rank]).square().sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                if rank == 1:
+                    parameter.grad *= 1 + 2.0**-23
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first = verify_program(program, 2, platform="torch").verdict.first
+    assert (first.kind, first.name, first.step, first.ranks) == ("weight", "weight", 0, (0, 1))
+    assert re.fullmatch(r"rank 1 holds the same part as rank 0, and \d+ of 150 elements have other bits", first.why)
+    assert first.cause.kind == "replicas-differ"
+
+
+def test_numbers_that_python_makes_of_float32_keep_its_unit():
+    """An average that Python computes from float32 losses may be off by their rounding, a constant may not."""
+
+    def program(constant=3):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss = model(torch.randn(510, 64).tensor_split(world)[rank]).square().mean()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= world
+            optimizer.step()
+            optimizer.zero_grad()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            record("loss per token", total.item() / world / 7)
+            record("constant", 1 / constant + (1e-12 * (world - 1) if constant == 7 else 0))
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    first = verify_program(lambda: program(7), 2, platform="torch").verdict.first
+    assert (first.kind, first.name) == ("value", "constant")
+
+
+def test_a_norm_that_pytorch_sums_one_by_one(tmp_path):
+    """The norm of a large tensor is off by what float32 sums lose, on one rank more than on shards; no alarm."""
+
+    def program(factor=1.0):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(600, 1800, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(6, 600).tensor_split(world)[rank]).square().sum().backward()
+        dist.all_reduce(model.weight.grad)
+        squares = torch.stack([part.norm() for part in model.weight.grad.tensor_split(world)]).square()
+        norm = squares.sum().sqrt() * (factor if world > 1 else 1.0)
+        nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+        optimizer.step()
+
+    options = {"platform": "torch", "allow": ("one-step",), "scratch": str(tmp_path)}
+    report = verify_program(program, 3, **options)
+    assert report.ok, report.text()
+    first = verify_program(lambda: program(1.01), 3, **options).verdict.first
+    assert first.kind == "norm"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "RecordingError",
     "active_log",
     "record",
+    "sink_folder",
     "use_log",
     "user_site",
 ]
@@ -49,6 +50,10 @@ class ProgramStopped(BaseException):
 
 class RecordSink(Protocol):
     """Where the records of a run go instead of into memory."""
+
+    @property
+    def folder(self) -> str:
+        """Path of the folder that it writes to; empty if it writes none."""
 
     def take(self, record: Record) -> Record | None:
         """Return the record that the log keeps, with what stands for its array; None if it keeps none."""
@@ -75,6 +80,11 @@ class RecordLimits:
     sink: RecordSink | None = None
 
 
+def sink_folder(limits: RecordLimits) -> str:
+    """Return the folder to which records are written; empty if they stay in memory."""
+    return "" if limits.sink is None else limits.sink.folder
+
+
 class Perturbation(Protocol):
     """Small changes of a reference's values, by which its rounding is measured."""
 
@@ -86,6 +96,9 @@ class Perturbation(Protocol):
 
     def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return a module's output, or the gradient of one, changed: numbers of half precision as float32."""
+
+    def computes_exact_norms(self) -> bool:
+        """Return whether a norm that the program asks for now is computed in float64."""
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
         """Return the gradient of parameter ``name`` changed, before the optimizer sees it."""

@@ -35,6 +35,13 @@ from hyper_parallel.verify.frameworks.torch.recorder import Recorder
 __all__ = ["inherited_world", "recording"]
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("hyper_parallel_recorder", default=None)
+_NORMS = (
+    (torch.linalg, "vector_norm"),
+    (torch.linalg, "norm"),
+    (torch, "norm"),
+    (torch, "_foreach_norm"),
+    (torch.Tensor, "norm"),
+)
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
 
@@ -127,6 +134,8 @@ class _Installation:
         self._replace(DeviceMesh, "__init__", _mesh_made)
         self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
         self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
+        for owner, name in _NORMS:
+            self._replace(owner, name, _norm)
         for name in _DROPOUTS:
             self._replace(nn.functional, name, _dropout)
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
@@ -191,6 +200,25 @@ def _clipped(plain: Any) -> Any:
         return plain(parameters, max_norm, total_norm, *args, **kwargs)
 
     return clip
+
+
+def _norm(plain: Any) -> Any:
+    def norm(values: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _RECORDER.get()
+        perturbation = None if recorder is None else recorder.log.perturbation
+        many = isinstance(values, (list, tuple))
+        tensors = list(values) if many else [values]
+        if (
+            perturbation is None
+            or {"dtype", "out"} & set(kwargs)
+            or any(getattr(tensor, "dtype", None) != torch.float32 for tensor in tensors)
+            or not perturbation.computes_exact_norms()
+        ):
+            return plain(values, *args, **kwargs)
+        exact = plain([tensor.double() for tensor in tensors] if many else values.double(), *args, **kwargs)
+        return [result.float() for result in exact] if many else exact.float()
+
+    return norm
 
 
 def _dropout(plain: Any) -> Any:
