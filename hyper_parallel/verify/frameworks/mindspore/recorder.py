@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from mindspore import Tensor, nn
 from mindspore.mint import nn as mint_nn
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
-from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm
+from hyper_parallel.platform.mindspore.ops.kernels import HALF
+from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function
 from hyper_parallel.transport.mindspore import to_host
 from hyper_parallel.transport.mindspore_comm.world import active_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
@@ -28,6 +30,7 @@ _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
+_Change = Callable[[Any, str], Any]
 _DROPOUTS = (nn.Dropout, mint_nn.Dropout)
 
 
@@ -44,6 +47,7 @@ class Recorder:
         self._open: list[str] = []
         self._evaluates = False
         self._inputs = 0
+        self._rounded = 0
         self._differentiating = 0
         self._in_backward = False
         self._initial: dict[str, int] = {}
@@ -78,7 +82,7 @@ class Recorder:
             self._open.pop()
         if not (wrapper or isinstance(cell, _NO_PART) or _RECOMPUTED in path):
             self._record_output(cell, path, output)
-            output = self._changed.output(self._output_name(path), output)
+            output = self._rounded_output(path, self._changed.output(self._output_name(path), output))
         return output
 
     def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -297,6 +301,25 @@ class Recorder:
         # Added, not replaced: a tensor that an operation made keeps its gradient.
         return value + Tensor(perturbation.moved(f"input {self._inputs}", array) - array)
 
+    def _rounded_output(self, path: str, output: Any) -> Any:
+        """Note half-precision tensors of a cell's output, and perturb them and their gradients."""
+        tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, Tensor)]
+        if not any(value.dtype in HALF for value in tensors):
+            return output
+        self.log.notes["half precision"] = True
+        perturbation = self.log.perturbation
+        if perturbation is None:
+            return output
+        self._rounded += 1
+        names = (f"{place} {path}, call {self._rounded}" for place in ("output", "gradient of output"))
+        forward, backward = (partial(perturbation.rounded, name) for name in names)
+
+        def change(value: Any) -> Any:
+            is_half = type(value) is Tensor and value.dtype in HALF
+            return _Rounded.apply(value, forward, backward) if is_half else value
+
+        return tree_map(change, output, CONTAINERS)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -310,6 +333,27 @@ class Recorder:
         self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
         self.log.notes["optimizer steps"] = self.log.step
         self.log.move_to_start(("weight", "buffer"), _BEFORE)
+
+
+class _Rounded(Function):
+    """The output of a cell, changed as rounding could; so is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Any, forward: _Change, backward: _Change) -> Any:
+        """Return the output."""
+        ctx.change = backward
+        return _changed(value, forward)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None]:
+        """Return the gradient of the output."""
+        return _changed(gradient, ctx.change), None, None
+
+
+def _changed(tensor: Any, change: _Change) -> Any:
+    taken = read_tensor(tensor)
+    assert taken is not None
+    return Tensor(change(taken.array, taken.dtype)).astype(tensor.dtype)
 
 
 def _group_name(name: str, ranks: tuple[int, ...]) -> str:

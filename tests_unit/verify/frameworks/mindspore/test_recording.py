@@ -180,6 +180,53 @@ class Doubled:
         return array * 3
 
 
+class Rounded(Doubled):
+    """Leaves everything alone but outputs in half precision and their gradients."""
+
+    def moved(self, name, array, dtype=""):
+        """Keep."""
+        del name, dtype
+        return array
+
+    def displaced(self, name, step, array):
+        """Keep."""
+        del name, step
+        return array
+
+    def rounded(self, name, array, dtype=""):
+        """Double outputs, triple their gradients."""
+        assert dtype == "float16"
+        return array * (3 if name.startswith("gradient") else 2)
+
+
+def test_half_precision_is_noted_and_perturbed():
+    """A cell whose output is in half precision is noted; a repeat changes the output, and its gradient."""
+    import mindspore as ms
+    from mindspore import Tensor, nn
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.half = nn.Dense(2, 2, weight_init="ones", bias_init="zeros").to_float(ms.float16)
+
+        def construct(self, x):
+            return self.half(x).astype(ms.float32) * 0.5
+
+    def program():
+        net = Net()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.0)
+        _, gradients = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)(Tensor([[1.0, 3.0]]))
+        optimizer(gradients)
+
+    plain, changed = recorded(program), recorded(program, Rounded())
+    assert plain.notes["half precision"]
+    assert changed.notes["half precision"]
+    assert [each.tolist() for each in values(plain, "output")] == [[[4, 4]], [[2, 2]]]
+    assert [each.tolist() for each in values(changed, "output")] == [[[4, 4]], [[4, 4]]]
+    for before, after in zip(values(plain, "gradient"), values(changed, "gradient"), strict=True):
+        np.testing.assert_array_equal(after, 3 * before)
+
+
 def test_perturbed_repeats():
     """A perturbation changes inputs, weights and gradients, each once, and keeps gradients of what was computed."""
     from mindspore import Tensor, nn
@@ -196,7 +243,8 @@ def test_perturbed_repeats():
     x = np.random.default_rng(3).normal(size=(4, 5))
     np.testing.assert_allclose(values(changed, "output")[0], 2 * x @ np.full((5, 7), 0.2) + 0.2, rtol=1e-12)
     weight, moved = values(changed, "weight", -1)[0], values(changed, "weight")[0]
-    np.testing.assert_allclose(weight - moved, 0.1 * values(changed, "gradient")[0], rtol=1e-6)
+    # A gradient is recorded as backward has made it; the optimizer gets the changed one.
+    np.testing.assert_allclose(weight - moved, 0.1 * 3 * values(changed, "gradient")[0], rtol=1e-6)
 
 
 def test_parameters_that_were_replaced_or_forgotten():
