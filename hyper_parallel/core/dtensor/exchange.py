@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -45,12 +45,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.dtensor.bounds import Indices
-    from hyper_parallel.core.dtensor.boxes import Coordinate, ReducedBox
+    from hyper_parallel.core.dtensor.boxes import Coordinate, Interval, ReducedBox
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.core.dtensor.sum_parts import SumParts
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]
+
+
+class OwnBoxes(NamedTuple):
+    """What one rank exchanges, by member of its slice.
+
+    Attributes:
+        outgoing: boxes that it sends.
+        incoming: boxes that it receives.
+        shapes: of the flat buffers that it receives.
+    """
+
+    outgoing: list[list[Box]]
+    incoming: list[list[Box]]
+    shapes: list[tuple[int]]
 
 
 class _SliceExchange(Step):
@@ -78,20 +92,8 @@ class _SliceExchange(Step):
             index = index * self.source.mesh.shape[axis] + coordinate[axis]
         return index
 
-    def _run_all_to_all(
-        self, transfers: Sequence[BoxTransfer], read: Callable[[Box], Any], like: Any, platform: Platform
-    ) -> dict[Box, Any]:
-        """Run ``transfers`` in one all-to-all.
-
-        Args:
-            transfers: every transfer of this rank's slice.
-            read: returns the values of a box that this rank sends.
-            like: a tensor of the dtype and device of the values.
-            platform: its framework.
-
-        Returns:
-            what this rank receives, by box.
-        """
+    def _own_of(self, transfers: Sequence[BoxTransfer]) -> OwnBoxes:
+        """Return what this rank sends to each member, and what it receives from each, by ``transfers`` of its slice."""
         own = self._position(self.coordinate)
         outgoing: list[list[Box]] = [[] for _ in range(self.members)]
         incoming: list[list[Box]] = [[] for _ in range(self.members)]
@@ -100,14 +102,32 @@ class _SliceExchange(Step):
                 outgoing[receiver].append(box)
             if receiver == own:
                 incoming[sender].append(box)
+        return OwnBoxes(outgoing, incoming, [(sum(map(volume, boxes)),) for boxes in incoming])
+
+    def _run_all_to_all(
+        self, boxes: OwnBoxes, read: Callable[[Box], Any], like: Any, platform: Platform
+    ) -> dict[Box, Any]:
+        """Send and receive ``boxes`` in one all-to-all.
+
+        Args:
+            boxes: of this rank.
+            read: returns the values of a box that this rank sends.
+            like: a tensor of the dtype and device of the values.
+            platform: its framework.
+
+        Returns:
+            what this rank receives, by box.
+        """
+        nothing = empty_like(like, (0,), platform)
         buffers = platform.transport().all_to_all(
-            [pack([read(box) for box in boxes], like, platform) for boxes in outgoing],
+            [pack([read(box) for box in each], like, platform) if each else nothing for each in boxes.outgoing],
             self.source.mesh.ranks_along(self.axes),
-            [(sum(map(volume, boxes)),) for boxes in incoming],
+            boxes.shapes,
         )
         received: dict[Box, Any] = {}
-        for boxes, buffer in zip(incoming, buffers, strict=True):
-            received.update(unpack(boxes, buffer, platform))
+        for each, buffer in zip(boxes.incoming, buffers, strict=True):
+            if each:
+                received.update(unpack(each, buffer, platform))
         return received
 
 
@@ -136,8 +156,15 @@ class Exchange(_SliceExchange):
         return max(loads), float(sum(loads)) / self.members
 
     @cached_property
-    def _own_transfers(self) -> tuple[BoxTransfer, ...]:
-        return self.transfers(self._own_origin)
+    def _own_transfers(self) -> OwnBoxes:
+        return self._own_of(self.transfers(self._own_origin))
+
+    @cached_property
+    def _own_cells(self) -> list[list[Interval]]:
+        """The grid of the parts of which this rank's target is assembled."""
+        target = self.target.box_at(self.coordinate)
+        boxes = map(self.source.box_at, mesh_slice(self.source.mesh, self.axes, self.coordinate))
+        return split_at_edges(target, box_edges(boxes, len(target)))
 
     @property
     def least_received(self) -> tuple[float, float]:
@@ -173,12 +200,10 @@ class Exchange(_SliceExchange):
             return empty_like(local, sizes_of(target), platform)
         if not parts:
             return platform.copy(narrow_box(local, box, target, platform))
-        source_boxes = map(self.source.box_at, mesh_slice(self.source.mesh, self.axes, self.coordinate))
-        cells = split_at_edges(target, box_edges(source_boxes, len(box)))
-        for cell in itertools.product(*cells):
+        for cell in itertools.product(*self._own_cells):
             if cell not in parts:
                 parts[cell] = narrow_box(local, box, cell, platform)
-        return assemble(parts, cells, platform)
+        return assemble(parts, self._own_cells, platform)
 
 
 class ReduceExchange(_SliceExchange):
@@ -200,6 +225,18 @@ class ReduceExchange(_SliceExchange):
     @cached_property
     def _own_boxes(self) -> tuple[ReducedBox, ...]:
         return self.reduced_boxes(self._own_origin)
+
+    @cached_property
+    def _own_transfers(self) -> OwnBoxes:
+        return self._own_of(_transfers_of(self._own_boxes))
+
+    @cached_property
+    def _own_cells(self) -> list[list[Interval]]:
+        """The grid of the parts of which this rank's target is assembled."""
+        target = self.target.box_at(self.coordinate)
+        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
+        boxes = [layout.box_at(position) for layout in (self.source, self.target) for position in positions]
+        return split_at_edges(target, box_edges(boxes, len(target)))
 
     @cached_property
     def _price(self) -> tuple[int, float, int]:
@@ -300,13 +337,11 @@ class ReduceExchange(_SliceExchange):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received sums."""
         sums = self._reduce(local, platform)
-        sums.update(self._run_all_to_all(_transfers_of(self._own_boxes), sums.__getitem__, local, platform))
+        sums.update(self._run_all_to_all(self._own_transfers, sums.__getitem__, local, platform))
         target = self.target.box_at(self.coordinate)
         if not volume(target):
             return empty_like(local, sizes_of(target), platform)
-        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
-        boxes = [layout.box_at(position) for layout in (self.source, self.target) for position in positions]
-        cells = split_at_edges(target, box_edges(boxes, len(target)))
+        cells = self._own_cells
         parts = {cell: _concatenate_parts(cell, sums, platform) for cell in itertools.product(*cells)}
         return assemble(parts, cells, platform)
 

@@ -1,8 +1,7 @@
 """Packing and unpacking of shards, compiled once per step: one copy at most, however many members there are.
 
 A tensor is split by giving its members a dim of their own, which then goes first, and joined the other way round. Where
-the elements of a part lie together already, nothing is rearranged. Uneven shards are gathered with padding, which costs
-one copy more.
+the elements of a part lie together already, nothing is rearranged. Uneven shards are padded, which costs one copy more.
 """
 
 from __future__ import annotations
@@ -22,14 +21,26 @@ if TYPE_CHECKING:
 
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["GatheredRows", "ScatteredRows"]
+__all__ = ["GatheredRows", "ScatteredRows", "padded"]
 
 Shape = tuple[int, ...]
 
 
+def padded(local: Any, dim: int, missing: int, platform: Platform) -> Any:
+    """Return ``local`` with zeros after it, as many as ``missing`` along ``dim``."""
+    shape = (*local.shape[:dim], missing, *local.shape[dim + 1 :])
+    zeros = platform.zeros(shape, dtype=local.dtype, device=getattr(local, "device", None))
+    return platform.cat([local, zeros], dim)
+
+
+def _fill_rows(sizes: Sequence[int]) -> bool:
+    """Whether only the last of the parts are shorter than the first: one, and then empty ones."""
+    return max(sizes) <= sizes[0] and not any(size and earlier < sizes[0] for earlier, size in pairwise(sizes))
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Parts of one shape along one dim.
+    """Parts along one dim, of which only the last may be shorter.
 
     Attributes:
         shapes: of the parts, one per member.
@@ -43,11 +54,10 @@ class _Rows:
 
     @classmethod
     def of(cls, shapes: Sequence[Shape], dim: int) -> Self | None:
-        """Return the rows of parts of ``shapes`` along ``dim``; None if the parts are not equal."""
-        shape = tuple(shapes[0])
-        if any(tuple(other) != shape for other in shapes):
+        """Return the rows of parts of ``shapes`` along ``dim``; None if one is longer than an earlier, unfilled one."""
+        if not _fill_rows([shape[dim] for shape in shapes]):
             return None
-        return cls((shape,) * len(shapes), dim, math.prod(shape[:dim]) > 1)
+        return cls(tuple(map(tuple, shapes)), dim, math.prod(shapes[0][:dim]) > 1)
 
     @property
     def shape(self) -> Shape:
@@ -62,14 +72,6 @@ class GatheredRows(_Rows):
     comes first in the concatenation.
     """
 
-    @classmethod
-    def of(cls, shapes: Sequence[Shape], dim: int) -> Self | None:
-        """Return the rows of parts of ``shapes`` along ``dim``; None if one is longer than an earlier, unfilled one."""
-        sizes = [shape[dim] for shape in shapes]
-        if any(size and earlier < sizes[0] for earlier, size in pairwise(sizes)) or max(sizes) > sizes[0]:
-            return None
-        return cls(tuple(map(tuple, shapes)), dim, math.prod(shapes[0][:dim]) > 1)
-
     @cached_property
     def length(self) -> int:
         """Size of the concatenation along ``dim``, without padding."""
@@ -83,11 +85,7 @@ class GatheredRows(_Rows):
     def padded(self, local: Any, platform: Platform) -> Any:
         """Return ``local``, one of the parts, contiguous, with zeros up to the size of a row."""
         missing = self.shape[self.dim] - local.shape[self.dim] if self.uneven else 0
-        if not missing:
-            return platform.contiguous(local)
-        shape = (*self.shape[: self.dim], missing, *self.shape[self.dim + 1 :])
-        zeros = platform.zeros(shape, dtype=local.dtype, device=getattr(local, "device", None))
-        return platform.cat([local, zeros], self.dim)
+        return padded(local, self.dim, missing, platform) if missing else platform.contiguous(local)
 
     @cached_property
     def whole(self) -> Shape:
@@ -107,7 +105,12 @@ class GatheredRows(_Rows):
 
 
 class ScatteredRows(_Rows):
-    """A tensor to be split along one dim, a row for each member."""
+    """A tensor to be split along one dim, a row for each member; rows of shorter parts, at the end, are padded."""
+
+    @cached_property
+    def missing(self) -> int:
+        """Size of the padding along ``dim``."""
+        return self.shape[self.dim] * len(self.shapes) - sum(shape[self.dim] for shape in self.shapes)
 
     @cached_property
     def by_member(self) -> Rearrangement:
@@ -117,6 +120,8 @@ class ScatteredRows(_Rows):
 
     def split(self, local: Any, platform: Platform) -> Any:
         """Return the parts as rows of a contiguous tensor, in the memory of ``local`` where that is possible."""
+        if self.missing:
+            local = padded(local, self.dim, self.missing, platform)
         if self.copied:
             return platform.rearranged(local, self.by_member)
         return platform.contiguous(local).reshape((len(self.shapes), *self.shape))

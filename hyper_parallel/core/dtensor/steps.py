@@ -24,7 +24,7 @@ from hyper_parallel.core.dtensor.bounds import (
     volumes,
 )
 from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
-from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows
+from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows, padded
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -295,7 +295,8 @@ class ReduceScatter(Step):
         rows = self.rows
         if rows is not None:
             transport = platform.transport()
-            return transport.reduce_scatter_rows(rows.split(local, platform), "sum", self.ranks, rows.shapes)
+            row = transport.reduce_scatter_rows(rows.split(local, platform), "sum", self.ranks, rows.shapes)
+            return _shortened(row, rows.dim, self.target.local_shape[rows.dim], platform)
         mesh, box = self.source.mesh, self.source.box_at(self.coordinate)
         chunks = [
             platform.contiguous(narrow_box(local, box, self.target.box_at(position), platform))
@@ -305,7 +306,7 @@ class ReduceScatter(Step):
 
     @cached_property
     def rows(self) -> ScatteredRows | None:
-        """How the partial value is split, where all shards have one shape; else None."""
+        """How the partial value is split, where only the last shards are shorter; else None."""
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         shapes = [self.target.local_shape_at(position) for position in positions]
         return ScatteredRows.of(shapes, _changed_dim(self.source, self.target))
@@ -394,10 +395,12 @@ class AllToAll(Step):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
         if self.rows is not None:
-            sent, received = self.rows
+            sent, received, missing = self.rows
+            if missing:
+                local = padded(local, received.dim, missing, platform)
             rows = sent.split(local, platform)
-            arrived = platform.transport().all_to_all_rows(rows, self.ranks, sent.shapes, received.shapes)
-            return received.joined(arrived, platform)
+            arrived = platform.transport().all_to_all_rows(rows, self.ranks, *self._exchanged_shapes)
+            return _shortened(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         chunks = [
@@ -409,24 +412,43 @@ class AllToAll(Step):
         return platform.cat(parts, self._gathered_dim())
 
     @cached_property
-    def rows(self) -> tuple[ScatteredRows, GatheredRows] | None:
-        """How the shard is split and the parts are joined, where all parts have one shape; else None."""
-        gathered = self._gathered_dim()
+    def _exchanged_shapes(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """What this rank sends to each member, and what it expects from each."""
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
-        sends = [sizes_of(intersect(box, self.target.box_at(position))) for position in positions]
-        expects = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
-        split = self._split_dim()
-        sent, received = ScatteredRows.of(sends, split), GatheredRows.of(expects, gathered)
-        if sent is None or received is None or set(received.shapes) != {sent.shape}:
+        sends = tuple(sizes_of(intersect(box, self.target.box_at(position))) for position in positions)
+        return sends, tuple(sizes_of(intersect(target, self.source.box_at(position))) for position in positions)
+
+    @cached_property
+    def rows(self) -> tuple[ScatteredRows, GatheredRows, int] | None:
+        """How the shard is split and the parts are joined, and by how much this rank's parts are padded to that.
+
+        None where other shards than the last ones are shorter. The members of a slice agree: all rows have the sizes of
+        the first member's along both dims.
+        """
+        gathered, split = self._gathered_dim(), self._split_dim()
+        sends, expects = self._exchanged_shapes
+        longest, widest = expects[0][gathered], sends[0][split]
+        sent = ScatteredRows.of([_resized(shape, gathered, longest) for shape in sends], split)
+        received = GatheredRows.of([_resized(shape, split, widest) for shape in expects], gathered)
+        if sent is None or received is None:
             return None
-        return sent, received
+        return sent, received, longest - sends[0][gathered]
 
     def _gathered_dim(self) -> int:
         return _dim_of(self.axes[0], self.source)
 
     def _split_dim(self) -> int:
         return _dim_of(self.axes[0], self.target)
+
+
+def _resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _shortened(local: Any, dim: int, size: int, platform: Platform) -> Any:
+    """Return the first ``size`` elements along ``dim``, contiguous; ``local`` itself if it has no more."""
+    return local if local.shape[dim] == size else platform.contiguous(platform.narrow(local, dim, 0, size))
 
 
 def narrow_box(local: Any, box: Box, part: Box, platform: Platform) -> Any:

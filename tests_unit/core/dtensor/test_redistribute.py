@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
 from hyper_parallel.core.dtensor.transition import clear_transition_cache, plan_transition
 from hyper_parallel.errors import LayoutError, MeshError, ShardMismatchError, UnsupportedOperatorError
-from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.platform.select import get_torch_platform, platform_named
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
@@ -477,3 +477,25 @@ def test_results_may_be_written_in_place_on_every_rank(shape):
         return gradients
 
     assert simulate(on_rank, 3, platform="torch") == [[True] * 9] * 3
+
+
+@pytest.mark.parametrize("sizes", [(2, 7), (3, 10), (1, 5), (4, 3), (7, 2)])
+@pytest.mark.parametrize("world", [3, 5])
+def test_dims_shorter_than_the_axis_move_in_rows(platform_name, sizes, world):
+    """Between sharded dims, and from partial values, one padded collective gives each rank its part, or nothing."""
+    platform = platform_named(platform_name)
+    values = np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)
+
+    def rank():
+        mesh = init_device_mesh("cpu", (world,))
+        whole = distribute_tensor(platform.from_numpy(values), mesh)
+        partial = DTensor.from_local(platform.from_numpy(values), mesh, [Partial()], shape=sizes)
+        for first, second in ((0, 1), (1, 0)):
+            moved = whole.redistribute(placements=[Shard(first)]).redistribute(placements=[Shard(second)])
+            assert tuple(moved.to_local().shape) == moved.layout.local_shape
+            np.testing.assert_array_equal(platform.tensor_to_numpy(moved.full_tensor()), values)
+            summed = partial.redistribute(placements=[Shard(first)])
+            assert tuple(summed.to_local().shape) == summed.layout.local_shape
+            np.testing.assert_array_equal(platform.tensor_to_numpy(summed.full_tensor()), values * world)
+
+    simulate(rank, world, platform_name)

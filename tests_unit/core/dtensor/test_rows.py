@@ -56,7 +56,7 @@ def test_a_strided_whole_is_split():
 
 
 def test_uneven_parts_are_padded_once(platform_name):
-    """Parts that get shorter at the end are padded to the first one's size, and joined without the padding."""
+    """Parts that get shorter at the end are split and joined with padding to the size of the first."""
     platform, random = platform_named(platform_name), np.random.default_rng(4)
     for sizes in ((2, 1), (3, 3, 1), (2, 1, 0), (1, 0, 0), (2, 2, 0, 0)):
         for dim in (0, 1, 2):
@@ -68,11 +68,13 @@ def test_uneven_parts_are_padded_once(platform_name):
             joined = rows.joined(platform.from_numpy(np.stack(padded)), platform)
             assert joined.is_contiguous()
             np.testing.assert_array_equal(platform.tensor_to_numpy(joined), np.concatenate(parts, dim))
+            split = ScatteredRows.of(shapes, dim).split(platform.from_numpy(np.concatenate(parts, dim)), platform)
+            np.testing.assert_array_equal(platform.tensor_to_numpy(split), np.stack(padded))
 
 
 def test_other_parts_are_no_rows():
-    """Parts that are shorter before the end cannot be gathered as rows, and unequal ones not be scattered."""
+    """Parts that are shorter before the end are neither gathered nor scattered as rows."""
     assert GatheredRows.of([(1, 3), (2, 3)], 0) is None
     assert GatheredRows.of([(2,), (1,), (1,)], 0) is None
     assert GatheredRows.of([(2,), (0,), (2,)], 0) is None
-    assert ScatteredRows.of([(2,), (2,), (0,)], 0) is None
+    assert ScatteredRows.of([(2,), (0,), (2,)], 0) is None
