@@ -12,14 +12,14 @@ from functools import wraps
 from typing import Any
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.torch.versions import TracingContext, call_compile, get_isolation
+from hyper_parallel.platform.torch.versions import TracingContext, call_compile, get_isolation, group_resolvers
 from hyper_parallel.transport.base import active_transport
 
 __all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler", "reset_beside_dtensors"]
 
 _PACKAGE = "hyper_parallel"
 # Functions of PyTorch that call a wrapper of this package, which may be part of a graph.
-_TRACED = tuple(f"torch.distributed._functional_collectives.{name}" for name in ("_resolve_group", "_expand_group"))
+_TRACED = tuple(f"torch.distributed._functional_collectives.{name}" for name in group_resolvers())
 
 
 def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:

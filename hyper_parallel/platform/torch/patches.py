@@ -62,6 +62,7 @@ from hyper_parallel.platform.torch.versions import (
     current_graph_task_id,
     function_mode_enabled,
     functional_collectives,
+    group_resolvers,
     masked_functions,
     mesh_readers,
     optim_functional,
@@ -263,7 +264,7 @@ PATCHES: tuple[Patch, ...] = (
             group_of_mesh,
             "functional collectives know only PyTorch's own mesh",
         )
-        for name in ("_resolve_group", "_expand_group")
+        for name in group_resolvers()
     ),
     Patch(
         ((distributed_c10d, "_new_group_with_tag"),),

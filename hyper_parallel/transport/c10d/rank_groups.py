@@ -122,15 +122,14 @@ class RankGroups:
     def register(self, group: Any, ranks: Ranks, backend: str, store: Store, name: str, tag: str | None) -> Any:
         """Register a group of ``ranks``, this one included, under its name."""
         engine = dist.Backend(backend if _is_built(backend) else _BACKEND)
-        tags: dict[str, Any] = {"pg_tag": f"user:{tag}"} if tag else {"add_to_default_tag": True}
-        register_group(  # as PyTorch does
+        register_group(
             group,
+            tag,
             backend_name=engine,
             store=store,
             group_name=name,
             backend_config=str(_C10D.BackendConfig(engine)),
             rank_mapping={rank: position for position, rank in enumerate(ranks)},
-            **tags,
         )
         return group
 

@@ -15,7 +15,16 @@ from torch.autograd import forward_ad
 from hyper_parallel._versions import Names, Wanted
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["NAMES", "call_compile", "function_apply", "inside_forward_ad", "mesh_readers", "native_apply"]
+__all__ = [
+    "NAMES",
+    "call_compile",
+    "function_apply",
+    "group_resolvers",
+    "inside_forward_ad",
+    "mesh_readers",
+    "native_apply",
+    "register_group",
+]
 
 _COMPILE = "torch.compile beside DTensors"
 _ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
@@ -93,7 +102,9 @@ NAMES = Names(
         "find_group": _name(f"{_C10D}._find_pg_by_ranks_and_tag", _GROUPS),
         "new_group_with_tag": _name(f"{_C10D}._new_group_with_tag", _GROUPS),
         "reduce_scatter_base": _name("torch.ops.c10d._reduce_scatter_base_", "CommDebugMode"),
-        "register_group": _name(f"{_C10D}._register_pg_in_world", _GROUPS),
+        "register_in_world": Wanted(
+            (f"{_C10D}._register_pg_in_world", f"{_C10D}._update_process_group_global_state"), _GROUPS
+        ),
         "resolve_process_group": _name(f"{_C10D}._resolve_process_group", "functional collectives"),
         "unregister_groups": _name(f"{_C10D}._unregister_all_process_groups", _GROUPS),
         "set_thread_isolation": _name("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
@@ -128,6 +139,24 @@ def native_apply() -> Any:
     """Return the native half of ``torch.autograd.Function.apply``, unbound."""
     base = NAMES.find("FunctionBase")
     return vars(base).get("apply", base)
+
+
+def group_resolvers() -> tuple[str, ...]:
+    """Return the names of the functions by which functional collectives read a group: the first is new in 2.12."""
+    new = hasattr(NAMES.find("functional_collectives"), "_resolve_group")
+    return ("_resolve_group" if new else "_resolve_group_name", "_expand_group")
+
+
+def register_group(group: Any, tag: str | None, **facts: Any) -> None:
+    """Enter a group into PyTorch's tables, under ``tag`` or, without one, also under the default."""
+    register = NAMES.find("register_in_world")
+    if tag:
+        register(group, pg_tag=f"user:{tag}", **facts)
+    elif "add_to_default_tag" in signature(register).parameters:
+        register(group, add_to_default_tag=True, **facts)
+    else:  # before 2.13 its callers did that
+        NAMES.find("c10d_world").tags_to_pg.setdefault("", []).append(group)
+        register(group, **facts)
 
 
 def mesh_readers(module: Any) -> tuple[str, ...]:
