@@ -10,10 +10,10 @@ import re
 __all__ = ["PYTHONS", "TESTED", "newer_than_tested"]
 
 TESTED = {
-    "torch": ("2.10", "2.12", "2.13", "2.14"),
-    "mindspore": ("2.8", "2.9", "2.10"),
+    "torch": ("2.13", "2.14"),
+    "mindspore": ("2.10",),
 }
-"""Minor versions, oldest first."""
+"""Minor versions, oldest first. Older ones may be installed; what of them is known stands in `docs/versions.md`."""
 
 PYTHONS = {"torch": ((3, 10), (3, 14)), "mindspore": ((3, 10), (3, 12))}
 """The oldest and the newest Python for which a framework has wheels."""

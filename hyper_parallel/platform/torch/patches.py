@@ -57,6 +57,7 @@ from hyper_parallel.platform.torch.storage_format import (
 )
 from hyper_parallel.platform.torch.versions import (
     CheckpointFrame,
+    CheckpointInputs,
     Orthogonal,
     TensorLikePair,
     current_graph_task_id,
@@ -173,6 +174,21 @@ def _forward_that_replays(plain: Call) -> Call:
     return forward
 
 
+def _keeping_dtensors(apply: Call) -> Call:
+    """Keep the inputs themselves, as later versions do, where a DTensor is among them."""
+
+    @wraps(apply)
+    def save(cls: Any, dummy: Any, kwargs: Any, *args: Any) -> Any:
+        if not any(isinstance(arg, TorchDTensor) for arg in args):
+            return apply(cls, dummy, kwargs, *args)
+        saver = apply(cls, dummy, kwargs)
+        if saver.grad_fn is not None:
+            saver.grad_fn.get_args = lambda _saved: [kwargs, *args]
+        return saver
+
+    return save
+
+
 def _recomputes() -> bool:
     """True where backward records operations: a forward runs again, by another way than the two that are patched."""
     return current_graph_task_id() >= 0 and torch.is_grad_enabled()
@@ -257,6 +273,17 @@ def _step_places(name: str) -> tuple[tuple[Any, str], ...]:
 
 
 PATCHES: tuple[Patch, ...] = (
+    *(
+        Patch(
+            ((inputs, "apply"),),
+            _keeping_dtensors,
+            "it saves the inputs of a recomputed forward as tensors of the graph, which are local ones: the forward "
+            "would run again on shards, with other random numbers",
+            versions=("2.10",),
+        )
+        for inputs in [CheckpointInputs]
+        if inputs is not None
+    ),
     Patch(((DistributedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS),
     *(
         Patch(

@@ -190,7 +190,11 @@ def _identify(mesh: Any, value: Any) -> None:
 DeviceMesh._thread_id = property(_identity, _identify)  # type: ignore[assignment]  # noqa: SLF001 - PyTorch's own mark for worlds in threads
 
 
-_set_state: Callable[[Any, dict[str, Any]], None] = DeviceMesh.__setstate__
+def _update(mesh: Any, state: dict[str, Any]) -> None:
+    vars(mesh).update(state)
+
+
+_set_state: Callable[[Any, dict[str, Any]], None] = getattr(DeviceMesh, "__setstate__", _update)  # new in 2.12
 
 
 def _read_mesh(mesh: Any, state: dict[str, Any]) -> None:

@@ -15,7 +15,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, distributed_c10d
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.platform.torch.versions import find_group, new_group_with_tag, register_group, unregister_groups
+from hyper_parallel.platform.torch.versions import (
+    c10d_world,
+    find_group,
+    new_group_with_tag,
+    register_group,
+    unregister_groups,
+)
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.c10d.process_group import Member, SimulatedProcessGroup, WorldGroup
 from hyper_parallel.transport.c10d.simulated_group import CollectiveGroup
@@ -27,7 +33,7 @@ from hyper_parallel.transport.simulated import SimulatedTransport
 __all__ = ["FIELDS", "REPLACED", "RankGroups", "current_rank", "enter_rank", "start_thread"]
 
 _C10D: Any = distributed_c10d
-FIELDS = (
+_FIELDS = (
     "default_pg",
     "pg_map",
     "pg_names",
@@ -37,8 +43,9 @@ FIELDS = (
     "tags_to_pg",
     "pg_to_tag",
     "pg_coalesce_state",
-    "comms",
+    "comms",  # from 2.13 on
 )
+FIELDS = tuple(name for name in _FIELDS if hasattr(type(c10d_world), name))
 """What PyTorch's world object holds."""
 
 _BACKEND = "gloo"  # of a world that the program has not initialised itself: what the simulation is compared with

@@ -85,6 +85,7 @@ NAMES = Names(
         "set_isolation": _name(_ISOLATION.format("set"), "", "2.13 and newer", otherwise=lambda _: None),
         # what is replaced: see patches.py
         "CheckpointFrame": _name("torch.utils.checkpoint._CheckpointFrame", "recomputation that draws from DTensors"),
+        "CheckpointInputs": _name("torch.utils.checkpoint._NoopSaveInputs", "", "2.11 and older", otherwise=None),
         "Orthogonal": _name("torch.nn.utils.parametrizations._Orthogonal", "parametrizations.orthogonal on DTensors"),
         "WrappedHook": _name("torch.nn.modules.module._WrappedHook", _HOOKS),
         "TensorLikePair": _name("torch.testing._comparison.TensorLikePair", "torch.testing.assert_close on DTensors"),
