@@ -40,6 +40,7 @@ from hyper_parallel.platform.mindspore.gradients import (
 from hyper_parallel.platform.mindspore.graph_mode import cells_uncompiled, gradients_uncompiled
 from hyper_parallel.platform.mindspore.mixed_precision import noting_precision, noting_reset
 from hyper_parallel.platform.mindspore.ops import numpy_api  # noqa: F401 - adds to what is replaced
+from hyper_parallel.platform.mindspore.ops.loss_scale import overflow_by_values, scaled_step
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
 from hyper_parallel.platform.mindspore.ops.recurrent import with_states
 from hyper_parallel.platform.mindspore.recomputed import remembering, replaying, replaying_later, with_shards
@@ -321,6 +322,12 @@ PATCHES: tuple[Patch, ...] = (
     *(
         Patch(((type(operator), "__call__"),), partial(_operator_at_once, name), _SEARCHES)
         for name, operator in (("Concat", pyboost_inner_prim.concat_impl), ("Softmax", pyboost_inner_prim.softmax_impl))
+    ),
+    Patch(((nn.TrainOneStepWithLossScaleCell, "construct"),), scaled_step, "the loss scale is a plain tensor"),
+    Patch(
+        ((nn.TrainOneStepWithLossScaleCell, "get_overflow_status"),),
+        overflow_by_values,
+        "it reads status registers of NPUs, and on CPU there are none",
     ),
     Patch(((RecurrentLayer, "construct"),), with_states, "the first states are plain tensors"),
     Patch(

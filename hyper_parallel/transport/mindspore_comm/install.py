@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, context, nn
 from mindspore.communication import GlobalComm, comm_func, management
 from mindspore.mint.distributed import distributed
+from mindspore.ops import Primitive
 from mindspore.ops.function import comm_func as ops_comm_func
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
@@ -37,6 +39,7 @@ __all__ = ["VERSIONS", "begin", "begin_again"]
 VERSIONS = ("2.10",)
 """The MindSpore releases for which the replacements were checked."""
 
+_COMPILED_MODES = ("semi_auto_parallel", "auto_parallel")
 _BACKENDS = ("hccl", "nccl", "mccl")
 _MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
 _CACHES = (
@@ -89,6 +92,8 @@ def install() -> None:
         primitive.__call__ = _refused(f"ops.{primitive.__name__}", instead)  # type: ignore[method-assign]
     SyncBatchNorm.__init__ = with_group(SyncBatchNorm.__init__)
     SyncBatchNorm.__call__ = normalize(SyncBatchNorm.__call__)
+    for kind in (Primitive, nn.Cell):
+        kind.shard = _without_effect(kind.shard)  # type: ignore[method-assign]
     for module in (parse, parse.parser):
         module.get_obj_type = _uncompiled(module.get_obj_type)
     for module in (comm_helper, ops_comm_func):
@@ -145,6 +150,23 @@ def _uncompiled(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return plain(operator)
 
     return ask
+
+
+def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what states how an operator is split: the graph compiler would split it."""
+
+    @functools.wraps(shard)
+    def state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.get_auto_parallel_context("parallel_mode") in _COMPILED_MODES:
+            warnings.warn(
+                f"{type(self).__name__}.shard() has no effect on simulated or rehearsed ranks: MindSpore's graph "
+                "compiler, which splits operators, does not run there, so every rank computes the whole; state layouts "
+                "with hyper_parallel.parallelize_module or distribute_tensor",
+                stacklevel=2,
+            )
+        return shard(self, *args, **kwargs)
+
+    return state
 
 
 def _refused(name: str, instead: str) -> Callable[..., NoReturn]:

@@ -1,4 +1,6 @@
-"""Loss scaling and overflow checks of ``mindspore.amp``: compiled there, and served uncompiled for DTensors.
+"""Loss scaling and overflow checks of ``mindspore.amp`` and ``nn.TrainOneStepWithLossScaleCell``.
+
+What ``mindspore.amp`` compiles is served uncompiled for DTensors.
 
 The compiled functions themselves stay in place, because programs may call them inside of functions that they compile.
 """
@@ -6,6 +8,7 @@ The compiled functions themselves stay in place, because programs may call them 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import mindspore
@@ -15,9 +18,10 @@ from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate
+from hyper_parallel.platform.mindspore.ops.registry import computes_on_cpu
 from hyper_parallel.platform.mindspore.versions import all_finite, grad_scale_map, grad_unscale_map
 
-__all__ = ["UNCOMPILED"]
+__all__ = ["UNCOMPILED", "overflow_by_values", "scaled_step"]
 
 
 def _all_finite(inputs: Any, check_overflow_mode: Any = None, enable_allfinite: Any = None) -> Tensor:
@@ -52,6 +56,50 @@ def _scaled(scale: Tensor, values: Any) -> Any:
 def _unscaled(scale: Tensor, values: Any) -> Any:
     """Divide each tensor of a nest of tuples and lists, by a product with the reciprocal."""
     return _scaled(ops.reciprocal(scale), values)
+
+
+# -- nn.TrainOneStepWithLossScaleCell ----------------------------------------------------------------------------------
+
+
+def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the overflow check: on CPU, where NPUs' status registers are missing, the gradients tell.
+
+    Ranks agree where the parallel mode says that there are others, as on an NPU, and on the meshes of DTensors.
+    """
+
+    @wraps(plain)
+    def get_overflow_status(self: Any, status: Any, compute_output: Any) -> Any:
+        tensors = [leaf for leaf in leaves((compute_output,)) if isinstance(leaf, Tensor)]
+        if any(isinstance(tensor, DTensor) for tensor in tensors):
+            finite = bool(_all_finite(tensors))
+        elif computes_on_cpu():
+            finite = all(bool(ops.isfinite(tensor).all()) for tensor in tensors)
+        else:
+            return plain(self, status, compute_output)
+        if self.is_distributed:
+            finite = float(self.allreduce(Tensor(float(not finite), mindspore.float32))) == 0
+        return Tensor(not finite, mindspore.bool_)
+
+    return get_overflow_status
+
+
+def scaled_step(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a training step with a loss scale, which is a plain tensor beside DTensors."""
+
+    @wraps(plain)
+    def construct(self: Any, *inputs: Any) -> Any:
+        if not any(isinstance(leaf, DTensor) for leaf in leaves((inputs, tuple(self.weights)))):
+            return plain(self, *inputs)
+        loss, scale = self.network(*inputs), self.scale_sense
+        factor = ops.stop_gradient(scale).reshape(())
+        seeds = _scaled(factor, ops.ones_like(loss))
+        gradients = self.grad_reducer(_unscaled(factor, self.grad(self.network, self.weights)(*inputs, seeds)))
+        overflowed = self.get_overflow_status(None, gradients)
+        if not self.process_loss_scale(overflowed):
+            self.optimizer(gradients)
+        return loss, overflowed, scale
+
+    return construct
 
 
 UNCOMPILED: dict[Any, Callable[..., Any]] = {
