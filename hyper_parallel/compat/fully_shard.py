@@ -100,7 +100,7 @@ def fully_shard(
         module: a cell, which is changed in place.
         mesh: the data axis, or the axis of replicas and the data axis.
         reshard_after_forward: free the gathered parameters after forward.
-        shard_placement_fn: returns the dim of a parameter to shard, of which dim 0 is supported; None is dim 0.
+        shard_placement_fn: returns the dim of a parameter to shard; None is dim 0.
         mp_policy: dtypes in which to compute and reduce.
         offload_policy: where shards are.
         ignored_params: parameters, of other modules too, that stay as they are.
@@ -108,8 +108,8 @@ def fully_shard(
         comm_fusion: parameters of one module always travel together.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) on PyTorch; shards of another dim; shards in the host memory of a
-            device that has its own.
+        UnsupportedOnBackend: (a NotImplementedError) on PyTorch; shards in host memory for a device with memory of its
+            own.
     """
     del comm_fusion
     if framework_of(module) == "torch":
@@ -118,23 +118,18 @@ def fully_shard(
     if isinstance(offload_policy, CPUOffloadPolicy) and get_platform().device_type() != "cpu":
         msg = "fully_shard: CPUOffloadPolicy() is not supported on devices with memory of their own; leave it out"
         raise UnsupportedOnBackend(msg)
-    ignored, replicated = list(ignored_params or ()), list(replicate_params or ())
-    if shard_placement_fn is not None:
-        _check_placements(module, shard_placement_fn, {id(each) for each in (*ignored, *replicated)})
-    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored, replicated)
+    kept_whole = {id(parameter) for parameter in replicate_params or ()}
+
+    def dim_of(parameter: Any) -> int | None:
+        placement = None if shard_placement_fn is None else shard_placement_fn(parameter)
+        if id(parameter) in kept_whole:
+            return None
+        return 0 if placement is None else placement.dim % len(parameter.shape)
+
+    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored_params or (), dim_of)
     for group in groups_of(module)[0]:
         group.reduction.adds_copies = True
         group.reduction.on_main_grad = getattr(mp_policy, "apply_grad_on_fp32_main_grad", False)
     cls = type(module)
     module.__class__ = type(cls.__name__, (HSDPModule, cls), {"__module__": cls.__module__})
     return module
-
-
-def _check_placements(module: Any, placement_of: Callable[[Any], Shard | None], others: set[int]) -> None:
-    """Check that every parameter outside of ``others`` is to be sharded on dim 0."""
-    taken = {id(member) for group in _all_groups(module) for member in group.sharded()}
-    for path, parameter in get_platform().parameters_dict(module).items():
-        placement = None if id(parameter) in others | taken else placement_of(parameter)
-        if placement is not None and placement.dim % len(parameter.shape):
-            msg = f"fully_shard: shard_placement_fn gives parameter {path} {placement}; only dim 0 can be sharded"
-            raise UnsupportedOnBackend(msg)

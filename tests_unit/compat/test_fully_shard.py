@@ -310,25 +310,54 @@ def experts():
     return True
 
 
-def refusals():
-    """Shards of another dim and a wrong reduction are refused."""
-    mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
+def other_dims():
+    """Shards of dim 1, of an uneven size, of a plain parameter and of one that tensor parallelism has split before."""
+    enable_mindspore_backward_compat()
+    from mindspore import Tensor
+
+    def last_dim(parameter):
+        return Shard(-1) if len(parameter.shape) > 1 else None
+
+    mesh = init_device_mesh("npu", (3, 2), mesh_dim_names=("fsdp", "tp"))
     model = make_model()
-    with pytest.raises(UnsupportedOnBackend) as caught:
-        fully_shard(model.first, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if len(p.shape) > 1 else None)
-    assert str(caught.value) == (
-        f"fully_shard: shard_placement_fn gives parameter weight {Shard(1)}; only dim 0 can be sharded"
-    )
-    assert not isinstance(model.first.weight, DTensor)
-    fully_shard(model.first, mesh=mesh)
+    plan = ShardingPlan(plan={"weight": (Shard(1),), "gain": (Replicate(),)})
+    shard_module(model.first, mesh["tp"], plan)
+    fully_shard(model.first, mesh=mesh["fsdp"], mp_policy=MAIN, shard_placement_fn=last_dim)
+    fully_shard(model.second, mesh=mesh["fsdp"], mp_policy=MAIN, shard_placement_fn=last_dim)
+    for cell in (model.first, model.second):
+        cell.set_reduce_op_type("sum")
+    assert model.first.weight.layout.notation() == "[5, 4@tp@fsdp]"
+    assert model.second.weight.layout.local_shape == (4, 2)
+    x = rows(mesh["fsdp"].get_local_rank())[0]
+    model.first(Tensor(x)).backward(Tensor(array(3, 2, seed=300 + mesh.rank)))
+    weight = np.zeros((5, 4), np.float32)
+    for rank in range(6):
+        half = slice(2 * (rank % 2), 2 * (rank % 2) + 2)
+        weight[:, half] += (rows(rank // 2)[0] * array(5, seed=1)).T @ array(3, 2, seed=300 + rank)
+    found = model.first.weight.main_grad.full_tensor().asnumpy()
+    np.testing.assert_allclose(found, weight, rtol=2e-5, atol=2e-5)
+
+    model.second(Tensor(array(3, 4, seed=400 + mesh.rank))).backward(Tensor(array(3, 6, seed=500 + mesh.rank)))
+    line = range(mesh.rank % 2, 6, 2)
+    weight = sum((array(3, 4, seed=400 + r) * array(4, seed=3)).T @ array(3, 6, seed=500 + r) for r in line)
+    found = model.second.weight.main_grad.full_tensor().asnumpy()
+    np.testing.assert_allclose(found, weight, rtol=2e-5, atol=2e-5)
+    return True
+
+
+def refusals():
+    """A wrong reduction is refused."""
+    mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
+    model = fully_shard(make_model().first, mesh=mesh)
     with pytest.raises(ValueError, match=r"^set_reduce_op_type: 'max' is not one of avg, mean, sum$"):
-        model.first.set_reduce_op_type("max")
+        model.set_reduce_op_type("max")
     return True
 
 
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize(
-    "check, ranks", [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (experts, 4), (refusals, 2)]
+    "check, ranks",
+    [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (experts, 4), (other_dims, 6), (refusals, 2)],
 )
 def test_gradients_are_those_of_one_device(check, ranks):
     """Gradients by imperative backward add up what the ranks compute, in the layouts of the parameters."""

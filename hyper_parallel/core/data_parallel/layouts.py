@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 __all__ = ["sharded_layout"]
 
 
-def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, *, split: bool = True) -> Layout:
+def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None = 0) -> Layout:
     """Return the layout of the shards of ``parameter``, a DTensor, over the last axis of ``mesh`` as well.
 
-    Dim 0 is split by tensor parallelism first, if at all, and each of those parts over the data axis: so the whole of a
-    data group is the tensor-parallel shard.
+    The dim is split by tensor parallelism first, if at all, and each of those parts over the data axis: a data group
+    holds the tensor-parallel shard.
 
     Args:
         path: name of the parameter.
         parameter: a DTensor on a mesh of other axes.
         mesh: the data axis, or the axis of replicas and the data axis.
-        split: over the data axis; without, each of its ranks holds all that tensor parallelism has left on it.
+        dim: that the data axis splits; None: each of its ranks holds all that tensor parallelism has left on it.
 
     Raises:
         PlanError: the parameter is partial, or its mesh and ``mesh`` are not slices of one mesh.
@@ -45,6 +45,6 @@ def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, *, split: bool =
         raise PlanError(msg) from error
     axes = [whole.axis(name) for name in layout.mesh.names]
     dim_axes = [tuple(axes[axis] for axis in split) for split in layout.dim_axes]
-    if split:
-        dim_axes[0] = (*dim_axes[0], whole.axis(mesh.names[-1]))
+    if dim is not None:
+        dim_axes[dim] = (*dim_axes[dim], whole.axis(mesh.names[-1]))
     return Layout.of(whole, dim_axes, (), layout.shape)

@@ -16,7 +16,7 @@ from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
@@ -80,7 +80,7 @@ def shard_group(
     reshard: bool | None,
     policy: MixedPrecisionPolicy | None,
     ignored: Iterable[Any],
-    replicated: Iterable[Any] = (),
+    dim_of: Callable[[Any], int | None] = lambda _: 0,
 ) -> ModuleT:
     """Do the work of :func:`fully_shard`.
 
@@ -90,23 +90,24 @@ def shard_group(
         reshard: as there, like ``policy`` and ``ignored``.
         policy: see above.
         ignored: see above.
-        replicated: parameters of which each rank keeps all, and whose gradients are reduced over all of ``mesh``.
+        dim_of: returns the dim of a parameter to split, of which PyTorch's part serves dim 0; None for one of which
+            each rank keeps all, and whose gradients are reduced over all of ``mesh``.
     """
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     _check(module, mesh)
     _, nested = groups_of(module)
-    left_alone, kept_whole = {id(parameter) for parameter in ignored}, {id(parameter) for parameter in replicated}
+    left_alone = {id(parameter) for parameter in ignored}
     places = [place for place in _places(platform, module) if id(place[3]) not in left_alone]
     owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, mesh, taken=id(parameter) in owned, split=id(parameter) not in kept_whole)
+        _check_parameter(path, parameter, mesh, dim_of(parameter), taken=id(parameter) in owned)
     options = _options(mesh, reshard, policy or MixedPrecisionPolicy())
     whole_options = replace(options, ranks=(mesh.rank,), replicas=tuple(mesh.ranks))
-    split = [place for place in places if id(place[3]) not in kept_whole]
-    whole = [place for place in places if id(place[3]) in kept_whole]
-    parts = [(options, part) for part in _by_dtype(_sharded(platform, split, mesh))]
+    split = [place for place in places if dim_of(place[3]) is not None]
+    whole = [place for place in places if dim_of(place[3]) is None]
+    parts = [(options, part) for part in _by_dtype(_sharded(platform, split, mesh, dim_of))]
     if whole:
-        parts += [(whole_options, part) for part in _by_dtype(_sharded(platform, whole, mesh, split=False))]
+        parts += [(whole_options, part) for part in _by_dtype(_sharded(platform, whole, mesh, dim_of))]
     groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
     for number, group in enumerate(groups):
         group.take([*nested, *groups[:number]])
@@ -176,27 +177,27 @@ def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
     return places
 
 
-def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, *, taken: bool, split: bool) -> None:
+def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None, *, taken: bool) -> None:
     if taken:
         msg = (
             f"fully_shard: parameter {path} is shared with a submodule that is sharded by itself; shard both with one "
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
-    if split and not len(parameter.shape):
+    if dim is not None and not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
     if isinstance(parameter, DTensor):
-        sharded_layout(path, parameter, mesh, split=split)
+        sharded_layout(path, parameter, mesh, dim)
 
 
 def _sharded(
-    platform: Platform, places: list[tuple[str, Any, str, Any]], mesh: DeviceMesh, *, split: bool = True
+    platform: Platform,
+    places: list[tuple[str, Any, str, Any]],
+    mesh: DeviceMesh,
+    dim_of: Callable[[Any], int | None],
 ) -> list[Any]:
-    """Return for each parameter, tied ones once: value, sharded parameter, owners and names.
-
-    Without ``split`` each rank keeps all of them.
-    """
+    """Return for each parameter, tied ones once: value, sharded parameter, owners and names."""
     unique: dict[int, tuple[str, Any, list[tuple[Any, str]]]] = {}
     for path, owner, name, parameter in places:
         unique.setdefault(id(parameter), (path, parameter, []))[2].append((owner, name))
@@ -204,18 +205,18 @@ def _sharded(
     for path, parameter, _ in unique.values():
         platform.check_unhooked(parameter, path, "fully_shard")
     for path, parameter, owners in unique.values():
-        shard = _shard(platform, path, parameter, mesh, split=split)
+        shard = _shard(platform, path, parameter, mesh, dim_of(parameter))
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
         result.append((parameter, sharded, owners))
     return result
 
 
-def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh, *, split: bool) -> Any:
+def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh, dim: int | None) -> Any:
     """Return this rank's shard of ``parameter``, in storage of its own."""
     if not isinstance(parameter, DTensor):
-        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0) if split else Replicate()]
+        placements = [*[Replicate()] * (mesh.ndim - 1), Replicate() if dim is None else Shard(dim)]
         return distribute_tensor(platform.detach(parameter), mesh, placements, src_data_rank=None)
-    layout = sharded_layout(path, parameter, mesh, split=split)
+    layout = sharded_layout(path, parameter, mesh, dim)
     local = platform.detach(parameter.to_local())
     own = narrow_box(local, parameter.layout.local_box(), layout.local_box(), platform)
     return platform.wrap(platform.contiguous(platform.copy(own)), layout)

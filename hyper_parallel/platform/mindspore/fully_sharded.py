@@ -25,7 +25,7 @@ from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT, Reduction
 from hyper_parallel.platform.mindspore.gradients import set_unreduced
-from hyper_parallel.platform.mindspore.sharded_members import Member, tuples_of
+from hyper_parallel.platform.mindspore.sharded_members import Member, data_dim, tuples_of
 from hyper_parallel.platform.mindspore.versions import Function
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class FullyShardedGroup:
         self.platform, self.options, self.reduces, self.is_outermost = platform, options, True, True
         self.reduction = Reduction()
         self._kept: Tensor | None = None  # sum of this rank's row over passes that do not reduce over replicas
-        shapes = [_local_shape(original) for original, _, _ in parameters]
+        shapes = [_row_shape(original, sharded) for original, sharded, _ in parameters]
         self._plan = plan_flat(shapes, len(options.ranks))
         self.members = [Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
         self.trained = [member for member in self.members if member.is_trained]
@@ -249,17 +249,17 @@ class FullyShardedGroup:
         """Return this rank's row: its shards, each padded to the size of the largest."""
         parts: list[Tensor] = []
         for member in self.members:
-            _append(parts, ops.stop_gradient(member.local).reshape(-1), member.slot.size)
+            _append(parts, member.flat(ops.stop_gradient(member.local)), member.slot.size)
         row = mint.cat(parts)
         return self._in_policy_dtype(row, self.options.param_dtype)
 
     def gather(self, row: Tensor) -> list[Tensor]:
         """Return the whole of each parameter, from the rows of all ranks."""
         rows = self.platform.all_gather_into_tensor(row, self.options.ranks)
-        return [self._whole(rows, slot) for slot in self._plan.slots]
+        return [member.shaped(self._whole(rows, member.slot)) for member in self.members]
 
     def _whole(self, rows: Tensor, slot: Slot) -> Tensor:
-        """Return one parameter, not as a view: an autograd function would copy it."""
+        """Return one parameter with its split dim first, not as a view: an autograd function would copy it."""
         parts = [
             mint.narrow(rows, 0, rank * self._plan.row + slot.offset, size).reshape(-1, *slot.shape[1:])
             for rank, size in enumerate(slot.sizes)
@@ -304,7 +304,8 @@ class FullyShardedGroup:
         None if the replicas have not been reduced over.
         """
         parts: list[Tensor] = []
-        slots, flat = self._gradient_plan.slots, [total.reshape(-1) for total in totals]
+        slots = self._gradient_plan.slots
+        flat = [member.flat(total) for member, total in zip(self.trained, totals, strict=True)]
         starts = [0] * len(slots)
         for rank in range(len(self.options.ranks)):
             for index, slot in enumerate(slots):
@@ -320,7 +321,7 @@ class FullyShardedGroup:
             own = self.platform.all_reduce(own, self.options.replicas)
         if self.reduction.averages:
             own = own / self.options.count
-        gradients = [_own_part(own, slot, member.local) for slot, member in zip(slots, self.trained, strict=True)]
+        gradients = [_own_part(own, slot, member) for slot, member in zip(slots, self.trained, strict=True)]
         return self._with_copies(gradients) if self.reduction.adds_copies else gradients
 
     def _with_copies(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -374,13 +375,16 @@ def _append(parts: list[Tensor], values: Tensor, size: int) -> None:
         parts.append(mint.zeros((size - values.size,), dtype=values.dtype))
 
 
-def _own_part(own: Tensor, slot: Slot, local: Tensor) -> Tensor:
-    """Return the part of this rank's reduced row that is the gradient of ``local``, in storage of its own."""
+def _own_part(own: Tensor, slot: Slot, member: Member) -> Tensor:
+    """Return the part of this rank's reduced row that is the gradient of the shard, in storage of its own."""
+    local = member.local
     if not local.size:
         return mint.zeros(tuple(local.shape), dtype=local.dtype)
-    return mint.cat([mint.narrow(own, 0, slot.offset, local.size)]).reshape(local.shape)
+    return member.shaped(mint.cat([mint.narrow(own, 0, slot.offset, local.size)]).reshape(-1, *slot.shape[1:]))
 
 
-def _local_shape(original: Any) -> tuple[int, ...]:
-    """Return the shape of what the data axis shares of ``original``."""
-    return tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
+def _row_shape(original: Any, sharded: Any) -> tuple[int, ...]:
+    """Return the shape of what the data axis shares of ``original``, the dim that it splits first."""
+    shape = tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
+    dim = data_dim(original, sharded)
+    return (*shape[dim : dim + 1], *shape[:dim], *shape[dim + 1 :])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["HeldTuple", "Member", "tuples_of"]
+__all__ = ["HeldTuple", "Member", "data_dim", "tuples_of"]
 
 
 class Member:
@@ -40,6 +40,8 @@ class Member:
         self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
         self.copies = _copies(self._layout)
         """Ranks that repeat what the data axis shares; nothing if there are none but this one."""
+        self.dim = data_dim(original, sharded)
+        """Dim that the data axis splits, which comes first in rows."""
 
     @property
     def local(self) -> Tensor:
@@ -55,6 +57,14 @@ class Member:
             whole = self.sharded._platform.wrap(whole, self._layout)
         for owner, name in self.owners:
             vars(owner)[name] = whole
+
+    def flat(self, values: Tensor) -> Tensor:
+        """Return the elements of the shard, of the whole parameter or of a gradient, in the order of rows."""
+        return (values.movedim(self.dim, 0) if self.dim and values.size else values).reshape(-1)
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Return values whose first dim is that of rows with their dims in the order of the parameter."""
+        return values.movedim(0, self.dim).contiguous() if self.dim else values
 
     def hide(self) -> None:
         """Let the cells see the shard."""
@@ -81,6 +91,14 @@ class Member:
         for owner, name in self.owners:
             if owner._params.get(name) is not self.sharded:  # noqa: SLF001 - no public spelling
                 raise replaced_parameter(name, owner)
+
+
+def data_dim(original: Any, sharded: Any) -> int:
+    """Return the dim of ``original`` that the data axis splits in ``sharded``; 0 if it splits none."""
+    own = original.layout.mesh.names if isinstance(original, DTensor) else ()
+    names = sharded.layout.mesh.names
+    split = (dim for dim, axes in enumerate(sharded.layout.dim_axes) if any(names[axis] not in own for axis in axes))
+    return next(split, 0)
 
 
 def _copies(layout: Layout | None) -> Ranks:
