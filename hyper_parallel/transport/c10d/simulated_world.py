@@ -48,7 +48,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
         groups = RankGroups(cast("SimulatedTransport", active_transport()), store)
         groups.transport.count = count_of_transport
         everybody.append(groups)
-        with INSTALLATION.rank(), _rank_distributed(groups):
+        with INSTALLATION.rank(), _rank_distributed(groups), _emptied_queue():
             result = body()
             if groups.transport.refused is not None:
                 raise groups.transport.refused
@@ -63,6 +63,22 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
         finally:
             for groups in everybody:
                 groups.close()
+
+
+@contextmanager
+def _emptied_queue() -> Iterator[None]:
+    """Empty autograd's queue of this thread at the end: a backward that has raised leaves its tasks there.
+
+    Their tensors would be freed when the thread ends, perhaps while the interpreter does, which aborts the process.
+    The queue gives back tasks of the newest nodes first, so a backward through the oldest one comes after all of them.
+    """
+    with torch.enable_grad(), torch.inference_mode(mode=False):
+        oldest = torch.ones((), device="cpu", requires_grad=True).clone()
+    try:
+        yield
+    finally:
+        run: Any = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - what backward() calls
+        run((oldest,), (torch.ones_like(oldest),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
+from torch.utils.weak import TensorWeakRef
 
 from hyper_parallel.errors import MeshError, RankFailedError
 from hyper_parallel.transport.c10d.host import TorchOps
 from hyper_parallel.transport.c10d.installation import INSTALLATION
 from hyper_parallel.transport.c10d.rank_groups import RankGroups, enter_rank
+from hyper_parallel.transport.c10d.simulated_world import _emptied_queue
 from hyper_parallel.transport.endpoint import RankAbortedError
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.verify import simulate
@@ -332,3 +334,33 @@ def test_a_mesh_of_a_checkpoint_belongs_to_the_rank_that_reads_it(tmp_path):
 
     simulate(body, 2, "torch", (tmp_path, True))
     assert simulate(body, 2, "torch", (tmp_path, False)) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
+
+
+def test_a_backward_that_raised_leaves_no_tensors_in_the_queue_of_its_thread():
+    """They would be freed when the thread ends, which may be while the interpreter does."""
+    held = []
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, grad):
+            held.append(TensorWeakRef(passed := grad * 2))
+            return passed
+
+    class Failing(Noted):
+        @staticmethod
+        def backward(*_):
+            raise ValueError("it fails")
+
+    x = torch.ones(3, requires_grad=True)
+    with _emptied_queue():
+        waiting = x * 2
+        failing = Failing.apply(x)
+        with pytest.raises(ValueError, match="it fails"):
+            (failing + Noted.apply(waiting)).sum().backward()
+        assert held[0]() is not None  # autograd has not come to the node of the product
+    assert held[0]() is None
+    assert x.grad is None
