@@ -76,7 +76,10 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
     )
-    subparser.add_argument("--launch", default="simulated", metavar="simulated|processes", help="default: simulated")
+    subparser.add_argument(
+        "--launch", default="simulated", metavar="simulated|threads|processes",
+        help="ranks on the checked transport, forked for a script or as threads; or over gloo (default: simulated)",
+    )  # fmt: skip
     add_device(subparser, "where the program makes its tensors: simulated ranks share a card, processes have one each")
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")

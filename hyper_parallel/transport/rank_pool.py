@@ -22,10 +22,11 @@ from hyper_parallel.transport.measurement import wrote_data_at
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import process_state, servers_search_here
 from hyper_parallel.transport.rank_process import rank_main
+from hyper_parallel.transport.warm_packages import VARIABLE
 from hyper_parallel.transport.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.context import ForkServerProcess
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LEDGER_VARIABLE",
     "SERVERS",
     "Worker",
+    "asks_for_rank",
     "check_in",
     "check_out",
     "close_workers",
@@ -42,6 +44,7 @@ __all__ = [
     "register_rank",
     "stacks_of",
     "start_process",
+    "warm_server",
 ]
 
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
@@ -75,6 +78,8 @@ _STEP_SECONDS = 0.1
 _LOCK = threading.Lock()
 _IDLE: list[Worker] = []  # in the order of their last ranks
 _SERVERS: dict[str, multiprocessing.forkserver.ForkServer] = {}
+_WARM: dict[str, str] = {}  # by server, the packages that it imports
+_ASKING: set[str] = set()
 
 
 class Worker:
@@ -86,6 +91,7 @@ class Worker:
         framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both. Or
             :data:`FRESH`.
         card: number of the card on which it computes for as long as it lives; None for the CPU.
+        daemon: False for a process that may start processes of its own by ``multiprocessing``.
     """
 
     def __init__(
@@ -94,13 +100,16 @@ class Worker:
         args: tuple[object, ...] = (),
         framework: str = "mindspore",
         card: int | None = None,
+        *,
+        daemon: bool = True,
     ) -> None:
         self.card = card
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
         try:
-            self.process = start_process(main, (theirs, self._stack_path, *args), "hyper-parallel-rank", framework)
+            arguments = (theirs, self._stack_path, *args)
+            self.process = start_process(main, arguments, "hyper-parallel-rank", framework, daemon=daemon)
         except BaseException:
             self.line.close()
             theirs.close()
@@ -198,7 +207,7 @@ def start_process(
     fresh = framework == FRESH
     context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
     server = nullcontext() if fresh else _server(framework)
-    with _LOCK, starting(f"process {name}"), _environment(), _no_main(), server:
+    with _LOCK, starting(f"process {name}"), _environment(_WARM.get(framework, "")), _no_main(), server:
         process: ForkServerProcess = context.Process(target=target, args=args, name=name, daemon=daemon)
         process.start()
     return process
@@ -225,6 +234,24 @@ def preload(framework: str, module: str) -> None:
     with _LOCK:
         if module not in _PRELOAD[framework]:
             _PRELOAD[framework].append(module)
+
+
+def warm_server(framework: str, packages: Sequence[str]) -> str:
+    """Return the name of the fork server that has imported a framework's modules and packages."""
+    chosen = [package for package in packages if package not in _ASKING]
+    if not chosen:
+        return framework
+    name = ",".join([framework, *chosen])
+    with _LOCK:
+        _PRELOAD.setdefault(name, [*_PRELOAD[framework], "hyper_parallel.transport.warm_packages"])
+        _WARM[name] = ",".join(chosen)
+    return name
+
+
+def asks_for_rank(packages: Sequence[str]) -> None:
+    """Leave out packages that must be imported in the rank, in servers that start from now on."""
+    with _LOCK:
+        _ASKING.update(packages)
 
 
 def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
@@ -281,11 +308,12 @@ def _join(process: ForkServerProcess, seconds: float) -> None:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def _environment(packages: str) -> Iterator[None]:
     """Set the variables that a fork server inherits when it starts, and restore them."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    variables = {**ENVIRONMENT, VARIABLE: packages}
+    before = {name: os.environ.get(name) for name in variables}
     path = os.environ.get("PYTHONPATH")
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in variables.items()})
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         yield

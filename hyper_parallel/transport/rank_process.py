@@ -28,6 +28,7 @@ from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = [
+    "LEAVE_FORKED",
     "PipeEndpoint",
     "RankReport",
     "RankTask",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 _SIGNAL_SECONDS = 1.0
+
+LEAVE_FORKED: list[Callable[[], Any]] = [lambda: os._exit(0)]
+"""The last one is called in a process that a program has forked, and that goes on as if it were the rank."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import HostOps, use_transport
@@ -20,7 +20,7 @@ from hyper_parallel.transport.message_board import MessageBoard, Posted
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["ThreadEndpoint", "run_threads"]
+__all__ = ["Elsewhere", "ThreadEndpoint", "run_threads"]
 
 _UNWIND_SECONDS = 2.0
 
@@ -212,7 +212,22 @@ def _locked() -> threading.Lock:
     return lock
 
 
-def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout: float) -> list[Any]:
+class Elsewhere(Protocol):
+    """Processes for which the threads of a world call.
+
+    Attributes:
+        traces: per failed rank its traceback.
+    """
+
+    traces: dict[int, str]
+
+    def stacks(self) -> dict[int, str]:
+        """Per rank that runs, the stack of its process."""
+
+
+def run_threads(
+    body: Callable[[], Any], world_size: int, ops: HostOps, timeout: float, elsewhere: Elsewhere | None = None
+) -> list[Any]:
     """Run ``body`` on ``world_size`` thread ranks, each with its transport active; results in rank order.
 
     Args:
@@ -220,6 +235,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
         world_size: number of ranks, at least one.
         ops: the framework's :class:`HostOps`; its state is saved here and put back at the end.
         timeout: seconds after which the run is given up and every rank's stack is shown.
+        elsewhere: where ``body`` runs the ranks; None for these threads.
 
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
@@ -229,7 +245,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     finished = False
     try:
         finished = world.run(timeout)
-        activities, hanging = ({}, 0) if finished else (_activities(world), world.holder)
+        activities, hanging = ({}, 0) if finished else (_activities(world, elsewhere), world.holder)
     finally:
         if not finished:
             world.kill()
@@ -238,7 +254,8 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     if not finished:
         raise world_timed_out(timeout, activities, [hanging])
     if world.failures:
-        raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
+        traces = None if elsewhere is None else elsewhere.traces
+        raise world_failed(world_size, world.failures, world.coordinator.aborted_in, traces)
     unreported = {**world.coordinator.forgotten(), **world.coordinator.unreported}
     if unreported:
         raise world_failed(world_size, unreported, world.coordinator.aborted_in)
@@ -248,8 +265,13 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     return world.results
 
 
-def _activities(world: _ThreadWorld) -> dict[int, str]:
+def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, str]:
     """Per rank what it is doing, with its stack."""
+    if elsewhere is not None:
+        stacks = elsewhere.stacks()
+        texts = {rank: world.coordinator.describe(rank) for rank in range(len(world.threads))}
+        texts[world.holder] = "was running in"
+        return {rank: f"{text}\n{stacks.get(rank, '')}" for rank, text in texts.items()}
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to another thread's stack
     activities = {}
     for rank, thread in enumerate(world.threads):

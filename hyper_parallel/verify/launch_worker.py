@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import multiprocessing
 import os
 import pickle
 import random
@@ -43,6 +44,7 @@ CLUSTER = "cluster"
 
 def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> None:
     """Run ``rank`` of the task in ``folder_name`` and exit: with 0 if its function returned, with 1 if it raised."""
+    multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
     os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
     folder = Path(folder_name)
     task: RankTask

@@ -14,7 +14,15 @@ from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
 from hyper_parallel.verify.card_errors import card_errors
 from hyper_parallel.verify.frameworks import harness_of
 
-__all__ = ["MOST_RANKS", "bind_imported", "on_platform", "require_device", "require_ranks", "simulate"]
+__all__ = [
+    "MOST_RANKS",
+    "bind_imported",
+    "on_platform",
+    "require_device",
+    "require_ranks",
+    "simulate",
+    "simulate_forked",
+]
 
 hide_file(__file__)
 
@@ -81,6 +89,32 @@ def simulate(
         return run_processes(on_platform, given, world_size, timeout, cards.SIMULATED, cards.current_card())
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
+
+
+def simulate_forked(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any],
+    *,
+    timeout: float,
+    device: str = "cpu",
+    packages: Sequence[str] = (),
+) -> list[Any]:
+    """Like :func:`simulate` of PyTorch, with ranks that are processes, so that they share no globals.
+
+    Args:
+        fn: the function that every rank calls; it and ``args`` are pickled.
+        world_size: number of ranks, at least one.
+        args: arguments of ``fn``, the same on every rank.
+        timeout: seconds after which the run ends with an error that shows every rank's stack.
+        device: ``cpu`` or ``cuda``.
+        packages: that ranks find imported, unless they ask for their rank when they are imported.
+    """
+    require_ranks(world_size)
+    require_device(device, "torch")
+    from hyper_parallel.transport.c10d.forked_world import run_forked  # the other framework stays unimported
+
+    return run_forked(on_platform, ("torch", device, fn, *args), world_size, timeout, packages)
 
 
 def bind_imported(platform: str) -> None:

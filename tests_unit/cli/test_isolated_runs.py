@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -96,7 +100,7 @@ def contents(folder):
 
 
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("launch", ["simulated", "processes"])
+@pytest.mark.parametrize("launch", ["simulated", "threads", "processes"])
 def test_a_script_that_resumes_is_equal_and_its_checkpoint_stays(project, launch, capsys):
     """Nothing is there first, then a checkpoint of a training: neither is written, all runs start from the same."""
     fresh = contents(project)
@@ -125,17 +129,27 @@ def test_a_script_of_mindspore_that_resumes(tmp_path, monkeypatch):
     assert sorted(contents(tmp_path)) == ["train.py"]
 
 
+def marked(mark):
+    """The command lines of the processes that have the mark in their environment."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone, or not ours
+            if mark.encode() in path.read_bytes():
+                commands.append(path.with_name("cmdline").read_bytes())
+    return commands
+
+
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("launch", ["simulated", "processes"])
+@pytest.mark.parametrize("launch", ["simulated", "threads", "processes"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("world", [1, 2])
 def test_files_are_untouched_after_ctrl_c_and_a_crash(project, launch, number, world, interruptible):
-    """A verification that is interrupted, or killed, in the reference or on the ranks leaves files as they were."""
-    before = contents(project)
+    """A verification that is interrupted or killed, in the reference or on the ranks, leaves files and no process."""
+    before, mark = contents(project), uuid.uuid4().hex
     command = [sys.executable, "-m", "hyper_parallel", "verify", "program", "stops.py", "--world-size", "2"]
     with subprocess.Popen(
-        [*command, "--launch", launch, "--timeout", "100", "--", str(world)], env=interruptible, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*command, "--launch", launch, "--timeout", "100", "--", str(world)],
+        env={**interruptible, "HP_TEST_MARK": mark}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         printed = []
         for line in process.stdout:
@@ -145,6 +159,10 @@ def test_files_are_untouched_after_ctrl_c_and_a_crash(project, launch, number, w
                 break
         rest = process.communicate()[0]
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), "".join(printed) + rest
+    deadline = time.monotonic() + (0 if number == signal.SIGINT else 60)  # orphans look for their parent at times
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert marked(mark) == []
     assert contents(project) == before
 
 

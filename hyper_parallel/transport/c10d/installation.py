@@ -78,15 +78,15 @@ class Installation:
         self._start: Any = None
 
     @contextmanager
-    def run(self) -> Iterator[None]:
-        """A simulation runs inside this context."""
+    def run(self, *, threads: bool = True) -> Iterator[None]:
+        """A simulation runs inside this context, in threads or, for one rank, in this process."""
         _forget_compiled()
         with self._lock:
             self._runs += 1
             if self._runs == 1:
                 _forget_default_groups()
                 self._state = {name: getattr(_Module, name) for name in _STATE} | {"excepthook": sys.excepthook}
-                _isolate(True)
+                _isolate(threads)
         try:
             with self.rank():
                 yield

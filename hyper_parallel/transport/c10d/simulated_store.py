@@ -23,9 +23,9 @@ _TIMEOUT = timedelta(seconds=300)
 class _Keys:
     """The keys that a rank waits for."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], site: object) -> None:
         self.keys = tuple(keys)
-        self._site = call_site(*LIBRARY_FILES)
+        self._site = site
 
     def text(self) -> str:
         """See :class:`Wait`."""
@@ -57,10 +57,16 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
 
     Args:
         current: gives the transport of the rank that calls, or None outside of ranks.
+        site: gives the place of the call in the program.
     """
 
-    def __init__(self, current: Callable[[], SimulatedTransport | None]) -> None:
+    def __init__(
+        self,
+        current: Callable[[], SimulatedTransport | None],
+        site: Callable[[], object] = lambda: call_site(*LIBRARY_FILES),
+    ) -> None:
         super().__init__()
+        self._site = site
         self._current = current
         self._values: dict[str, bytes] = {}
         self._waiting: dict[int, _Keys] = {}
@@ -85,7 +91,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         if all(key in self._values for key in keys):
             return
         transport = self._rank()
-        waiting = self._waiting[transport.rank] = _Keys(keys)
+        waiting = self._waiting[transport.rank] = _Keys(keys, self._site())
         try:
             cast("ThreadEndpoint", transport.endpoint).wait_until(waiting)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,18 +10,16 @@ import torch
 
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.c10d.comm_debug import count_of_transport
+from hyper_parallel.transport.c10d.forked_rank import rank_distributed
 from hyper_parallel.transport.c10d.host import TorchOps
 from hyper_parallel.transport.c10d.installation import INSTALLATION
-from hyper_parallel.transport.c10d.rank_groups import RankGroups, current_rank, enter_rank
+from hyper_parallel.transport.c10d.rank_groups import RankGroups, current_rank
 from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
 from hyper_parallel.transport.own_modules import OwnModules
-from hyper_parallel.transport.processes import torchrun_environment
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.simulated_threads import run_threads
 
 __all__ = ["run_ranks"]
-
-_PORT = "29500"
 
 
 def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_modules: bool = False) -> list[Any]:
@@ -48,7 +45,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
         groups = RankGroups(cast("SimulatedTransport", active_transport()), store)
         groups.transport.count = count_of_transport
         everybody.append(groups)
-        with INSTALLATION.rank(), _rank_distributed(groups), _emptied_queue():
+        with INSTALLATION.rank(), rank_distributed(groups), _emptied_queue():
             result = body()
             if groups.transport.refused is not None:
                 raise groups.transport.refused
@@ -79,16 +76,3 @@ def _emptied_queue() -> Iterator[None]:
     finally:
         run: Any = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - what backward() calls
         run((oldest,), (torch.ones_like(oldest),), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-@contextmanager
-def _rank_distributed(groups: RankGroups) -> Iterator[None]:
-    """Inside this context, this thread is the rank of ``groups``; it starts with torchrun's environment."""
-    os.environ.update(torchrun_environment(groups.transport.rank, groups.transport.world_size, _PORT))
-    enter_rank(groups)
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        groups.close()
-        enter_rank(None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import os
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from hyper_parallel.platform.select import (
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.program import Program
 
-__all__ = ["imported_frameworks", "other_framework", "program_framework"]
+__all__ = ["imported_frameworks", "imported_packages", "other_framework", "program_framework"]
+
+_INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def program_framework(program: Program) -> str:
@@ -51,15 +56,38 @@ def imported_frameworks(path: Path) -> list[str]:
     Args:
         path: of a file that compiles.
     """
-    seen, waiting = {path}, [path]
-    while waiting:
-        modules = [module for file in waiting for module in _imports(file)]
+    for modules in _layers(path):
         named = [name for name in FRAMEWORKS if any(module.partition(".")[0] == name for module in modules)]
         if named:
             return named
+    return []
+
+
+def imported_packages(path: Path) -> list[str]:
+    """Return the installed packages that a file, or files beside it, import anywhere: the first parts of their names.
+
+    Args:
+        path: of a file that compiles.
+    """
+    names = {module.partition(".")[0]: None for modules in _layers(path) for module in modules}
+    own = {name for name in names if _files(path.parent, name)}
+    return sorted(name for name in names if name not in own and name not in sys.stdlib_module_names and _found(name))
+
+
+def _found(name: str) -> bool:
+    """Whether an installed package has this name; nothing is imported for it."""
+    spec = importlib.machinery.PathFinder.find_spec(name, list(_INSTALLED)) if name else None
+    return spec is not None
+
+
+def _layers(path: Path) -> Iterator[list[str]]:
+    """Yield the modules that a file imports, then those that files beside it import for it, and so on."""
+    seen, waiting = {path}, [path]
+    while waiting:
+        modules = [module for file in waiting for module in _imports(file)]
+        yield modules
         waiting = list(dict.fromkeys(file for module in modules for file in _files(path.parent, module) - seen))
         seen.update(waiting)
-    return []
 
 
 def _imports(path: Path) -> Iterator[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from hyper_parallel.transport.rank_process import LEAVE_FORKED
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["guarded"]
@@ -68,6 +69,7 @@ class _Forks:
         self._read, self._write = os.pipe()
         self._children: list[int] = []
         self.continued = ""
+        self._tell: Callable[..., Any] = self.leave
 
     def fork(self) -> int:
         """Fork; a child that returns to the program, not to Python's own multiprocessing, is watched."""
@@ -91,6 +93,8 @@ class _Forks:
 
         world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - in a child, whose other ranks do not exist
         world.pause = world._pass_on = tell  # noqa: SLF001 - as above
+        LEAVE_FORKED.append(tell)  # of a rank that is a process
+        self._tell = tell
 
     def leave(self, status: int) -> None:
         """End a child, or this thread's rank."""
@@ -113,7 +117,9 @@ class _Forks:
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
-        """End what is left of the children, and read what they said."""
+        """End what is left of the children, and read what they said; a child that comes here has gone on as a rank."""
+        if os.getpid() != self._owner:
+            self._tell()
         os.close(self._write)
         deadline = time.monotonic() + _GRACE_SECONDS
         for pid in self._children:

@@ -13,6 +13,7 @@ from hyper_parallel.transport.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
+from hyper_parallel.verify.program.guards import guarded
 from hyper_parallel.verify.program.isolation import files_of_process
 from hyper_parallel.verify.program.program import Program, run_program, started_by_python
 
@@ -47,7 +48,7 @@ def run_in_process(
     ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
     with (
         started_by_python(program, output, ranks),
-        forget_own_modules(),
+        guarded(program.name) if ends else forget_own_modules(),
         _environment(),
         files_of_process(folder, ends=ends, written=sink_folder(limits)),
     ):

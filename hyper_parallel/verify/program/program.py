@@ -179,7 +179,7 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
 
     Args:
         program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
-        output: where it prints to: ``stderr``, since stdout is the report's, or ``nothing``.
+        output: where it prints to: ``stderr``, since stdout is the report's, ``nothing``, or where it does, ``stdout``.
         ranks: who prints, such as ``2 ranks``: the title above what is printed.
     """
     argv, path = sys.argv, list(sys.path)
@@ -187,7 +187,7 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
         if output == "stderr":
             titled = _TitledOutput(sys.stderr, f"{program.name} on {ranks} prints:\n")
             stack.enter_context(contextlib.redirect_stdout(cast("TextIO", titled)))
-        else:
+        elif output == "nothing":
             nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))

@@ -60,6 +60,7 @@ class HardenedCase:
 
 _RANKS = {
     "simulated": "{} simulated ranks",
+    "threads": "{} simulated ranks in threads",
     "processes": "{} ranks in processes of their own",
     "torchrun": "{} ranks of torchrun",
 }

@@ -41,6 +41,7 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["verify_program"]
 
 Progress = Callable[[str], None]
+_LAUNCHES = (*LAUNCHES, "threads")
 _CHOSEN = ("output", "mask", "value")
 """Kinds of records of which --only chooses some."""
 
@@ -83,8 +84,10 @@ def verify_program(
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
         platform: ``torch`` or ``mindspore``; None takes the one that the file imports, or the function's module has.
         seed: of the perturbations.
-        launch: ``simulated`` or ``processes``; the reference is always simulated. Under torchrun its processes are
-            the ranks, and every one of them gets the report.
+        launch: ``simulated``: ranks of a script are forked processes and those of a function threads, on a
+            deterministic transport; ``threads``: all are; ``processes``: ranks communicate over gloo or an engine. The
+            reference is always simulated. Under torchrun its processes are the ranks, and every one of them gets the
+            report.
         declared: what recorded values are, where it cannot be inferred, by pattern of their names:
             ``{"layers.*.wq.weight": "shard(0) over tp"}``.
         args: arguments of the script.
@@ -276,6 +279,6 @@ def _check(size: int, steps: int | None, launch: str, seed: int, timeout: float)
     if steps is not None and steps < 1:
         msg = f"--steps is {steps}; at least one step must be compared"
         raise InputError(msg)
-    if launch not in (*LAUNCHES, "torchrun"):
-        msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
+    if launch not in (*_LAUNCHES, "torchrun"):
+        msg = f"--launch {launch!r} must be {', '.join(_LAUNCHES[:-1])} or {_LAUNCHES[-1]}"
         raise InputError(msg)

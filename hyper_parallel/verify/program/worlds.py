@@ -15,6 +15,7 @@ from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits, sink_folder
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.framework import imported_packages
 from hyper_parallel.verify.program.guards import guarded
 from hyper_parallel.verify.program.isolation import DENIED, files_of_threads, keep, run_folder
 from hyper_parallel.verify.program.private_files import PrivateFiles
@@ -22,12 +23,23 @@ from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
 from hyper_parallel.verify.program.records import RankRecords, Run
 from hyper_parallel.verify.program.write_guard import denied_by_kernel, kernel_denies
-from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.simulate import simulate, simulate_forked
 from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["World", "run_world"]
 
 hide_file(__file__)
+
+
+_OF_RANKS = (
+    "hyper_parallel.verify.frameworks.torch.harness",
+    "hyper_parallel.verify.frameworks.torch.recording",
+    "hyper_parallel.verify.program.process_ranks",
+    "hyper_parallel.verify.simulate",
+    "safetensors",
+    "sqlite3",
+)
+"""Modules of the harness that every rank imports."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ class World:
     Attributes:
         size: number of ranks.
         platform: ``torch`` or ``mindspore``.
-        launch: ``simulated`` or ``processes``.
+        launch: ``simulated``, in which a script's ranks of PyTorch are forked processes and a function's are threads;
+            ``threads``, in which all are; or ``processes``, which communicate over an engine.
         mesh: names and sizes of the axes, for functions that take a mesh.
         limits: of the records.
         timeout: seconds for a run.
@@ -59,7 +72,8 @@ class World:
     def alone(self, output: str) -> World:
         """Return the world of one in which the reference runs."""
         mesh = tuple((name, 1) for name, _ in self.mesh)
-        return dataclasses.replace(self, size=1, launch="simulated", mesh=mesh, output=output, keep_files="")
+        launch = "threads" if self.launch == "threads" else "simulated"
+        return dataclasses.replace(self, size=1, launch=launch, mesh=mesh, output=output, keep_files="")
 
 
 def run_world(
@@ -103,14 +117,22 @@ def _ranks(
     folder: Path,
 ) -> list[RankRecords]:
     """Run the ranks, whose files are in ``folder``."""
-    threads = world.launch == "simulated" and world.platform == "torch"
-    if not threads:
-        ends = world.launch != "simulated" and world.device == "cpu"  # drivers of devices write files of their own
+    torch_ranks = world.platform == "torch" and world.launch != "processes"
+    threads = torch_ranks and (world.launch == "threads" or not program.is_script)
+    ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # drivers of devices write files
+    if not torch_ranks:
         arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, folder, ends)
-        run = simulate if world.launch == "simulated" else launch_processes
+        run = launch_processes if world.launch == "processes" else simulate
         return run(run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device)
     platform_named(world.platform)  # imports the framework, whose functions are redirected
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
+    if not threads:
+        forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, folder, ends)
+        packages = [*_OF_RANKS, *imported_packages(Path(program.path))]
+        with started_by_python(program, world.output, ranks):
+            return simulate_forked(
+                run_in_process, world.size, forked, timeout=world.timeout, device=world.device, packages=packages
+            )
     with (
         started_by_python(program, world.output, ranks),
         guarded(program.name),

@@ -206,7 +206,7 @@ def test_numbers_that_make_no_sense():
         "--world-size is 1: the program on one rank is the reference; compare it with at least 2 ranks"
     )
     assert refusal(train, steps=0) == "--steps is 0; at least one step must be compared"
-    assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated or processes"
+    assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated, processes or threads"
     message = refusal(lambda left, right: left + right)
     assert message.endswith("<lambda> takes left, right; it must take nothing or a mesh")
 

@@ -1,0 +1,56 @@
+"""Imported by a fork server: imports the packages that a program will import, so that its ranks start with them.
+
+A package that asks for its rank while it is imported must not be imported here, where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["ASKED", "VARIABLE"]
+
+VARIABLE = "HYPER_PARALLEL_WARM_PACKAGES"
+"""Environment variable with the names, separated by commas."""
+
+_RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+
+ASKED: list[str] = []
+"""Packages that asked for their rank."""
+
+
+class _Noting(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 - the type of os.environ
+    """The environment, which notes who asks for a rank."""
+
+    asked = False
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the value of a variable."""
+        if key in _RANK:
+            _Noting.asked = True
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a variable is set."""
+        if key in _RANK:
+            _Noting.asked = True
+        return super().__contains__(key)
+
+
+def _import_all(names: list[str]) -> None:
+    plain = os.environ.__class__
+    os.environ.__class__ = _Noting
+    try:
+        for name in names:
+            _Noting.asked = False
+            with suppress(Exception):  # the program's import will raise it again
+                __import__(name)
+            if _Noting.asked:
+                ASKED.append(name)
+    finally:
+        os.environ.__class__ = plain
+
+
+_import_all([name for name in os.environ.pop(VARIABLE, "").split(",") if name and name not in sys.modules])
