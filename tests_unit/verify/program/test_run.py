@@ -661,9 +661,9 @@ def test_a_program_that_never_ends():
 
 def test_records_that_do_not_fit(tmp_path):
     """A run whose arrays do not fit in the scratch folder is refused with the sizes, and leaves nothing there."""
-    assert refusal(train, budget=200, scratch=str(tmp_path)).startswith(
-        f"train: no room in the scratch folder {tmp_path} for the measured bounds: 213 bytes more are needed, "
-        "and 0 bytes of 200 bytes are taken; compare fewer steps (--steps), leave out outputs"
+    assert refusal(train, budget=100, scratch=str(tmp_path)).startswith(
+        f"train: no room in the scratch folder {tmp_path} for the measured bounds: 130 bytes more are needed, "
+        "and 0 bytes of 100 bytes are taken; compare fewer steps (--steps), leave out outputs"
     )
     assert list(tmp_path.iterdir()) == []
 
