@@ -51,11 +51,13 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
         why = f"differs in {wrong} of {expected.size} elements" if wrong else ""
         return Distance(np.inf if wrong else 0.0, np.inf if wrong else 0.0, 0.0, why)
     finite = np.isfinite(expected)
-    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
+    alike = (actual == expected) | (np.isnan(actual) & np.isnan(expected)) | np.isinf(allowed)
+    if not np.where(finite, np.isfinite(actual) | np.isinf(allowed), alike).all():
         own, other = int((~np.isfinite(actual)).sum()), int((~finite).sum())
         why = f"has {own} element{' that is' if own == 1 else 's that are'} inf or nan, the single device {other}"
         why += ", in other places or of another sign" if own == other else ""
         return Distance(np.inf, np.inf, 0.0, why)
+    finite &= np.isfinite(actual)
     return _measured(np.where(finite, actual, 0), np.where(finite, expected, 0), allowed, floor)
 
 
@@ -107,7 +109,7 @@ def _measured(actual: Any, expected: Any, allowed: Any, floor: float) -> Distanc
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(off == 0, 0.0, off / np.maximum(allowed, np.finfo(np.float64).tiny))
     worst = np.unravel_index(int(ratios.argmax()), ratios.shape)
-    scale = max(float(np.abs(expected.astype(wide)).max()), floor) or 1.0
+    scale = max(float(np.abs(expected).max()), floor) or 1.0
     ratio, error, bound = float(ratios[worst]), float(off[worst]) / scale, float(allowed[worst]) / scale
     if ratio <= 1.0:
         return Distance(ratio, error, bound, "")

@@ -216,7 +216,9 @@ class Movements:
             whole = whole_movement(difference, reference, exponent)
             if not math.isfinite(whole.norm):
                 known = np.isfinite(reference)
-                codes = np.where(known, codes, 0)
+                same = (reference == value) | (np.isnan(reference) & np.isnan(value))
+                codes = np.where(known, codes, np.where(same, 0, UNBOUNDED)).astype(np.uint8)
+                known &= np.isfinite(value)
                 whole = whole_movement(np.where(known, difference, 0), np.where(known, reference, 0), exponent)
         self._whole[kind, key] = whole.merged(self._whole.get((kind, key), WholeMovement()))
         self._keep(kind, key, codes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.scratch import Scratch
 
-__all__ = ["ArrayFile", "StoredArray", "digest_of", "is_constant", "largest", "same_values"]
+__all__ = ["ArrayFile", "StoredArray", "digest_of", "is_constant", "is_finite", "largest", "same_values"]
 
 _SMALL = 32
 """Arrays with this many elements at most stay in memory."""
@@ -34,6 +34,7 @@ class StoredArray:
         digest: SHA-256 of shape, dtype and bytes: equal for equal arrays.
         largest: largest finite magnitude; 0 if there is none.
         constant: whether all elements are equal.
+        finite: whether no element is infinite or NaN.
     """
 
     path: str
@@ -43,6 +44,7 @@ class StoredArray:
     digest: bytes
     largest: float
     constant: bool
+    finite: bool
 
     @property
     def ndim(self) -> int:
@@ -110,7 +112,7 @@ class ArrayFile:
             offset, self._end = self._end, self._end + array.nbytes
         _write(self._descriptor, array, offset)
         stored = StoredArray(
-            self.path, offset, array.shape, array.dtype, digest, largest(array), bool(is_constant(array))
+            self.path, offset, array.shape, array.dtype, digest, largest(array), is_constant(array), is_finite(array)
         )
         if self._known is not None:
             self._known[digest] = stored
@@ -163,6 +165,18 @@ def is_constant(value: Any) -> bool:
         return value.constant
     array = np.asarray(value)
     return bool(array.size) and bool((array == array.flat[0]).all())
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether no element of an array is infinite or NaN."""
+    if isinstance(value, StoredArray):
+        return value.finite
+    array = np.asarray(value)
+    if array.dtype.kind not in "fc" or not array.size:
+        return True
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = array.sum()
+    return bool(np.isfinite(total) or np.isfinite(array).all())
 
 
 def read_array(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.distance import Distance
-from hyper_parallel.verify.engine.store import largest, same_values
+from hyper_parallel.verify.engine.store import is_finite, largest, same_values
 from hyper_parallel.verify.program.case import blind_spots
 from hyper_parallel.verify.program.hypotheses import find_cause
 from hyper_parallel.verify.program.order import execution_order
@@ -26,6 +26,10 @@ _TRAINING = ("gradient", "norm", "rate", "state", "weight")
 _REPLICATED = ("weight", "state")
 """Kinds of values whose replicas must have equal bits: ranks would drift apart otherwise."""
 
+_DIVERGES = ("loss", "gradient", "weight", "norm")
+"""Kinds of values that stay finite in a training that converges."""
+
+_EVALUATION = " (no_grad)"
 _EXPLAINED = 3
 """For how many differences, from the first, causes are looked for."""
 
@@ -70,19 +74,21 @@ class _Comparison:
         self.wrong: dict[Key, Difference] = {}
         self.ratios: dict[Key, float] = {}
         self.staged: set[tuple[Key, int]] = set()
+        self.end = np.inf
 
     def run(self) -> None:
         """Compare everything, put the differences into the order of execution, and find causes."""
         self._names()
+        self.end = self._first_step_that_diverges()
         for key in self.runs.bounds.reference:
-            if self.runs.holders(key):
+            if key[2] < self.end and self.runs.holders(key):
                 self._compare(key)
         self._missing()
         self._extra_masks()
         self._unheld()
         self._unrecorded()
         self._replicas()
-        self._losses_of_right_gradients()
+        self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
         ordered = execution_order(self.runs, self.wrong)
@@ -94,6 +100,21 @@ class _Comparison:
         self.verdict.largest = max(self.ratios.values(), default=0.0)
         self.verdict.spots = blind_spots(self.runs)
         self._unplaced()
+
+    def _first_step_that_diverges(self) -> float:
+        """Return the first step whose numbers are too large to be compared; infinity if the training stays finite.
+
+        Where a training diverges, rounding grows with it: a rank may overflow a step before the single device.
+        """
+        for key, record in self.runs.bounds.reference.items():
+            if key[0] not in _DIVERGES or key[2] < 0 or record.value.dtype.kind != "f":
+                continue
+            most = np.finfo(record.value.dtype).max ** 0.5 / 16  # squares of larger numbers overflow
+            if not is_finite(record.value) or largest(record.value) > most:
+                where = f"{value_words(key[0], key[1])} of the single device is infinite, NaN or about to overflow"
+                self.verdict.skipped.append(f"step {key[2] + 1} and all after it: {where} (the training diverges)")
+                return key[2]
+        return np.inf
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -211,12 +232,14 @@ class _Comparison:
         last = {rank: _last_step(index, trained) for rank, index in enumerate(self.runs.ranks)}
         end = _last_step(self.runs.bounds.reference, trained)
         for rank, step in last.items():
-            if step < end:
+            if step < min(end, self.end - 1):
                 does = f"stops after step {step + 1}" if step >= 0 else "makes no optimizer step"
                 self.verdict.incomplete.append(f"rank {rank} {does}, the reference makes {end + 1}")
         absent: dict[tuple[str, str], None] = {}
         for key, record in self.runs.bounds.reference.items():
             holders = self.runs.holders(key)
+            if key[2] >= self.end:
+                continue
             if key[0] == "gradient" and largest(record.value):
                 self._missing_gradient(key, [rank for rank in last if rank not in holders and last[rank] >= key[2]])
             elif not holders and key[0] == "norm" and self._clips_otherwise(key[2], last):
@@ -292,18 +315,34 @@ class _Comparison:
                 count = int(np.size(self.runs.bounds.reference[key].value))
                 self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
 
-    def _losses_of_right_gradients(self) -> None:
-        """List losses that differ though all gradients of their step are equal: they are numbers of the ranks' own."""
-        steps = {key[2] for key in self.wrong if key[0] == "gradient"}
-        right = {key[2] for key in self.runs.bounds.reference if key[0] == "gradient"} - steps
-        if any(key[2] < 0 or key[0] in {"output", "value", "mask"} for key in self.wrong):
+    def _outputs_of_right_gradients(self) -> None:
+        """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.
+
+        They are numbers of the ranks' own: a mean over a rank's part that is weighted afterwards, micro-batches that
+        each rank cuts from its own part, padding of a rank's batch. Only steps whose gradients were compared count, and
+        no output of an evaluation.
+        """
+        trained = {key[2] for key in self.ratios if key[0] == "gradient"}
+        if self.verdict.incomplete or any(
+            key[0] not in {"output", "loss"} or key[2] not in trained or _EVALUATION in key[1] for key in self.wrong
+        ):
             return
-        for key in [key for key in self.wrong if key[0] == "loss" and key[2] in right]:
-            del self.wrong[key], self.ratios[key]
-            why = "no mean or sum of the ranks' values is the reference's, but all gradients are equal"
-            line = f"{value_words('loss', key[1])}: {why}"
-            if line not in self.verdict.skipped:
-                self.verdict.skipped.append(line)
+        names: dict[tuple[str, str], None] = {}
+        for key in list(self.wrong):
+            names.setdefault(key[:2])
+            self._uncount(key)
+            del self.wrong[key]
+        if names:
+            why = "they differ, but all gradients, norms, optimizer states and weights are equal"
+            self.verdict.skipped.append(f"{summary(list(names))}: {why}")
+
+    def _uncount(self, key: Key) -> None:
+        """Take a value that differs, and is not reported, out of what was compared."""
+        if key in self.ratios:
+            del self.ratios[key]
+            values = [self.runs.ranks[rank][key].value for rank in self.runs.holders(key)]
+            self.verdict.counts[key[0]] -= len(values)
+            self.verdict.checked -= sum(int(np.size(value)) for value in values)
 
     def _other_rows(self) -> None:
         """Where something differs, report outputs of which ranks had other rows than of those before."""
@@ -341,7 +380,7 @@ class _Comparison:
     def _replicas(self) -> None:
         """Compare ranks that hold the same part with each other."""
         for key in self.runs.bounds.reference:
-            if key[0] in {"loss", "value"} or len(self.runs.holders(key)) < 2:
+            if key[0] in {"loss", "value"} or key[2] >= self.end or len(self.runs.holders(key)) < 2:
                 continue
             for placement, ranks in self.runs.replicas(key):
                 if len(ranks) < 2:

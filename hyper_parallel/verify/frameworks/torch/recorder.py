@@ -53,6 +53,7 @@ class Recorder:
         self._unrecorded: int | None = None
         self._optimizers: list[Any] = []
         self._in_step = 0
+        self._closed: tuple[Any, int] | None = None
         self._changed, self._own = ChangedCase(log), OwnGradients(log)
         log.take = read_tensor
 
@@ -200,17 +201,20 @@ class Recorder:
             self._record_initial()
         self.add_groups()
         step = self._steps.setdefault(id(optimizer), 0)
-        self._record_gradients(optimizer, step)
+        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
+        if not closures:
+            self._record_gradients(optimizer, step)
         number = self._optimizers.index(optimizer)
         for position, group in enumerate(optimizer.param_groups):
             name = f"optimizer {number}, group {position}"
             self.log.add("rate", name, LocalValue(np.array(float(group.get("lr", 0.0)))), step=step)
-        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
         if not closures:
             return None
+        self._closed = (optimizer, step)
 
         def closure() -> Any:
             loss = closures[0]()
+            self._closed = None
             self._record_gradients(optimizer, step)
             return loss
 
@@ -234,6 +238,9 @@ class Recorder:
             self._record_state(optimizer, max(self._steps.values()))
             return
         step = self._steps[id(optimizer)]
+        if self._closed is not None:  # a closure that the optimizer did not call
+            self._closed = None
+            self._record_gradients(optimizer, step)
         self._record_state(optimizer, step)
         self._unrecorded = step
         self._steps[id(optimizer)] = step + 1
