@@ -95,6 +95,10 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
     )
+    subparser.add_argument(
+        "--upcast", action=argparse.BooleanOptionalAction, default=None,
+        help="verify a program in half precision once more in float32 (default: where errors of 5 %% might pass)",
+    )  # fmt: skip
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.add_argument("--html", metavar="FILE", help="also write a page: differences, causes, what was compared")
@@ -129,6 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
                 timeout=arguments.timeout,
                 harden=arguments.harden,
                 allow=arguments.allow or (),
+                upcast=arguments.upcast,
                 scratch=arguments.scratch,
                 budget=None if arguments.budget is None else int(arguments.budget * (1 << 30)),
                 progress=progress.next,

@@ -9,6 +9,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.distance import Distance
+from hyper_parallel.verify.engine.power import power_of
 from hyper_parallel.verify.engine.store import is_finite, largest, same_values
 from hyper_parallel.verify.program.case import blind_spots
 from hyper_parallel.verify.program.hypotheses import find_cause
@@ -99,6 +100,7 @@ class _Comparison:
         self.verdict.differences = differences
         self.verdict.largest = max(self.ratios.values(), default=0.0)
         self.verdict.spots = blind_spots(self.runs)
+        self.verdict.power = power_of(self.runs.bounds, self.ratios)
         self._unplaced()
 
     def _first_step_that_diverges(self) -> float:

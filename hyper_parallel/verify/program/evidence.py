@@ -51,6 +51,11 @@ class Evidence:
                 self.wrong[rank] = ~((np.abs(actual - expected) <= allowed) | (actual == expected))
         self.ranks = [rank for rank in ranks if rank in self.wrong and self.wrong[rank].any()]
 
+    @property
+    def within_elements(self) -> bool:
+        """Whether every element of every rank is within its bounds, so that only the tensor as a whole is not."""
+        return bool(self.wrong) and not any(wrong.any() for wrong in self.wrong.values())
+
     @cached_property
     def share(self) -> tuple[int, int]:
         """How many elements differ on all ranks, of how many on the ranks where some do."""

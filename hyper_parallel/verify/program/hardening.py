@@ -30,7 +30,7 @@ from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["Hardening"]
+__all__ = ["Hardening", "verdict_of"]
 
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
 """Changes in the order in which they are dropped where a program does not take them."""
@@ -127,7 +127,7 @@ class Hardening:
                 world = replace(self.world, size=other.size, mesh=axes)
                 run = run_world(self.program, replace(world, limits=replace(world.limits, sink=sink)))
                 check_recorded(self.program, run)
-                verdict = _verdict(reference, run, other.mesh, self.declared)
+                verdict = verdict_of(reference, run, other.mesh, self.declared)
         except RankFailedError as error:
             return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
         except ValueError as error:
@@ -193,7 +193,7 @@ class Hardening:
     def _compared(
         self, case: HardenedCase, reference: Reference, run: Run
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
-        verdict = _verdict(reference, run, self.mesh, self.declared)
+        verdict = verdict_of(reference, run, self.mesh, self.declared)
         case = replace(case, verdict=verdict)
         if not verdict.differences and not verdict.replicas and not case.ok:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []
@@ -211,7 +211,7 @@ class Hardening:
         ]
 
 
-def _verdict(
+def verdict_of(
     reference: Reference, run: Run, mesh: Mapping[str, int] | None, declared: Mapping[str, str] | None
 ) -> Verdict:
     """Compare ranks with a reference; where something differs, once more with all of its repeats."""

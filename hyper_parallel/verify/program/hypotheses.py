@@ -43,7 +43,9 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     """
     kind, ranks = key[0], wrong[key].ranks
     evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
-    tests: list[Any] = [_other_bits, _missing_value, _other_rows]
+    if evidence is not None and evidence.within_elements:
+        return _other_bits(runs, key, wrong, evidence) or _scaled_as_whole(runs, evidence)
+    tests: list[Any] = [_missing_value, _other_rows]
     if kind == "norm":
         tests += [_norm]
     elif kind == "mask":
@@ -68,20 +70,38 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     return Cause("unexplained", "", _nearest(evidence))
 
 
-def _nearest(evidence: Evidence | None) -> str:
-    """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
-    unknown = "no hypothesis fits the numbers"
-    if evidence is None or not evidence.actual:
-        return unknown
+def _scaled_as_whole(runs: PairedRuns, evidence: Evidence) -> Cause:
+    """The cause of a tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
+    factors = [factor for factor, _ in _factors(evidence).values()]
+    bound = runs.bounds.whole(evidence.key)
+    for axis, groups in runs.axes.sets():
+        for size in {len(group) for group in groups} - {1}:
+            for expected in (float(size), 1.0 / size):
+                if bound and factors and all(abs(factor / expected - 1) <= bound.scale for factor in factors):
+                    text = f"the ranks' values are {factors[0]:.4g} times the reference's as a whole"
+                    return Cause("scaled-by-size", axis, f"{text}; {axis} has {size} ranks")
+    return Cause("unexplained", "", _nearest(evidence))
+
+
+def _factors(evidence: Evidence) -> dict[int, tuple[float, float]]:
+    """Return, by rank, the factor that fits its value best, and what remains relative to the reference."""
     factors: dict[int, tuple[float, float]] = {}
     for rank, actual in evidence.actual.items():
         expected = np.asarray(evidence.expected[rank], np.float64).reshape(-1)
         square = float(expected @ expected)
-        if actual.dtype.kind != "f" or not square or not np.isfinite(actual).all():
-            return unknown
-        own = actual.astype(np.float64).reshape(-1)
-        factor = float(own @ expected) / square
-        factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
+        if actual.dtype.kind == "f" and square and np.isfinite(square) and np.isfinite(actual).all():
+            own = actual.astype(np.float64).reshape(-1)
+            factor = float(own @ expected) / square
+            factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
+    return factors
+
+
+def _nearest(evidence: Evidence | None) -> str:
+    """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
+    unknown = "no hypothesis fits the numbers"
+    factors = {} if evidence is None else _factors(evidence)
+    if not factors:
+        return unknown
     rank, (factor, rest) = max(factors.items(), key=lambda item: abs(item[1][0] - 1) + item[1][1])
     return f"{unknown}; nearest: rank {rank} has {factor:.7g} times the reference, residual {100 * rest:.2g} %"
 

@@ -28,17 +28,21 @@ class HardenedCase:
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback.
         cause: the failure in one line.
+        title: what its lines begin with: ``hardened`` or ``upcast``.
+        skipped: why it could not be run; it says nothing about the program then.
     """
 
     words: list[str]
     verdict: Verdict | None = None
     failure: str = ""
     cause: str = ""
+    title: str = "hardened"
+    skipped: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether everything was compared and equal."""
-        return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced
+        return bool(self.skipped) or (self.verdict is not None and self.verdict.equal and not self.verdict.unplaced)
 
     def failed(self) -> str:
         """Return the failure in one line."""
@@ -46,11 +50,13 @@ class HardenedCase:
 
     def lines(self) -> list[str]:
         """Return what was changed and found, as lines of the report."""
-        lines = [f"hardened: {line}" for line in self.words]
+        lines = [f"{self.title}: {line}" for line in self.words]
+        if self.skipped:
+            return [*lines, f"{self.title}: not run: {self.skipped}"]
         if self.verdict is None:
-            return [*lines, f"hardened: {self.failed()}", self.failure]
+            return [*lines, f"{self.title}: {self.failed()}", self.failure]
         headline = self.verdict.headline() if self.ok else self.verdict.text()
-        return [*lines, f"hardened: {headline}"]
+        return [*lines, f"{self.title}: {headline}"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""

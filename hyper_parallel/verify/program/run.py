@@ -24,11 +24,11 @@ from hyper_parallel.verify.program.comparison import compare_paired
 from hyper_parallel.verify.program.declared import names_value, parse_declaration
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.harden import STEPS
-from hyper_parallel.verify.program.hardening import Hardening
+from hyper_parallel.verify.program.hardening import Hardening, verdict_of
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import Reference, check_names, check_recorded, run_reference
-from hyper_parallel.verify.program.report import ProgramReport
+from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
 from hyper_parallel.verify.program.runs import PairedRuns
 from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
@@ -63,6 +63,7 @@ def verify_program(
     timeout: float = 300.0,
     scratch: str | None = None,
     budget: int | None = None,
+    upcast: bool | None = None,
     harden: bool = False,
     allow: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
@@ -97,6 +98,8 @@ def verify_program(
         scratch: folder in which arrays of the runs are kept while they are compared; by default that for temporary
             files. Nothing stays there.
         budget: bytes that may be written there; by default what is free.
+        upcast: whether a program in half precision that is equal is verified once more in float32; by default where an
+            error of 5 % in a gradient might not have been noticed.
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
@@ -137,7 +140,7 @@ def verify_program(
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
     verification = _Verification(
-        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget
+        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast
     )  # fmt: skip
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
@@ -157,6 +160,7 @@ class _Verification:
     harden: bool
     scratch: str | None
     budget: int | None
+    upcast: bool | None
 
     def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
@@ -180,12 +184,12 @@ class _Verification:
                 report.kind, report.calls = "unequal-calls", tuple(str(cause).splitlines()[1:])
         else:
             reference.free()
-            self._compare_runs(reference, run)
+            self._compare_runs(reference, run, run_ranks)
         report.rounding = reference.rounding
         report.seconds = time.perf_counter() - started
         return report
 
-    def _compare_runs(self, reference: Reference, run: Run) -> None:
+    def _compare_runs(self, reference: Reference, run: Run, run_ranks: Callable[[World], Run]) -> None:
         check_recorded(self.program, run)
         check_names(run)
         report = self.report
@@ -201,8 +205,34 @@ class _Verification:
         problem = None if report.verdict.equal else other_batch(reference.run, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
+        if report.equal and self.upcast is not False and reference.half:
+            self._upcast(reference, run_ranks)
         if self.harden and report.equal:
             self._harden(runs, report.verdict, reference)
+
+    def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
+        """Verify a program in half precision once more in float32, where an error of a gradient might not have shown.
+
+        A program that does not run in float32 says nothing about the one in half precision.
+        """
+        report, world = self.report, self.world
+        weak = [] if report.verdict is None else list(report.verdict.power.weak)
+        if (not weak and not self.upcast) or world.platform != "torch" or world.launch == "torchrun":
+            return
+        case = HardenedCase(["what the program computes in half precision is computed in float32"], title="upcast")
+        limits = replace(world.limits, upcast=True)
+        try:
+            wider = run_reference(
+                self.alone, replace(world, limits=limits), report.seed, self.progress, reference.scratch
+            )  # fmt: skip
+            with wider, KeepSink(reference.scratch, f"{world.size} ranks in float32") as sink:
+                self.progress(f"{world.size} ranks in float32")
+                run = run_ranks(replace(world, limits=replace(limits, sink=sink)))
+                check_recorded(self.program, run)
+                case.verdict = verdict_of(wider, run, report.mesh or None, self.declared)
+        except (RankFailedError, InputError) as error:
+            case.skipped = error_summary(error.__cause__ or error)
+        report.hardened.append(case)
 
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
         """Run the hardened cases, and leave in the verdict what the case still cannot show."""
@@ -212,7 +242,7 @@ class _Verification:
         )  # fmt: skip
         hardening.run(runs, verdict.spots, reference)
         verdict.spots = hardening.spots
-        self.report.hardened = hardening.cases
+        self.report.hardened += hardening.cases
 
 
 def _torchrun_size(world_size: int | None) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.program.blind_spots import BlindSpot
 from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.wording import count_words, ranks_words, summary, value_words, when_words
@@ -108,6 +109,7 @@ class Verdict:
         spots: what the case could not have shown; filled by ``verify/program/case.py``.
         largest: largest error relative to what was allowed; 1 and more differs.
         settings: what was run and how, in words.
+        power: which errors of gradients would have been noticed.
     """
 
     world_size: int
@@ -123,6 +125,7 @@ class Verdict:
     spots: list[BlindSpot] = field(default_factory=list)
     largest: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
+    power: Power = field(default_factory=Power)
 
     @property
     def equal(self) -> bool:
@@ -158,6 +161,8 @@ class Verdict:
         lines = [self.headline()]
         if self.first is not None:
             lines += [*_first_lines(self.first), *_following_lines(self.differences[1:])]
+        if self.equal and self.power.weakest:
+            lines.append(f"  power: {self.power.words()}")
         lines += _listed("incomplete", self.incomplete)
         lines += _replica_lines(self.replicas)
         lines += _listed("placement unknown", self.unplaced)
@@ -176,6 +181,12 @@ class Verdict:
             "compared": dict(self.counts),
             "elements": self.checked,
             "largest_error_of_allowed": _finite(self.largest),
+            "power": {
+                "median": _finite(self.power.median),
+                "weakest": self.power.weakest,
+                "largest": _finite(self.power.largest),
+                "weak": {name: _finite(error) for name, error in self.power.weak.items()},
+            },
             "first": None if self.first is None else _plain(self.first),
             "differences": [_plain(difference) for difference in self.differences[:100]],
             "incomplete": self.incomplete,

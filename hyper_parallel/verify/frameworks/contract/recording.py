@@ -72,12 +72,14 @@ class RecordLimits:
             Weights, gradients, losses and what belongs to the optimizer are always recorded.
         size: bytes that one rank's records may take in memory.
         sink: where records go; None keeps them in memory.
+        upcast: whether the program computes in float32 what it asks to compute in half precision.
     """
 
     steps: int | None = None
     only: tuple[str, ...] = ()
     size: int = 1 << 30
     sink: RecordSink | None = None
+    upcast: bool = False
 
 
 def sink_folder(limits: RecordLimits) -> str:

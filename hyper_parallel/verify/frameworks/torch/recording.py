@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d, fsdp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import clip_grad
@@ -31,10 +31,12 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
+from hyper_parallel.verify.frameworks.torch.upcast import upcast, without_autocast, without_half_precision
 
 __all__ = ["inherited_world", "recording"]
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("hyper_parallel_recorder", default=None)
+_POLICIES = (fsdp.MixedPrecision, fsdp.MixedPrecisionPolicy)
 _NORMS = (
     (torch.linalg, "vector_norm"),
     (torch.linalg, "norm"),
@@ -59,7 +61,7 @@ def recording(log: RecordLog) -> Iterator[None]:
             transport.at_end(leave)  # a rank that is abandoned never comes to its own end
         token = _RECORDER.set(recorder)
         try:
-            with use_log(log):
+            with use_log(log), upcast() if log.limits.upcast else nullcontext():
                 yield
         finally:
             _RECORDER.reset(token)
@@ -128,6 +130,9 @@ class _Installation:
             self._plain = []
 
     def _replace_functions(self) -> None:
+        self._replace(torch.autocast, "__init__", without_autocast)
+        for policy in _POLICIES:
+            self._replace(policy, "__init__", without_half_precision)
         self._replace(nn.Module, "__call__", _module_call)
         self._replace(torch.autograd, "backward", _backward)
         self._replace(Optimizer, "__init__", _optimizer_made)

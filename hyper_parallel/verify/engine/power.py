@@ -1,0 +1,63 @@
+"""What a comparison would have noticed: the smallest error of a gradient that is out of its bounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hyper_parallel.verify.engine.bounds import Bounds, Key
+
+__all__ = ["WEAK", "Power", "power_of"]
+
+WEAK = 0.05
+"""Relative error of a gradient from which a value counts as weak: a smaller error of it would not be noticed."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """The errors that would have been noticed, as relative sizes: 0.01 is a gradient of 1.01 times the right one.
+
+    Attributes:
+        median: of all parameters.
+        weakest: name of the parameter whose error must be largest to be noticed; empty if no gradient was compared.
+        largest: that error.
+        weak: parameters, with their errors, from :data:`WEAK` on.
+    """
+
+    median: float = math.inf
+    weakest: str = ""
+    largest: float = math.inf
+    weak: dict[str, float] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """Return the power in one sentence."""
+        if not self.weakest:
+            return "no gradient was compared"
+        shown = f"a gradient that is off by {percent(self.median)} would have been noticed in the median parameter"
+        return f"{shown}, by {percent(self.largest)} in the weakest ({self.weakest})"
+
+
+def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
+    """Return the power of a comparison.
+
+    Args:
+        bounds: of the reference.
+        keys: of the values that were compared; gradients count, each parameter by the step that shows most.
+    """
+    least: dict[str, float] = {}
+    for key in keys:
+        bound = bounds.whole(key) if key[0] == "gradient" else None
+        if bound is not None:
+            least[key[1]] = min(least.get(key[1], math.inf), bound.scale)
+    if not least:
+        return Power()
+    weakest = max(least, key=lambda name: least[name])
+    weak = {name: error for name, error in least.items() if error > WEAK}
+    return Power(statistics.median(least.values()), weakest, least[weakest], weak)
+
+
+def percent(share: float) -> str:
+    """Return a share in words: ``0.0002 %``, ``4 %``."""
+    return f"{100 * share:.2g} %" if math.isfinite(share) else "any amount"
