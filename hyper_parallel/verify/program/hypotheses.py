@@ -43,9 +43,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     """
     kind, ranks = key[0], wrong[key].ranks
     evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
-    if evidence is not None and evidence.within_elements:
-        return _other_bits(runs, key, wrong, evidence) or _scaled_as_whole(runs, evidence)
-    tests: list[Any] = [_missing_value, _other_rows]
+    tests: list[Any] = [_other_bits, _as_whole, _missing_value, _other_rows]
     if kind == "norm":
         tests += [_norm]
     elif kind == "mask":
@@ -70,8 +68,10 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     return Cause("unexplained", "", _nearest(evidence))
 
 
-def _scaled_as_whole(runs: PairedRuns, evidence: Evidence) -> Cause:
-    """The cause of a tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
+def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
+    if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
+        return None
     factors = [factor for factor, _ in _factors(evidence).values()]
     bound = runs.bounds.whole(evidence.key)
     for axis, groups in runs.axes.sets():

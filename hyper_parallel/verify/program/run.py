@@ -229,9 +229,9 @@ class _Verification:
                 self.progress(f"{world.size} ranks in float32")
                 run = run_ranks(replace(world, limits=replace(limits, sink=sink)))
                 check_recorded(self.program, run)
-                case.verdict = verdict_of(wider, run, report.mesh or None, self.declared)
+                case = replace(case, verdict=verdict_of(wider, run, report.mesh or None, self.declared))
         except (RankFailedError, InputError) as error:
-            case.skipped = error_summary(error.__cause__ or error)
+            case = replace(case, skipped=error_summary(error.__cause__ or error))
         report.hardened.append(case)
 
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:

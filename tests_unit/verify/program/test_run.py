@@ -799,3 +799,155 @@ def test_a_batch_size_per_rank_is_told():
         "with --single-args and the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are "
         "to see the same samples, seed their data alike"
     )
+
+
+def _half_precision(factor=1.0, how="module", late=1.0):
+    """A data-parallel program in bfloat16, whose gradient of the first weight is off by a factor on all ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 70), nn.GELU(), nn.LayerNorm(70), nn.Linear(70, 9))
+    if how == "module":
+        model = model.to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(2):
+        x, y = torch.randn(24, 33).tensor_split(world)[rank], torch.randn(24, 9).tensor_split(world)[rank]
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            predicted = model(x if how == "autocast" else x.bfloat16())
+        ((predicted.float() - y).square().sum() / 24).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        if world > 1:
+            model[0].weight.grad *= factor
+            model[3].bias.grad *= late
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize("how", ["module", "autocast"])
+def test_errors_of_a_few_percent_show_in_half_precision(how):
+    """A gradient that is off by 6 % is found, whether in bfloat16 itself or in float32; right programs are equal."""
+    right = verify_program(lambda: _half_precision(how=how), 3, platform="torch", upcast=True)
+    assert right.ok, right.text()
+    assert right.hardened[0].verdict.largest < 1
+    assert right.hardened[0].verdict.power.largest < 1e-4
+    wrong = verify_program(lambda: _half_precision(1.06, how), 2, platform="torch")
+    assert not wrong.ok
+    verdicts = [wrong.verdict, *(case.verdict for case in wrong.hardened)]
+    first = next(verdict.first for verdict in verdicts if verdict.first is not None)
+    assert (first.kind, first.name) == ("gradient", "0.weight")
+
+
+def test_the_case_in_float32_decides_where_half_precision_cannot():
+    """What is within bfloat16's bounds and wrong in float32 is not equal; the report shows both."""
+    report = verify_program(lambda: _half_precision(late=1.004), 2, platform="torch", upcast=True)
+    assert report.verdict.equal, report.text()
+    assert not report.ok
+    assert report.status == 1
+    assert "upcast: what the program computes in half precision is computed in float32" in report.text()
+    first = report.hardened[0].verdict.first
+    assert (first.kind, first.name) == ("gradient", "3.bias")
+
+
+def test_power_is_part_of_the_verdict():
+    """A verdict says which error of a gradient would have been noticed, and that a smaller one would not."""
+    report = verify_program(train, 2, platform="torch")
+    power = report.verdict.power
+    assert 0 < power.median <= power.largest < 1e-10
+    assert power.weakest in {"weight", "bias"}
+    line = (
+        f"  power: a gradient that is off by {100 * power.median:.2g} % would have been noticed in the median parameter"
+    )
+    assert line in report.text()
+    assert report.to_json()["verdict"]["power"]["weakest"] == power.weakest
+    for factor, equal in ((1 + 3 * power.largest, False), (1 + power.largest / 8, True)):
+
+        def scaled(factor=factor):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            torch.manual_seed(0)
+            model = nn.Linear(5, 3).double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                model(torch.randn(6, 5, dtype=torch.float64).tensor_split(world)[rank]).square().sum().backward()
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad *= factor if world > 1 else 1.0
+                optimizer.step()
+                optimizer.zero_grad()
+
+        assert verify_program(scaled, 2, platform="torch").verdict.equal is equal
+
+
+def test_outputs_of_a_run_that_trains_alike_are_listed():
+    """Micro-batches that a rank cuts from its own part have other outputs and the same gradients: equal, and listed."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            own = torch.randn(24, 5).tensor_split(world)[rank]
+            for part in own.tensor_split(2):
+                (model(part).square().sum() / 24).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    why = "they differ, but all gradients, norms, optimizer states and weights are equal"
+    assert any(line.endswith(why) for line in report.verdict.skipped)
+    assert "output" not in report.verdict.counts or report.verdict.counts["output"] < 24
+
+
+def test_a_training_that_diverges_is_compared_until_it_does():
+    """Steps in which the single device's numbers overflow are listed; those before are compared."""
+
+    def program(factor=1.0):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e6)
+        for _ in range(8):
+            model(torch.randn(12, 5).tensor_split(world)[rank]).square().sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad *= factor if world > 1 else 1.0
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    assert any(line.endswith("(the training diverges)") for line in report.verdict.skipped)
+    assert verify_program(lambda: program(1.001), 2, platform="torch").verdict.first.step == 0
+
+
+def test_gradients_of_a_closure_are_those_that_the_optimizer_uses():
+    """Where a closure runs the last backward, gradients are recorded after it; one that is not called leaves them."""
+
+    def program(factor=1.0):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for first, second in torch.randn(2, 2, 6, 5):
+            model(first.tensor_split(world)[rank]).square().sum().backward()
+
+            def closure(second=second):
+                loss = model(second.tensor_split(world)[rank]).square().sum()
+                loss.backward()
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad *= factor if world > 1 else 1.0
+                return loss
+
+            optimizer.step(closure)
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["gradient"] == 12
+    first = verify_program(lambda: program(1.5), 2, platform="torch").verdict.first
+    assert (first.kind, first.step) == ("gradient", 0)

@@ -59,7 +59,7 @@ def _wider(value: Any) -> Any:
 def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
     """Return the constructor of ``torch.autocast``, which is switched off in a wider dtype."""
 
-    def __init__(
+    def __init__(  # noqa: N807 - it stands for that method
         autocast: Any, device_type: str, dtype: Any = None, enabled: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         plain(autocast, device_type, dtype, enabled and not is_upcast(), *args, **kwargs)
