@@ -394,7 +394,7 @@ def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
 
 def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
     """Ranks that hold the same part have other bits, each of them within the bounds."""
-    if evidence is None or evidence.ranks or key[0] not in {"weight", "state"}:
+    if evidence is None or not evidence.within_elements or key[0] not in {"weight", "state"}:
         return None
     ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
     differ = len({digest_of(evidence.actual[rank]) for rank in ranks}) > 1
