@@ -55,11 +55,13 @@ def guard_functions(agree: Agree) -> None:
         agree: called with the fingerprint of each; waits for the other members if the collective is blocking.
     """
     for name, fingerprint in OPERATIONS.items():
-        replace_function(
-            name, functools.partial(_call_guarded, fingerprint, agree), (distributed_c10d.__name__, _TRANSPORT)
-        )
+        if hasattr(distributed_c10d, name):  # all_gather_single and reduce_scatter_single are new in 2.13
+            replace_function(
+                name, functools.partial(_call_guarded, fingerprint, agree), (distributed_c10d.__name__, _TRANSPORT)
+            )
     for name, fingerprint in _OPERATORS.items():
-        _LIBRARY.impl(name, _guarded_operator(name, fingerprint, agree), _KEY.name, with_keyset=True)
+        if hasattr(getattr(torch.ops, _NAMESPACE), name):
+            _LIBRARY.impl(name, _guarded_operator(name, fingerprint, agree), _KEY.name, with_keyset=True)
 
 
 def replace_function(
