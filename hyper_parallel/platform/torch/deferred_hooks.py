@@ -68,7 +68,7 @@ class DeferredHooks:
         self._leaf, self._early = leaf, early
         self._gradient, self._accumulated = (_Hooks(getattr(leaf, kind), self._watch) for kind in _KINDS)
         leaf._backward_hooks = self._gradient  # noqa: SLF001 - where register_hook looks
-        leaf._post_accumulate_grad_hooks = self._accumulated  # type: ignore[assignment] # noqa: SLF001 - of the same form
+        leaf._post_accumulate_grad_hooks = self._accumulated  # noqa: SLF001 - as above
         if self:
             self._watch()
 

@@ -73,7 +73,7 @@ class LocalNode(Node):
         if not isinstance(fn, WrappedHook):  # of register_backward_hook, which the module refuses after this
             self._refuse("register_hook")
 
-    def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:  # type: ignore[override] # refused
+    def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:
         """Refused, as :meth:`register_hook`."""
         del fn
         self._refuse("register_prehook")

@@ -116,7 +116,7 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _outside_inference(value: Any) -> Any:
     """A DTensor that was made in inference mode as another one, of the same local tensor, that was not."""
-    if not isinstance(value, DTensor) or not value.is_inference():  # type: ignore[attr-defined] # of PyTorch's DTensor
+    if not isinstance(value, DTensor) or not value.is_inference():
         return value
     other: Any = interception().dispatcher.platform.wrap(value._local, value._layout)
     other.__class__ = value.__class__
