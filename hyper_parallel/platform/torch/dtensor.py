@@ -324,6 +324,12 @@ class TorchDTensor(DTensor, Tensor):
         """Whether :meth:`stride` is that of ``memory_format``; what each rank stores may have gaps for all that."""
         return torch.empty_strided(self.shape, self.stride(), device="meta").is_contiguous(memory_format=memory_format)
 
+    def drop_views(self) -> None:
+        """See :meth:`DTensor.drop_views`; a tensor made in inference mode counts its writes here."""
+        super().drop_views()
+        if self._local.is_inference():
+            self._uncounted_writes().note_write()
+
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage, read-only where this one is."""
         alias = wrap(local, self._layout)
@@ -523,11 +529,11 @@ class MovedView(TorchDTensor):
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
 
-    _followed: tuple[tuple[Tensor, UncountedWrites, tuple[int, int]], ...]
+    _followed: tuple[tuple[Tensor | None, UncountedWrites, tuple[int, int]], ...]
 
     def _check_fresh(self) -> None:
         for base, uncounted, versions in self._followed:
-            if (base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
+            if (0 if base is None else base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
                 msg = (
                     f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
                     "the write, or clone() it before"
@@ -552,18 +558,21 @@ class MovedView(TorchDTensor):
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
     """Make ``copy`` stale when one of ``bases`` is written; where that is such a view itself, when its own base is."""
-    if any(copy._local is _local_of(base) or base._local.is_inference() for base in bases):
-        return  # those have no version counter
+    if any(copy._local is _local_of(base) for base in bases):
+        return
     followed = tuple(source for base in bases for source in _sources(base))
     copy.__class__ = MovedView
     copy.__dict__["_followed"] = followed
 
 
-def _sources(base: TorchDTensor) -> tuple[tuple[Tensor, UncountedWrites, tuple[int, int]], ...]:
+def _sources(base: TorchDTensor) -> tuple[tuple[Tensor | None, UncountedWrites, tuple[int, int]], ...]:
     """What writes to ``base`` are counted by, with the numbers of writes until now."""
     if isinstance(base, MovedView):
         return base._followed  # noqa: SLF001 - of its own class
-    storage, uncounted = base._local.detach(), base._uncounted_writes()  # noqa: SLF001 - of its own class
+    uncounted = base._uncounted_writes()  # noqa: SLF001 - of its own class
+    if base._local.is_inference():  # without a version counter: writes through this DTensor are counted
+        return ((None, uncounted, (0, uncounted.version)),)
+    storage = base._local.detach()
     return ((storage, uncounted, (storage._version, uncounted.version)),)  # noqa: SLF001 - no public spelling
 
 

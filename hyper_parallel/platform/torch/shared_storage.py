@@ -25,12 +25,13 @@ class UncountedWrites:
     ``.data =`` and has a version counter of its own.
     """
 
-    __slots__ = ("_storage", "_takers")
+    __slots__ = ("_noted", "_storage", "_takers")
 
     def __init__(self) -> None:
         self._storage: Tensor | None = None
         # Version counters of local tensors, by id, with their values when those began to share this storage.
         self._takers: dict[int, tuple[Tensor, int]] = {}
+        self._noted = 0
 
     @classmethod
     def of(cls, local: Tensor) -> UncountedWrites:
@@ -60,11 +61,15 @@ class UncountedWrites:
             self._storage = local.data
         return self._storage.detach()
 
+    def note_write(self) -> None:
+        """Count a write to a tensor without a version counter."""
+        self._noted += 1
+
     @property
     def version(self) -> int:
         """Number of writes."""
         through_data = 0 if self._storage is None else self._storage._version  # noqa: SLF001 - no public spelling
-        return through_data + sum(counter._version - before for counter, before in self._takers.values())  # noqa: SLF001
+        return self._noted + through_data + sum(counter._version - before for counter, before in self._takers.values())  # noqa: SLF001
 
 
 # Of local tensors, while they live; attributes of a tensor would be pickled with it.

@@ -303,3 +303,21 @@ def test_tensors_made_in_inference_mode_are_computed_with_as_others():
                 torch.testing.assert_close((y * 1).full_tensor(), call(values.clone()))
 
     simulate(rank, 2, "torch")
+
+
+def test_a_moved_view_is_stale_after_a_write_in_inference_mode():
+    """A view that had to be a copy is refused once its operand is written, though nothing has a version counter."""
+    import torch
+
+    def rank():
+        with torch.inference_mode():
+            x = distribute_tensor(torch.arange(12.0).reshape(4, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+            part = torch.vsplit(x, 2)[1]
+            assert part.full_tensor().tolist() == [[6, 7, 8], [9, 10, 11]]
+            x.mul_(2)
+            with pytest.raises(
+                UnsupportedOperatorError, match=r"^a view of a tensor that was written since is stale: "
+            ):
+                part.full_tensor()
+
+    simulate(rank, 2, "torch")
