@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -31,6 +30,7 @@ from hyper_parallel.transport.c10d.shared_payloads import pack, unpack
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
 from hyper_parallel.transport.endpoint import Contribution, Resumption
+from hyper_parallel.transport.orphaned_rank import RankFlight
 from hyper_parallel.transport.processes import SharedFile, torchrun_environment
 from hyper_parallel.transport.rank_process import (
     LEAVE_FORKED,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["PORT", "ForkedTask", "PostedElsewhere", "rank_distributed", "serve"]
 
 PORT = "29500"
-_FOLLOW_SECONDS = 1.0
 _TIMEOUT = timedelta(seconds=300)
 _Store: Any = _distributed_c10d.Store
 
@@ -267,25 +266,18 @@ class _Printed:
         return cast("Any", sys.__stderr__).buffer
 
 
-def serve(line: Connection, stack_path: str, output: SharedFile) -> None:
-    """Run the task of the parent and leave; never returns."""
+def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) -> None:
+    """Run the task of the process ``parent`` and leave, at once if that ends; never returns."""
     multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
     os.setsid()  # a Ctrl-C in the terminal reaches the parent alone, which ends its ranks
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    # Not with the fork server, which lives as long as a process that it has forked.
+    threading.Thread(target=RankFlight(0, 1, parent).leave_with_parent, args=(os._exit,), daemon=True).start()
     with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         leave_after(lambda: _serve(line), stack, os._exit)
-
-
-def _leave_with(server: int) -> None:
-    """End this process as soon as its fork server has ended, however it ended."""
-    leave = os._exit
-    while os.getppid() == server:
-        time.sleep(_FOLLOW_SECONDS)
-    leave(1)
 
 
 def _serve(line: Connection) -> None:

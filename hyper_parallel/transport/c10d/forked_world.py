@@ -121,7 +121,7 @@ class _ForkedWorld:
 
     def _fork(self, server: str, count: int) -> None:
         for _ in range(count):
-            self._workers.append(Worker(forked_rank.serve, (SharedFile(2),), server, daemon=False))
+            self._workers.append(Worker(forked_rank.serve, (SharedFile(2), os.getpid()), server, daemon=False))
 
     def end(self) -> None:
         """End the processes: those that have reported leave by themselves."""
