@@ -397,7 +397,11 @@ def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence:
     if evidence is None or not evidence.within_elements or key[0] not in {"weight", "state"}:
         return None
     ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
-    differ = len({digest_of(evidence.actual[rank]) for rank in ranks}) > 1
+    differ = any(
+        evidence.placements[ranks[0]].same_place(evidence.placements[rank])
+        and digest_of(evidence.actual[ranks[0]]) != digest_of(evidence.actual[rank])
+        for rank in ranks[1:]
+    )
     return Cause("replicas-differ", "", wrong[key].why) if differ else None
 
 
