@@ -35,7 +35,7 @@ def rows_of(folder: Path) -> Iterator[tuple[str, ...]]:
 def table(page: str, rows: list[tuple[str, ...]]) -> str:
     """Return the page with these rows in its table, in place of those of the same environment and suite."""
     before, table_lines, after = _parts(page)
-    known = {
+    known: dict[tuple[str, ...], str] = {
         (match["environment"], match["suite"].strip()): line for line in table_lines if (match := _ROW.match(line))
     }
     known |= {row[:2]: f"| {' | '.join(row)} |" for row in rows}

@@ -113,8 +113,9 @@ def own_placement(placement: Any) -> Any:
 
     if not isinstance(placement, peer.Placement):
         return placement
+    theirs: Any = placement
     if type(placement) is TheirStridedShard:
-        return StridedShard(placement.dim, int(placement.split_factor))
+        return StridedShard(theirs.dim, int(theirs.split_factor))
     if type(placement) is peer.Shard:
         return Shard(placement.dim)
     if type(placement) is peer.Partial and placement.reduce_op in _THEIRS:

@@ -14,7 +14,7 @@ from hyper_parallel.transport.c10d.ruled_group import RuledGroup
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["Member", "SimulatedProcessGroup", "WorldGroup"]
 

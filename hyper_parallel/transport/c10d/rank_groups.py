@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, distributed_c10d
+from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
 from hyper_parallel.errors import MeshError
 from hyper_parallel.platform.torch.versions import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from hyper_parallel.errors import HyperParallelError
 

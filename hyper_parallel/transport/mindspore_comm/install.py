@@ -93,7 +93,7 @@ def install() -> None:
     SyncBatchNorm.__init__ = with_group(SyncBatchNorm.__init__)
     SyncBatchNorm.__call__ = normalize(SyncBatchNorm.__call__)
     for kind in (Primitive, nn.Cell):
-        kind.shard = _without_effect(kind.shard)  # type: ignore[method-assign]
+        kind.shard = _without_effect(kind.shard)
     for module in (parse, parse.parser):
         module.get_obj_type = _uncompiled(module.get_obj_type)
     for module in (comm_helper, ops_comm_func):
