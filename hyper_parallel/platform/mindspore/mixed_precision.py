@@ -35,7 +35,7 @@ ACTIVE: list[Any] = []
 _KEEPING = frozenset({
     "copied", "BroadcastTo", "Chunk", "DeprecatedTranspose", "ExpandAs", "ExpandDims", "FlattenExt", "Meshgrid",
     "Narrow", "Reshape", "Slice", "Split", "SplitTensor", "Squeeze", "TExt", "ToDtype", "Transpose", "ViewAs",
-    "ops.clip_by_global_norm", "typeof",
+    "numpy.clip", "numpy.flip", "numpy.fmod", "numpy.tril", "numpy.triu", "ops.clip_by_global_norm", "typeof",
 })  # fmt: skip
 
 
@@ -104,6 +104,8 @@ def _keeps(name: str, operands: Any, *, is_method: bool) -> bool:
         return name == "FlattenExt" and not (isinstance(operands, tuple) and any(operands[1:2]))
     if name == "__getitem__" and isinstance(operands, tuple):
         return _is_view(operands[1])
+    if name in ("numpy.maximum", "numpy.minimum") and isinstance(operands, tuple):
+        return not all(isinstance(each, Tensor) for each in operands[:2])
     return name in _KEEPING or name.endswith("View")
 
 

@@ -9,6 +9,7 @@ import mindspore
 from mindspore import Tensor, numpy as functions
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.mindspore.ops.kernels import promoted
 from hyper_parallel.platform.mindspore.ops.python_api import replacement
 from hyper_parallel.platform.mindspore.ops.registry import expect, replicated
 
@@ -19,8 +20,14 @@ def _cast(ops: Any, x: Any, dtype: Any) -> Any:
     return x if dtype is None else ops.cast(x, dtype=dtype)
 
 
+_OF_NUMBERS = {bool: mindspore.bool_, int: mindspore.int32, float: mindspore.float32}
+
+
 def _of_two(name: str) -> None:
     def run(ops: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+        if isinstance(x, DTensor) and type(y) in _OF_NUMBERS:
+            y = replicated(Tensor(y, _OF_NUMBERS[type(y)]), x)
+            x = ops.cast(x, dtype=promoted(x, y))
         return _cast(ops, getattr(ops, name)(x, y), dtype)
 
     replacement(name, functions)(run)
@@ -35,6 +42,11 @@ def _of_one(name: str) -> None:
 
 def _extreme(name: str) -> None:
     def run(ops: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+        if isinstance(x, DTensor) and type(y) in _OF_NUMBERS:  # the tensor decides
+            y = replicated(Tensor(y, x.dtype), x)
+            if x.dtype == mindspore.bool_:  # which the kernels do not take
+                numbers = (ops.cast(each, dtype=mindspore.int32) for each in (x, y))
+                return ops.cast(getattr(ops, name)(*numbers), dtype=dtype or x.dtype)
         chosen = getattr(ops, name)(x, y)
         if isinstance(x, DTensor):  # MindSpore's kernel drops a NaN of the first operand
             chosen = ops.where(ops.ne(x, x), x, chosen)
