@@ -187,7 +187,7 @@ def _along(ops: Any, x: Any, dim: int, index: Any, shape: tuple[int, ...]) -> An
 @decomposition("IndexAdd")
 def _legacy_index_add(ops: Any, primitive: Any, x: Any, index: Any, updates: Any) -> Any:
     """Added in place, as MindSpore does to parameters and to results of operators."""
-    return into(x, ops.index_add(x, primitive.init_attrs["axis"], index, updates))
+    return into(x, ops.index_add(x, primitive.init_attrs["axis"], index, ops.cast(updates, dtype=x.dtype)))
 
 
 # -- in place ----------------------------------------------------------------------------------------------------------
