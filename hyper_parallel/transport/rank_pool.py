@@ -237,8 +237,8 @@ def preload(framework: str, module: str) -> None:
 
 
 def warm_server(framework: str, packages: Sequence[str]) -> str:
-    """Return the name of the fork server that has imported a framework's modules and packages."""
-    chosen = [package for package in packages if package not in _ASKING]
+    """Return the name of the fork server that has imported a framework's modules, and modules or names of packages."""
+    chosen = [package for package in packages if package.partition(".")[0] not in _ASKING]
     if not chosen:
         return framework
     name = ",".join([framework, *chosen])

@@ -46,11 +46,22 @@ def _import_all(names: list[str]) -> None:
         for name in names:
             _Noting.asked = False
             with suppress(Exception):  # the program's import will raise it again
-                __import__(name)
+                _import(name)
             if _Noting.asked:
-                ASKED.append(name)
+                ASKED.append(name.partition(".")[0])
     finally:
         os.environ.__class__ = plain
+
+
+def _import(name: str) -> None:
+    """Import a module, or look up a name in one, which packages that load their modules lazily import then."""
+    top, *rest = name.split(".")
+    path, found = top, __import__(top)
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            __import__(path)
+        found = getattr(found, part)
 
 
 _import_all([name for name in os.environ.pop(VARIABLE, "").split(",") if name and name not in sys.modules])

