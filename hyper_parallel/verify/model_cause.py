@@ -24,8 +24,8 @@ from hyper_parallel.verify.training_runs import ParallelRun, TrainingRun, build_
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.compare import TensorCheck
+    from hyper_parallel.verify.engine.verdict import Verdict
     from hyper_parallel.verify.faults import Fault
-    from hyper_parallel.verify.program.verdict import Verdict
 
 __all__ = ["DivergingCase", "explain_divergence"]
 

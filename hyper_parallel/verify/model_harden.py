@@ -14,10 +14,10 @@ import numpy as np
 
 from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.verify.engine.blind_spots import BLIND, BlindSpot
+from hyper_parallel.verify.engine.case import symmetry
+from hyper_parallel.verify.engine.harden import Repairs, repairs, spread_constant, unequal_sizes
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.blind_spots import BLIND, BlindSpot
-from hyper_parallel.verify.program.case import symmetry
-from hyper_parallel.verify.program.harden import Repairs, repairs, spread_constant, unequal_sizes
 from hyper_parallel.verify.training_runs import why_untrainable
 
 if TYPE_CHECKING:

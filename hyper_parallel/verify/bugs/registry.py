@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from hyper_parallel._text import near_hint
-from hyper_parallel.verify.program.causes import CAUSES
-from hyper_parallel.verify.program.records import KINDS
+from hyper_parallel.verify.engine.causes import CAUSES
+from hyper_parallel.verify.frameworks.contract.records import KINDS
 
 __all__ = ["CALLS", "Bug", "bugs_named", "find_bugs"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.bugs.registry import CALLS, Bug
-from hyper_parallel.verify.program.wording import value_words
+from hyper_parallel.verify.engine.wording import value_words
 
 __all__ = ["CAUSE_SHARE", "TENSOR_SHARE", "BugResult", "CorpusReport", "FormResult"]
 

@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.verify.engine.causes import CAUSES
+from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
+from hyper_parallel.verify.engine.wording import plural, ranks_words, value_words, when_words
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
-from hyper_parallel.verify.program.causes import CAUSES
 from hyper_parallel.verify.program.report import UNPLACED, HardenedCase, ProgramReport
-from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
-from hyper_parallel.verify.program.wording import plural, ranks_words, value_words, when_words
 
 if TYPE_CHECKING:
     from markupsafe import Markup

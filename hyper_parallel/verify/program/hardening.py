@@ -13,20 +13,20 @@ import numpy as np
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.changes import Changes, changes_of, not_made
+from hyper_parallel.verify.engine.comparison import compare_paired
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, uneven_sizes
+from hyper_parallel.verify.engine.verdict import Verdict
+from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.blind_spots import BlindSpot
-from hyper_parallel.verify.program.changes import Changes, changes_of, not_made
-from hyper_parallel.verify.program.comparison import compare_paired
 from hyper_parallel.verify.program.program import Program
-from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import Reference, check_recorded, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
-from hyper_parallel.verify.program.runs import PairedRuns
-from hyper_parallel.verify.program.samples import other_batch
-from hyper_parallel.verify.program.sizes import OtherSize, unequal_axes, uneven_sizes
-from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 

@@ -15,12 +15,11 @@ from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink, merge_notes
 from hyper_parallel.verify.engine.store import same_values
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
 from hyper_parallel.verify.program.program import Program
-from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.repetition import ROUNDING, check_deterministic, check_rounding
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyper_parallel.verify.program.blind_spots import BlindSpot
-from hyper_parallel.verify.program.causes import CAUSES
-from hyper_parallel.verify.program.verdict import Verdict
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.causes import CAUSES
+from hyper_parallel.verify.engine.verdict import Verdict
 
 __all__ = ["REFUSED", "UNPLACED", "HardenedCase", "ProgramReport"]
 
@@ -88,7 +88,7 @@ class ProgramReport:
         calls: what the ranks called, with the lines, where their calls do not fit.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
         cause: of the failure: the error's type and message.
-        kind: of ``verify/program/causes.py``, where the failure shows it: ``unequal-calls``.
+        kind: of ``verify/engine/causes.py``, where the failure shows it: ``unequal-calls``.
         seconds: how long the whole took.
         hardened: the cases that ``--harden`` made, in order.
         allowed: kinds of blind spots with which the program is verified nevertheless.

@@ -15,24 +15,24 @@ from hyper_parallel._text import near_hint
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
+from hyper_parallel.verify.engine.blind_spots import BLIND
+from hyper_parallel.verify.engine.comparison import compare_paired
+from hyper_parallel.verify.engine.declared import names_value, parse_declaration
+from hyper_parallel.verify.engine.harden import STEPS
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
+from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.program.blind_spots import BLIND
-from hyper_parallel.verify.program.comparison import compare_paired
-from hyper_parallel.verify.program.declared import names_value, parse_declaration
 from hyper_parallel.verify.program.framework import program_framework
-from hyper_parallel.verify.program.harden import STEPS
 from hyper_parallel.verify.program.hardening import Hardening, verdict_of
 from hyper_parallel.verify.program.program import Program, find_program
-from hyper_parallel.verify.program.records import Run
 from hyper_parallel.verify.program.reference import Reference, check_names, check_recorded, run_reference
 from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
-from hyper_parallel.verify.program.runs import PairedRuns
-from hyper_parallel.verify.program.samples import other_batch
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
-from hyper_parallel.verify.program.verdict import Verdict
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.simulate import require_device
@@ -103,7 +103,7 @@ def verify_program(
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
-        allow: kinds of blind spots (``BLIND`` of ``verify/program/blind_spots.py``) with which the program
+        allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) with which the program
             is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
         progress: called with the name of each run before it starts.
         device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated

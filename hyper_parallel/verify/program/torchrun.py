@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.isolation import files_of_process, run_folder
 from hyper_parallel.verify.program.program import run_program, started_by_python
-from hyper_parallel.verify.program.records import Run
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.program.program import Program

@@ -13,6 +13,7 @@ from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.verify.engine.scratch import ScratchError
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits, sink_folder
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import imported_packages
@@ -21,7 +22,6 @@ from hyper_parallel.verify.program.isolation import DENIED, files_of_threads, ke
 from hyper_parallel.verify.program.private_files import PrivateFiles
 from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
-from hyper_parallel.verify.program.records import RankRecords, Run
 from hyper_parallel.verify.program.write_guard import denied_by_kernel, kernel_denies
 from hyper_parallel.verify.simulate import simulate, simulate_forked
 from hyper_parallel.verify.spec import error_summary

@@ -5,8 +5,8 @@ import pytest
 from hyper_parallel.verify.bugs.corpus import form_result, run_bug
 from hyper_parallel.verify.bugs.registry import CALLS, bugs_named, find_bugs
 from hyper_parallel.verify.bugs.results import CAUSE_SHARE, TENSOR_SHARE
+from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.program.report import ProgramReport
-from hyper_parallel.verify.program.verdict import Difference, Verdict
 
 BUGS = {framework: {bug.name: bug for bug in find_bugs(framework)} for framework in ("torch",)}
 OTHER_TENSOR: dict[str, set[str]] = {"torch": set()}

@@ -9,12 +9,12 @@ from hyper_parallel.transport.flight_trace import Flight
 from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
-from hyper_parallel.verify.program.blind_spots import BlindSpot
-from hyper_parallel.verify.program.causes import Cause
 from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
-from hyper_parallel.verify.program.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, Comparison
 from workshop.nights.changes import NightChanges

@@ -3,9 +3,9 @@
 import re
 from dataclasses import replace
 
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.pages.program_page import program_page
-from hyper_parallel.verify.program.blind_spots import BlindSpot
-from hyper_parallel.verify.program.verdict import Verdict
 
 
 def row_of(page, words):

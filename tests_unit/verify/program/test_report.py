@@ -1,7 +1,7 @@
 """The report counts as verified only if every value had a place and was compared."""
 
+from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.program.report import ProgramReport
-from hyper_parallel.verify.program.verdict import Verdict
 
 
 def test_values_without_a_place_are_not_verified():

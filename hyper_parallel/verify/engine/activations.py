@@ -1,0 +1,276 @@
+"""Where outputs, masks and recorded values lie: what tensors say or lines declare, or what the values show.
+
+Outputs are matched within the allowed difference. Rows of a batch or sequence that were recognised in one output
+place the others of the same sizes on that rank, those with wrong values included. Only outputs of which the ranks
+together have every element say so: where parts are missing, a rank works on rows that are not its own. A value of the
+reference's shape is a replica unless the values of a group add up to the reference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.axes import Axes
+from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.declared import Declaration
+from hyper_parallel.verify.engine.matching import compact, find_part, positions_of, rows_of
+from hyper_parallel.verify.engine.placement import (
+    Placement,
+    declared_placement,
+    describe,
+    region_placement,
+    whole,
+)
+from hyper_parallel.verify.frameworks.contract.records import Record
+
+__all__ = ["ActivationPlacements"]
+
+KINDS = ("value", "output", "mask")
+_Sizes = tuple[int, int, int]
+
+
+class ActivationPlacements:
+    """The placements of outputs, masks and recorded values on every rank.
+
+    Args:
+        bounds: of the reference.
+        ranks: each rank's records by key.
+        axes: of the program.
+        declared: parsed lines by kind and name.
+
+    Attributes:
+        unplaced: by kind and name, why the placement cannot be told.
+        rows: by rank, dim and its sizes (local, global), how often which rows were recognised.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        ranks: Sequence[Mapping[Key, Record]],
+        axes: Axes,
+        declared: Mapping[tuple[str, str], Declaration],
+    ) -> None:
+        self.bounds, self.ranks, self.axes, self.declared = bounds, ranks, axes, declared
+        self.unplaced: dict[tuple[str, str], str] = {}
+        self.rows: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
+        self._placements: dict[tuple[Key, int], Placement] = {}
+        self._possible: dict[tuple[Key, int], Placement] = {}
+        keys = [key for key in bounds.reference if key[0] in KINDS]
+        later = [key for key in keys if not self._recognise(key)]
+        partly = [key for key in keys if key not in later and not self._covers(key)]
+        for key in keys:
+            if key not in partly:
+                self._vote(key)
+        for key in partly:
+            self._place_again(key)
+        for key in later:
+            self._place_rest(key)
+
+    def of(self, key: Key, rank: int) -> Placement | None:
+        """Return the placement of a value on a rank; None if it cannot be told or is not there."""
+        return self._placements.get((key, rank))
+
+    def other_rows(self) -> dict[Key, list[int]]:
+        """Return values of which ranks have other rows than of earlier values: no error if they are put back later."""
+        first: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        other: dict[Key, list[int]] = {}
+        for key, rank in ((key, rank) for key in self.bounds.reference for rank in range(len(self.ranks))):
+            placement = self._placements.get((key, rank))
+            rows = (
+                None
+                if placement is None or placement.positions is None
+                else rows_of(placement.positions, placement.shape)
+            )
+            for dim, (line, total) in enumerate(zip(rows or (), placement.shape if placement else (), strict=False)):
+                own = tuple(int(row) for row in line)
+                if line.size != total and first.setdefault((rank, dim, line.size, total), own) != own:
+                    other.setdefault(key, []).append(rank)
+        return other
+
+    def _recognise(self, key: Key) -> bool:
+        """Place what tensors say, lines declare and values show; return whether every rank was placed."""
+        reference = np.asarray(self.bounds.reference[key].value)
+        records = {rank: index[key] for rank, index in enumerate(self.ranks) if key in index}
+        shapes = {rank: np.shape(record.value) for rank, record in records.items()}
+        declaration = self.declared.get(key[:2])
+        for rank, record in records.items():
+            placement = None
+            if declaration is not None:
+                placement = declared_placement(declaration, rank, shapes, reference.shape, self.axes)
+            elif record.region is not None and record.region.shape == reference.shape:
+                placement = region_placement(record.region, shapes[rank])
+            elif not np.size(record.value):
+                empty = np.zeros(shapes[rank], dtype=np.int64)
+                placement = Placement(reference.shape, empty, words="empty")
+            elif shapes[rank] == reference.shape:
+                placement = whole(reference.shape) if self._equal(key, record.value) else None
+            else:
+                placement = self._matched(key, rank, record.value)
+            if placement is not None:
+                self._placements[key, rank] = placement
+        return all((key, rank) in self._placements for rank in records)
+
+    def _matched(self, key: Key, rank: int, value: Any) -> Placement | None:
+        reference = np.asarray(self.bounds.reference[key].value)
+        if reference.dtype.kind == "b" or np.ndim(value) == 0:
+            return None
+        match = find_part(value, reference, self.bounds.allowed(key))
+        if match is None:
+            return None
+        words = describe(match.positions, reference.shape)
+        placement = Placement(reference.shape, compact(match.positions, reference.shape), words=words)
+        if not match.unique:
+            self._possible[key, rank] = placement
+        return placement if match.unique else None
+
+    def _covers(self, key: Key) -> bool:
+        """Return whether the ranks together have every element."""
+        covered = np.zeros(np.size(self.bounds.reference[key].value), dtype=bool)
+        placements = [self._placements[key, rank] for rank, index in enumerate(self.ranks) if key in index]
+        for placement in placements:
+            placement.mark(covered)
+        return bool(covered.all()) or not placements
+
+    def _vote(self, key: Key) -> None:
+        """Count the rows that each rank has of a value whose parts were recognised."""
+        for rank in range(len(self.ranks)):
+            placement = self._placements.get((key, rank))
+            if placement is None or placement.positions is None:
+                continue
+            rows = rows_of(placement.positions, placement.shape)
+            for dim, (line, total) in enumerate(zip(rows or (), placement.shape, strict=False)):
+                if line.size != total:
+                    votes = self.rows[rank].setdefault((dim, line.size, total), Counter())
+                    votes[tuple(int(row) for row in line)] += 1
+
+    def _place_again(self, key: Key) -> None:
+        """If elements of a value are on no rank, place it by the rows of other values instead."""
+        shapes = {rank: np.shape(index[key].value) for rank, index in enumerate(self.ranks) if key in index}
+        likely = {rank: self._likely(key, rank, shape, trusted=False) for rank, shape in shapes.items()}
+        for rank, placement in likely.items():
+            declared = key[:2] in self.declared or self.ranks[rank][key].region is not None
+            if placement is not None and not declared and all(likely.values()):
+                self._placements[key, rank] = placement
+
+    def _place_rest(self, key: Key) -> None:
+        """Place what was not recognised: pending sums, the rows of other outputs, replicas with wrong values."""
+        records = {rank: index[key] for rank, index in enumerate(self.ranks) if key in index}
+        rest = [rank for rank in records if (key, rank) not in self._placements]
+        likely = {rank: self._likely(key, rank, np.shape(records[rank].value)) for rank in rest}
+        self._place_pending(key, records, likely)
+        for rank in rest:
+            placement, possible = likely[rank], self._possible.get((key, rank))
+            if (key, rank) in self._placements:
+                continue
+            if possible is not None and (placement is None or not self._equal(key, records[rank].value, placement)):
+                placement = possible  # right in one of several places
+            if placement is not None:
+                self._placements[key, rank] = placement
+            else:
+                shape, total = list(np.shape(records[rank].value)), list(np.shape(self.bounds.reference[key].value))
+                self.unplaced.setdefault(key[:2], f"{shape} on rank {rank} matches no part of the reference's {total}")
+
+    def _likely(self, key: Key, rank: int, shape: tuple[int, ...], *, trusted: bool = True) -> Placement | None:
+        """Return the placement that the shape and the rows of other outputs suggest; None if they do not.
+
+        Args:
+            key: of the value.
+            rank: whose part.
+            shape: of the part.
+            trusted: whether parts of this value that were recognised are where they should be.
+        """
+        total = np.shape(self.bounds.reference[key].value)
+        if shape == total:
+            return whole(total)
+        if len(shape) != len(total) or any(map(int.__gt__, shape, total)):
+            return None
+        rows = []
+        for dim, (size, whole_size) in enumerate(zip(shape, total, strict=True)):
+            votes = self.rows[rank].get((dim, size, whole_size))
+            in_order = self._in_order(key, dim, rank, trusted=trusted)
+            if size == whole_size:
+                rows.append(np.arange(size))
+            elif votes:
+                rows.append(np.array(votes.most_common(1)[0][0]))
+            elif in_order is not None:
+                rows.append(in_order)
+            else:
+                return None
+        positions = positions_of(tuple(rows), total)
+        return Placement(total, positions, words=describe(positions, total))
+
+    def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:
+        """Return the rank's rows of ``dim`` if the parts of a group make up the dim one after the other.
+
+        With ``trusted``, a part of the group must have been recognised, and each that was must lie there.
+        """
+        total = np.shape(self.bounds.reference[key].value)[dim]
+        for groups in self.axes.groups.values():
+            group = next((group for group in groups if rank in group), ())
+            if len(group) < 2 or any(key not in self.ranks[other] for other in group):
+                continue
+            shapes = [np.shape(self.ranks[other][key].value) for other in group]
+            sizes = [shape[dim] if dim < len(shape) else -1 for shape in shapes]
+            if sum(sizes) != total or not self._same_elsewhere(key, dim, group):
+                continue
+            starts = np.cumsum([0, *sizes])
+            lines = {other: np.arange(starts[n], starts[n] + sizes[n]) for n, other in enumerate(group)}
+            if not trusted or self._agree(key, dim, lines):
+                return lines[rank]
+        return None
+
+    def _same_elsewhere(self, key: Key, dim: int, group: Sequence[int]) -> bool:
+        """Return whether ranks of a group have the same rows in the other dims, as far as rows are known."""
+        total = np.shape(self.bounds.reference[key].value)
+        for other, size in enumerate(total):
+            lines = set()
+            for rank in group:
+                local = np.shape(self.ranks[rank][key].value)
+                votes = self.rows[rank].get((other, local[other], size)) if len(local) == len(total) else None
+                lines.add(votes.most_common(1)[0][0] if votes else ())
+            if other != dim and len(lines) > 1:
+                return False
+        return True
+
+    def _agree(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
+        """Return whether parts of the group were recognised, all of them in the given rows of ``dim``."""
+        known = []
+        for rank, line in lines.items():
+            placement = self._placements.get((key, rank))
+            if placement is not None and placement.positions is not None and placement.positions.size:
+                rows = rows_of(placement.positions, placement.shape)
+                known.append(rows is not None and np.array_equal(rows[dim], line))
+        return bool(known) and all(known)
+
+    def _place_pending(self, key: Key, records: Mapping[int, Record], likely: Mapping[int, Placement | None]) -> None:
+        """Place values of groups that add up to the reference's part, on ranks that hold the same part."""
+        if key[0] != "output" or np.asarray(self.bounds.reference[key].value).dtype.kind not in "fc":
+            return
+        for axis, groups in self.axes.sets():
+            for group in groups:
+                members = [likely.get(rank) for rank in group]
+                first = members[0]
+                if first is None or any(member is None or not first.same_place(member) for member in members):
+                    continue
+                total = sum(np.asarray(records[rank].value) for rank in group)
+                if np.any(total) and self._equal(key, total, first) and not self._one_is_all(records, group, total):
+                    words = f"{first.words}, pending sum over {axis}"
+                    placement = Placement(first.shape, first.positions, (group,), words)
+                    self._placements.update({(key, rank): placement for rank in group})
+
+    def _one_is_all(self, records: Mapping[int, Record], group: Sequence[int], total: Any) -> bool:
+        """Return whether one rank has the whole sum and the others zeros: no pending sum, but ranks without a value."""
+        return any(np.array_equal(np.asarray(records[rank].value), total) for rank in group)
+
+    def _equal(self, key: Key, value: Any, placement: Placement | None = None) -> bool:
+        placement = placement or whole(np.shape(self.bounds.reference[key].value))
+        expected, allowed = placement.take(self.bounds.reference[key].value), placement.take(self.bounds.allowed(key))
+        value = np.asarray(value)
+        if value.dtype.kind == "b" or expected.dtype.kind == "b":
+            return bool(np.array_equal(value, expected))
+        with np.errstate(invalid="ignore"):
+            return bool(((np.abs(value - expected) <= allowed) | (value == expected)).all())

@@ -1,0 +1,253 @@
+"""The changes of a program's case that show what its blind spots hide, chosen from a comparison that was equal.
+
+A change is made only where every rank's part of it is known: initial weights by their placements, outputs by theirs,
+inputs by their place in the memory of one batch. What cannot be changed like this is left to the user, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.harden import random_cotangent, shares, spread_constant
+from hyper_parallel.verify.engine.noise import seed_of
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.placement import Placement, renamed
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.records import Record, Run
+
+__all__ = ["Changes", "changes_of", "not_made"]
+
+
+@dataclass
+class Changes:
+    """What is changed, in the reference and on each rank.
+
+    Attributes:
+        reference: changes of the run on one rank.
+        ranks: changes by rank.
+        words: each change in a sentence, by kind of blind spot.
+        left: what cannot be changed and why, by kind of blind spot.
+        shared: axes whose ranks' losses are weighted.
+    """
+
+    reference: CaseChanges
+    ranks: list[CaseChanges]
+    words: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
+
+
+def changes_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without: Sequence[str] = ()) -> Changes:
+    """Return the changes for the blind spots of a comparison that was equal.
+
+    Args:
+        runs: that were compared.
+        spots: of the case.
+        seed: of the random values.
+        without: kinds of blind spots for which nothing is changed.
+    """
+    changes = Changes(CaseChanges(), [CaseChanges() for _ in runs.ranks])
+    kinds: dict[str, list[BlindSpot]] = {"constant-parameters": []}
+    for spot in spots:
+        kinds.setdefault(spot.kind, []).append(spot)
+    for kind, change in _CHANGES.items():
+        if kind in kinds and kind not in without:
+            change(changes, runs, kinds[kind], seed)
+    return changes
+
+
+def not_made(changes: Changes, reference: Run, parallel: Run) -> str:
+    """Return which change a run did not meet; empty if all were made."""
+    asked = [(changes.reference, reference.ranks[0]), *zip(changes.ranks, parallel.ranks, strict=True)]
+    for case, rank in asked:
+        where = f"rank {rank.rank} of {parallel.world_size}" if rank is not reference.ranks[0] else "the single device"
+        missing = set(case.weights) - set(rank.notes.get("changed weights", ()))
+        if missing:
+            return f"{where} does not call the model that has {min(missing)} before its first step"
+        if rank.notes.get("shared losses", 1.0) != case.share:
+            return f"{where} calls no backward"
+        if rank.notes.get("changed outputs", 0) != len(case.outputs):
+            return f"{where} does not make the same outputs again"
+    return ""
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def _weights(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    """Spread every trained parameter whose initial values are all equal, whether it stays so or not."""
+    del spots
+    names: list[str] = []
+    unknown: list[str] = []
+    for name, array in _constants(runs, seed).items():
+        parts = _parts(runs, name)
+        if parts is None:
+            unknown.append(name)
+            continue
+        names.append(name)
+        changes.reference = _with_weight(changes.reference, name, array)
+        for rank, (own, placement) in parts.items():
+            changes.ranks[rank] = _with_weight(changes.ranks[rank], own, placement.take(array))
+    if names:
+        changes.words["constant-parameters"] = f"{_listed(names)} get random values around their constant ones"
+    if unknown:
+        changes.left["constant-parameters"] = f"which part of {_listed(unknown)} a rank has cannot be told"
+
+
+def _constants(runs: PairedRuns, seed: int) -> dict[str, Any]:
+    frozen = runs.reference_notes.get("frozen parameters", ())
+    spread = {}
+    for (kind, name, step, _), record in runs.bounds.reference.items():
+        if kind == "weight" and step == -1 and name not in frozen:
+            value = np.asarray(record.value)
+            changed = spread_constant(value, seed, name)
+            if changed is not value:
+                spread[name] = changed
+    return spread
+
+
+def _parts(runs: PairedRuns, name: str) -> dict[int, tuple[str, Placement]] | None:
+    """Return each rank's own name and placement of a parameter; None if one of them is not known."""
+    key = ("weight", name, -1, 0)
+    parts: dict[int, tuple[str, Placement]] = {}
+    for rank in runs.holders(key):
+        placement = runs.parameters.of(name, rank)
+        if placement is None or placement.pending or not placement.compared:
+            return None
+        parts[rank] = _own_name(runs, rank, name), placement
+    return parts
+
+
+def _own_name(runs: PairedRuns, rank: int, name: str) -> str:
+    """Return what a rank calls a parameter: stages count their own layers."""
+    records: Sequence[Record] = runs.parallel.ranks[rank].records
+    return next(
+        record.name
+        for record in records
+        if record.kind == "weight" and record.step == -1 and renamed(record, runs.names[rank]).name == name
+    )
+
+
+def _with_weight(case: CaseChanges, name: str, array: Any) -> CaseChanges:
+    return replace(case, weights={**case.weights, name: np.ascontiguousarray(array)})
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def _shares(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    """Weight the losses of ranks that do the same work, so that only their mean is the reference's."""
+    del seed
+    if not all(_has_backward(rank) for rank in runs.ranks):
+        changes.left["equal-data"] = "the losses enter no backward that the recorder can weight"
+        return
+    for spot in spots:
+        if not spot.refused:
+            changes.left["equal-data"] = f"whether the ranks of {spot.subject} do the same work cannot be told"
+            continue
+        for group in runs.axes.groups[spot.subject]:
+            for rank, share in zip(group, shares(len(group)), strict=True):
+                changes.ranks[rank] = replace(changes.ranks[rank], share=changes.ranks[rank].share * share)
+        changes.shared += (spot.subject,)
+    if changes.shared:
+        sizes = [len(runs.axes.groups[axis][0]) for axis in changes.shared]
+        factors = ", ".join(f"{share:g}" for share in shares(sizes[0]))
+        changes.words["equal-data"] = (
+            f"the losses of the ranks along {' and '.join(changes.shared)} are multiplied by {factors} in the backward"
+        )
+
+
+def _has_backward(index: Mapping[Any, Record]) -> bool:
+    return any(key[0] == "loss" for key in index)
+
+
+def _cotangents(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    """Multiply the outputs that a loss adds up by random numbers."""
+    (spot,) = spots[:1]
+    keys = [key for key in runs.bounds.reference if key[:2] == ("output", spot.subject)]
+    factors: dict[int, dict[tuple[str, int, int], Any]] = {rank: {} for rank in range(len(runs.ranks))}
+    whole = {}
+    for key in keys:
+        value = np.asarray(runs.bounds.reference[key].value)
+        whole[key[1:]] = random_cotangent(value.shape, seed_of(seed, key[2], key[3]), key[1]).astype(value.dtype)
+        for rank in runs.holders(key):
+            placement = runs.placement(key, rank)
+            if placement is None or placement.pending or runs.ranks[rank][key].region is not None:
+                changes.left["constant-cotangents"] = f"which part of {spot.subject}'s output a rank has is unknown"
+                return
+            factors[rank][key[1:]] = placement.take(whole[key[1:]])
+    changes.reference = replace(changes.reference, outputs=whole)
+    changes.ranks = [replace(case, outputs=factors[rank]) for rank, case in enumerate(changes.ranks)]
+    changes.words["constant-cotangents"] = f"the output of {spot.subject} is multiplied by random numbers"
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def _inputs(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    names = [spot.subject for spot in spots]
+    why = _not_views(runs, names, "f")
+    if why:
+        changes.left["symmetric-inputs"] = why
+        return
+    _everywhere(changes, input_seed=seed_of(seed, "inputs") % (1 << 32))
+    changes.words["symmetric-inputs"] = "random numbers are added to floating inputs, by their place in memory"
+
+
+def _masks(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    names = [spot.subject for spot in spots if spot.subject != "dropout"]
+    if not names:
+        return
+    why = _not_views(runs, names, "bi")
+    if why:
+        changes.left["equal-masks"] = why
+        return
+    _everywhere(changes, mask_seed=seed_of(seed, "masks") % (1 << 32))
+    changes.words["equal-masks"] = f"{_listed(names)} select fewer elements, by their place in memory"
+
+
+def _not_views(runs: PairedRuns, names: Sequence[str], kinds: str) -> str:
+    """Return why inputs cannot be changed by their place in memory; empty if all ranks have views of one batch."""
+    kind_of = {name: array.dtype.kind for _, name, array in runs.reference_notes.get("inputs", ())}
+    other = [name for name in names if kind_of.get(name, "") not in kinds]
+    if other:
+        return f"{_listed(other)} holds no numbers to which noise can be added"
+    memory = runs.reference_notes.get("sizes of input memory")
+    for rank in runs.parallel.ranks:
+        if memory is None or rank.notes.get("sizes of input memory") != memory:
+            return f"the inputs of rank {rank.rank} are no views of the single device's batch"
+    return ""
+
+
+def _everywhere(changes: Changes, **fields: Any) -> None:
+    changes.reference = replace(changes.reference, **fields)
+    changes.ranks = [replace(case, **fields) for case in changes.ranks]
+
+
+def _strides(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+    """Give ranks, not the reference, inputs of other strides."""
+    del runs, spots, seed
+    changes.ranks = [replace(case, strided=True) for case in changes.ranks]
+    changes.words["contiguous-inputs"] = "inputs of the ranks' models are not contiguous"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+_Change = Callable[[Changes, PairedRuns, Sequence[BlindSpot], int], None]
+_CHANGES: dict[str, _Change] = {
+    "constant-parameters": _weights,
+    "equal-data": _shares,
+    "constant-cotangents": _cotangents,
+    "symmetric-inputs": _inputs,
+    "equal-masks": _masks,
+    "contiguous-inputs": _strides,
+}
+"""How each kind of blind spot is repaired."""

@@ -1,0 +1,443 @@
+"""Compares a parallel run with its reference, in the order of execution: `compare_runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.case import blind_spots
+from hyper_parallel.verify.engine.distance import Distance
+from hyper_parallel.verify.engine.hypotheses import find_cause
+from hyper_parallel.verify.engine.order import execution_order
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.power import power_of
+from hyper_parallel.verify.engine.samples import foreign_samples
+from hyper_parallel.verify.engine.scalars import compare_scalars
+from hyper_parallel.verify.engine.store import is_finite, largest, same_values
+from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
+from hyper_parallel.verify.engine.wording import ranks_words, summary, value_words
+from hyper_parallel.verify.frameworks.contract.records import Run
+
+__all__ = ["compare_paired", "compare_runs"]
+
+_TRAINING = ("gradient", "norm", "rate", "state", "weight")
+_REPLICATED = ("weight", "state")
+"""Kinds of values whose replicas must have equal bits: ranks would drift apart otherwise."""
+
+_DIVERGES = ("loss", "gradient", "weight", "norm")
+"""Kinds of values that stay finite in a training that converges."""
+
+_EVALUATION = " (no_grad)"
+_EXPLAINED = 3
+"""For how many differences, from the first, causes are looked for."""
+
+
+def compare_runs(
+    reference: Run,
+    perturbed: Sequence[Run] | Bounds,
+    parallel: Run,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    declared: Mapping[str, str] | None = None,
+) -> Verdict:
+    """Return the verdict on a parallel run.
+
+    Args:
+        reference: the program on one rank.
+        perturbed: the reference again, with perturbations in the last place, at least one antithetic pair; those whose
+            gradients were displaced say so in their settings (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
+        parallel: the program on its ranks.
+        mesh: sizes of the axes in order, the last one fastest; by default the groups that the ranks made.
+        declared: what values are, by pattern of names (:mod:`hyper_parallel.verify.engine.declared`).
+
+    Raises:
+        ValueError: the runs cannot be compared, or a declaration or the mesh does not fit.
+    """
+    return compare_paired(PairedRuns(reference, perturbed, parallel, mesh, declared))
+
+
+def compare_paired(runs: PairedRuns) -> Verdict:
+    """Return the verdict on two runs that are side by side already."""
+    comparison = _Comparison(runs)
+    comparison.run()
+    return comparison.verdict
+
+
+class _Comparison:
+    """Fills one verdict."""
+
+    def __init__(self, runs: PairedRuns) -> None:
+        self.runs = runs
+        self.verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
+        self.wrong: dict[Key, Difference] = {}
+        self.ratios: dict[Key, float] = {}
+        self.staged: set[tuple[Key, int]] = set()
+        self.end = np.inf
+
+    def run(self) -> None:
+        """Compare everything, put the differences into the order of execution, and find causes."""
+        self._names()
+        self.end = self._first_step_that_diverges()
+        for key in self.runs.bounds.reference:
+            if key[2] < self.end and self.runs.holders(key):
+                self._compare(key)
+        self._missing()
+        self._extra_masks()
+        self._unheld()
+        self._unrecorded()
+        self._replicas()
+        self._outputs_of_right_gradients()
+        self._other_rows()
+        self._other_samples()
+        ordered = execution_order(self.runs, self.wrong)
+        differences = [self.wrong[key] for key in ordered]
+        causes = [find_cause(self.runs, key, self.wrong) for key in ordered[:_EXPLAINED]]
+        for place, cause in enumerate(causes):
+            differences[place] = replace(differences[place], cause=cause)
+        self.verdict.differences = differences
+        self.verdict.largest = max(self.ratios.values(), default=0.0)
+        self.verdict.spots = blind_spots(self.runs)
+        self.verdict.power = power_of(self.runs.bounds, self.ratios)
+        self._unplaced()
+
+    def _first_step_that_diverges(self) -> float:
+        """Return the first step whose numbers are too large to be compared; infinity if the training stays finite.
+
+        Where a training diverges, rounding grows with it: a rank may overflow a step before the single device.
+        """
+        for key, record in self.runs.bounds.reference.items():
+            if key[0] not in _DIVERGES or key[2] < 0 or record.value.dtype.kind != "f":
+                continue
+            most = np.finfo(record.value.dtype).max ** 0.5 / 16  # squares of larger numbers overflow
+            if not is_finite(record.value) or largest(record.value) > most:
+                where = f"{value_words(key[0], key[1])} of the single device is infinite, NaN or about to overflow"
+                self.verdict.skipped.append(f"step {key[2] + 1} and all after it: {where} (the training diverges)")
+                return key[2]
+        return np.inf
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _compare(self, key: Key) -> None:
+        scalar = key[0] == "loss" or (key[0] == "output" and not np.shape(self.runs.bounds.reference[key].value))
+        if scalar and not any(self.runs.ranks[rank][key].region for rank in self.runs.holders(key)):
+            distances = compare_scalars(self.runs, key, self.verdict.notes)
+        else:
+            distances = self.runs.distances(key)
+            for rank in self._stages(key, distances):
+                del distances[rank]
+        for rank, distance in distances.items():
+            if distance is not None:
+                self.verdict.counts[key[0]] += 1
+                self.verdict.checked += int(np.size(self.runs.ranks[rank][key].value))
+                self.ratios[key] = max(self.ratios.get(key, 0.0), distance.ratio)
+        wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
+        if key[0] == "gradient" and wrong:
+            wrong = self._seen_by_optimizers(key, wrong)
+        if wrong:
+            self._differs(key, wrong)
+
+    def _unrecorded(self) -> None:
+        """List the masks that a recorder could not read: those of fused kernels of devices, and of DTensors."""
+        for notes in (self.runs.reference_notes, *(rank.notes for rank in self.runs.parallel.ranks)):
+            for module in notes.get("masks that were not recorded", ()):
+                line = f"mask of {module}: drawn inside a fused attention, which does not give it out"
+                self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+
+    def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
+        """Return the wrong gradients without those that no optimizer of their rank reads.
+
+        If no rank's optimizer has the parameter, its weight must be right after the step. Optimizers that are sharded
+        by hand own some of the parameters, or flat copies of them, on each rank: what is left in ``grad`` of the others
+        is not used.
+        """
+        ranks = range(self.runs.parallel.world_size)
+        without = [rank for rank in ranks if key[1] in self.runs.noted(rank, "parameters that no optimizer has")]
+        owned = len(without) < len(ranks)  # then a wrong weight shows itself
+        unread = [rank for rank in wrong if rank in without and (owned or self._right_after(key, rank))]
+        if unread:
+            where = f"on ranks {', '.join(map(str, unread))}"
+            line = f"gradient of {key[1]} {where}: no optimizer there has the parameter"
+            self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+            if len(unread) == len(wrong):
+                del self.ratios[key]
+        return {rank: distance for rank, distance in wrong.items() if rank not in unread}
+
+    def _right_after(self, key: Key, rank: int) -> bool:
+        """Return whether the weight of a gradient is right on a rank after the step."""
+        weight = ("weight", key[1], key[2], 0)
+        if weight not in self.runs.ranks[rank] or weight not in self.runs.bounds.reference:
+            return False
+        distance = self.runs.distance(weight, rank)
+        return distance is not None and distance.ratio <= 1
+
+    def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
+        """Return pipeline stages: ranks that call a module with some of its layers, while another rank has its output.
+
+        The stages of a pipeline call the same module, each with its own layers. Where no rank has the right output, all
+        of them are wrong. Ranks that call a layer with parameters which the right ranks call, too, are no stages: they
+        share the module, and have their own experts in it, for example.
+        """
+        right = [rank for rank, distance in distances.items() if distance is not None and distance.ratio <= 1]
+        if key[0] != "output" or not right or len(right) == len(distances):
+            return []
+        module = self.runs.ranks[right[0]][key].module
+        weights = {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
+        stages = [
+            rank
+            for rank, distance in distances.items()
+            if (distance is None or distance.ratio > 1)
+            and any(not self._has(rank, name) for name in weights)
+            and not any(self._share(rank, other, weights) for other in right)
+        ]  # fmt: skip
+        if stages:
+            why = "they have only some of its parameters, as pipeline stages do"
+            line = f"{value_words('output', key[1])} on {ranks_words(stages)}: {why}"
+            self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+        self.staged.update((key, rank) for rank in stages)
+        return stages
+
+    def _share(self, rank: int, other: int, weights: set[str]) -> bool:
+        """Return whether two ranks both call a module that has one of these parameters."""
+        modules = {name.rpartition(".")[0] for name in weights if self._has(rank, name) and self._has(other, name)}
+        for each in (rank, other):
+            modules &= {record.module for key, record in self.runs.ranks[each].items() if key[0] == "output"}
+        return bool(modules)
+
+    def _has(self, rank: int, name: str) -> bool:
+        """Return whether a rank has a parameter or buffer before training."""
+        return any((kind, name, -1, 0) in self.runs.ranks[rank] for kind in self.runs.parameters.KINDS)
+
+    def _differs(self, key: Key, wrong: Mapping[int, Distance]) -> None:
+        kind, name, step, call = key
+        rank, worst = max(wrong.items(), key=lambda item: (item[1].ratio, -item[0]))
+        record = self.runs.ranks[rank][key]
+        placement = self.runs.placement(key, rank)
+        self.wrong[key] = Difference(
+            kind, name, record.module, tuple(sorted(wrong)), step, call, worst.error, worst.bound,
+            f"rank {rank} {worst.why}",
+            "" if placement is None else placement.words, site=record.site,
+        )  # fmt: skip
+
+    def _lacks(self, key: Key, ranks: Sequence[int], why: str) -> None:
+        module = key[1].rpartition(".")[0]
+        self.wrong[key] = Difference(key[0], key[1], module, tuple(ranks), key[2], key[3], np.inf, 0.0, why)
+
+    # -- what only one of the runs has ---------------------------------------------------------------------------------
+
+    def _missing(self) -> None:
+        """Find gradients that ranks do not have, and list other values that no rank has."""
+        kinds = {key[0] for key in self.runs.bounds.reference}
+        trained = kinds.intersection(_TRAINING) or kinds  # what a rank alone evaluates afterwards is no step
+        last = {rank: _last_step(index, trained) for rank, index in enumerate(self.runs.ranks)}
+        end = _last_step(self.runs.bounds.reference, trained)
+        for rank, step in last.items():
+            if step < min(end, self.end - 1):
+                does = f"stops after step {step + 1}" if step >= 0 else "makes no optimizer step"
+                self.verdict.incomplete.append(f"rank {rank} {does}, the reference makes {end + 1}")
+        absent: dict[tuple[str, str], None] = {}
+        for key, record in self.runs.bounds.reference.items():
+            holders = self.runs.holders(key)
+            if key[2] >= self.end:
+                continue
+            if key[0] == "gradient" and largest(record.value):
+                self._missing_gradient(key, [rank for rank in last if rank not in holders and last[rank] >= key[2]])
+            elif not holders and key[0] == "norm" and self._clips_otherwise(key[2], last):
+                self._lacks(key, tuple(last), "no rank has it, the single device does")
+            elif not holders:
+                absent.setdefault(key[:2])
+        if absent:
+            self.verdict.skipped.append(f"{summary(list(absent))}: missing on all ranks in some step")
+        shapes = {
+            str(shape): None for rank in self.runs.parallel.ranks
+            for shape in rank.notes.get("parameters that no model has", ())
+        }  # fmt: skip
+        if shapes:
+            sizes = ", ".join(list(shapes)[:4])
+            line = f"gradients and state of parameters that only an optimizer has, of shapes {sizes}: they have no name"
+            self.verdict.skipped.append(line)
+
+    def _clips_otherwise(self, step: int, last: Mapping[int, int]) -> bool:
+        """Return whether all ranks make a step, and a gradient of it is wrong: clipping another way would be right."""
+        wrong = any(key[0] == "gradient" and key[2] == step for key in self.wrong)
+        return wrong and all(end >= step for end in last.values())
+
+    def _missing_gradient(self, key: Key, ranks: Sequence[int]) -> None:
+        """Report a gradient that ranks with the parameter lack, if the weight is wrong after the step or not known."""
+        _, name, step, call = key
+        lacking = []
+        for rank in ranks:
+            weight = ("weight", name, step, 0)
+            if weight not in self.runs.ranks[rank]:
+                continue
+            after = self.runs.distance(weight, rank) if weight in self.runs.bounds.reference else None
+            if after is None or after.ratio > 1:
+                lacking.append(rank)
+        if lacking:
+            self._lacks(
+                ("gradient", name, step, call), lacking, "the optimizer sees no gradient, the single device's does"
+            )
+
+    def _extra_masks(self) -> None:
+        """Report masks that the reference does not draw at all, and list other values that only ranks have."""
+        known = {key[:3] for key in self.runs.bounds.reference}
+        extra: dict[Key, list[int]] = {}
+        for rank, index in enumerate(self.runs.ranks):
+            for key in index:
+                if key[:3] not in known or (key[0] == "mask" and key not in self.runs.bounds.reference):
+                    extra.setdefault(key, []).append(rank)
+        listed: dict[tuple[str, str], None] = {}
+        for key, ranks in extra.items():
+            if key[0] == "mask":
+                self._lacks(key, ranks, f"{ranks_words(ranks)} drop elements, the single device drops none")
+            else:
+                listed.setdefault(key[:2])
+        if listed:
+            self.verdict.skipped.append(f"{summary(list(listed))}: missing in the reference")
+
+    def _unheld(self) -> None:
+        """Report parts of initial weights that no rank holds, and values before training that are no part of them."""
+        parameters = self.runs.parameters
+        for name, rank in sorted(parameters.strangers):
+            key = next(key for key in self.runs.ranks[rank] if key[0] in parameters.KINDS and key[1] == name)
+            if key in self.runs.bounds.reference:
+                shape, total = self.runs.value(key, rank).shape, self.runs.bounds.reference[key].value.shape
+                known = self.wrong[key].ranks if key in self.wrong else ()
+                why = f"{list(shape)} is no part of the single device's {list(total)}"
+                self._lacks(key, (*known, rank), why)
+        for name in parameters.names():
+            key = ("weight", name, -1, 0)
+            holders = self.runs.holders(key)
+            missing = parameters.missing(name)
+            if key in self.runs.bounds.reference and not holders:
+                self.verdict.incomplete.append(f"no rank has a parameter called {name}")
+            elif missing.size and key not in self.wrong and key in self.runs.bounds.reference:
+                count = int(np.size(self.runs.bounds.reference[key].value))
+                self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
+
+    def _outputs_of_right_gradients(self) -> None:
+        """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.
+
+        They are numbers of the ranks' own: a mean over a rank's part that is weighted afterwards, micro-batches that
+        each rank cuts from its own part, padding of a rank's batch. Only steps whose gradients were compared count, and
+        no output of an evaluation.
+        """
+        trained = {key[2] for key in self.ratios if key[0] == "gradient"}
+        if self.verdict.incomplete or any(
+            key[0] not in {"output", "loss"} or key[2] not in trained or _EVALUATION in key[1] for key in self.wrong
+        ):
+            return
+        names: dict[tuple[str, str], None] = {}
+        for key in list(self.wrong):
+            names.setdefault(key[:2])
+            self._uncount(key)
+            del self.wrong[key]
+        if names:
+            why = "they differ, but all gradients, norms, optimizer states and weights are equal"
+            self.verdict.skipped.append(f"{summary(list(names))}: {why}")
+
+    def _uncount(self, key: Key) -> None:
+        """Take a value that differs, and is not reported, out of what was compared."""
+        if key in self.ratios:
+            del self.ratios[key]
+            values = [self.runs.ranks[rank][key].value for rank in self.runs.holders(key)]
+            self.verdict.counts[key[0]] -= len(values)
+            self.verdict.checked -= sum(int(np.size(value)) for value in values)
+
+    def _other_rows(self) -> None:
+        """Where something differs, report outputs of which ranks had other rows than of those before."""
+        if not self.wrong:
+            return
+        start = execution_order(self.runs, self.wrong)[0]
+        before = list(self.runs.bounds.reference)
+        if start not in before:
+            return
+        for key, ranks in self.runs.activations.other_rows().items():
+            if key not in self.wrong and key[2] <= start[2] and before.index(key) < before.index(start):
+                placement = self.runs.placement(key, ranks[0])
+                rows = "other rows" if placement is None else placement.words
+                self._lacks(
+                    key, sorted(set(ranks)), f"rank {ranks[0]} has {rows}, other rows than of the values before"
+                )
+
+    def _other_samples(self) -> None:
+        """Where something differs, report the first output before it whose parts come from other samples."""
+        start = execution_order(self.runs, self.wrong)[0] if self.wrong else None
+        before = list(self.runs.bounds.reference)
+        if start not in self.runs.bounds.reference:
+            return
+        for key in before[: before.index(start)]:
+            if key[0] == "output" and key[2] == start[2]:
+                foreign = foreign_samples(self.runs, key)
+                if foreign:
+                    self._lacks(
+                        key, list(foreign), "they are computed from samples that the single device does not have"
+                    )
+                    return
+
+    # -- replicas, names, placements -----------------------------------------------------------------------------------
+
+    def _replicas(self) -> None:
+        """Compare ranks that hold the same part with each other."""
+        for key in self.runs.bounds.reference:
+            if key[0] in {"loss", "value"} or key[2] >= self.end or len(self.runs.holders(key)) < 2:
+                continue
+            for placement, ranks in self.runs.replicas(key):
+                if len(ranks) < 2:
+                    continue
+                self.verdict.replica_checks += len(ranks) - 1
+                if key in self.wrong or key[0] in _REPLICATED:
+                    values = [self.runs.ranks[rank][key].value for rank in ranks]
+                    unlike = [
+                        rank for rank, value in zip(ranks[1:], values[1:], strict=True)
+                        if not same_values(values[0], value)
+                    ]  # fmt: skip
+                    if unlike:
+                        holders = (ranks[0], *unlike)
+                        self.verdict.replicas.append(UnequalReplicas(*key[:3], holders, placement.words))
+                        if key not in self.wrong:
+                            self._replicas_differ(key, holders)
+
+    def _replicas_differ(self, key: Key, holders: tuple[int, ...]) -> None:
+        """Report ranks that hold the same part of a value with other bits, each of them within the bounds."""
+        first, other = (self.runs.value(key, rank) for rank in holders[:2])
+        count = int((first != other).sum()) if first.shape == other.shape else first.size
+        self._lacks(
+            key,
+            holders,
+            f"rank {holders[1]} holds the same part as rank {holders[0]}, and {count} of {first.size} elements have "
+            "other bits",
+        )
+
+    def _names(self) -> None:
+        for rank, modules in enumerate(self.runs.names):
+            for own, target in modules.items():
+                self.verdict.notes.append(f"{own} on rank {rank} is compared with the reference's {target}")
+
+    def _unplaced(self) -> None:
+        for name, why in self.runs.parameters.unplaced.items():
+            axis = next(iter(self.runs.axes.groups))
+            line = f'parameter {name}: {why}; declare it, e.g. {{"{name}": "shard(0) over {axis}"}}'
+            self.verdict.unplaced.append(line)
+            self.verdict.incomplete.append(f"the placement of {name} cannot be told")
+        for (kind, name), why in self.runs.activations.unplaced.items():
+            if all((key, rank) in self.staged for key, rank in self._without_place(kind, name)):
+                continue
+            axis = next(iter(self.runs.axes.groups))
+            self.verdict.unplaced.append(
+                f'{value_words(kind, name)}: {why}; declare it, e.g. {{"{kind} {name}": "shard(0) over {axis}"}}'
+            )
+
+    def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:
+        """Yield the values of a name whose placement cannot be told, with the rank."""
+        for key in self.runs.bounds.reference:
+            if key[:2] == (kind, name):
+                unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)
+                yield from ((key, rank) for rank in unplaced)
+
+
+def _last_step(keys: Iterable[Key], kinds: Collection[str]) -> int:
+    """Return the last step with values of these kinds; -1 if there is none."""
+    return max((key[2] for key in keys if key[0] in kinds), default=-1)

@@ -1,0 +1,111 @@
+"""The numbers of one differing value on all ranks, as hypotheses about its cause need them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.noise import multiple_of, unit
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.placement import Placement
+
+__all__ = ["Evidence"]
+
+
+class Evidence:
+    """What ranks have and should have of one value.
+
+    Args:
+        runs: both runs.
+        key: of the value.
+        ranks: where it differs.
+
+    Attributes:
+        placements: by rank, of the ranks whose placement is known and whose value has the expected shape.
+        actual, expected, allowed: arrays by rank.
+        wrong: booleans by rank: which elements differ.
+        ranks: where it differs, among those.
+    """
+
+    def __init__(self, runs: PairedRuns, key: Key, ranks: Sequence[int]) -> None:
+        self.runs, self.key = runs, key
+        self.placements: dict[int, Placement] = {}
+        self.actual: dict[int, Any] = {}
+        self.expected: dict[int, Any] = {}
+        self.allowed: dict[int, Any] = {}
+        self.wrong: dict[int, Any] = {}
+        for rank in runs.holders(key):
+            placement = runs.placement(key, rank)
+            if placement is None or not placement.compared:
+                continue
+            actual, (expected, allowed) = runs.actual(key, rank, placement), runs.expected(key, placement)
+            if actual is None or actual.shape != expected.shape or actual.dtype.kind not in "fc":
+                continue
+            self.placements[rank], self.actual[rank] = placement, actual
+            self.expected[rank], self.allowed[rank] = expected, allowed
+            with np.errstate(invalid="ignore"):
+                self.wrong[rank] = ~((np.abs(actual - expected) <= allowed) | (actual == expected))
+        self.ranks = [rank for rank in ranks if rank in self.wrong and self.wrong[rank].any()]
+
+    @property
+    def within_elements(self) -> bool:
+        """Whether every element of every rank is within its bounds, so that only the tensor as a whole is not."""
+        return bool(self.wrong) and not any(wrong.any() for wrong in self.wrong.values())
+
+    @cached_property
+    def share(self) -> tuple[int, int]:
+        """How many elements differ on all ranks, of how many on the ranks where some do."""
+        return sum(int(self.wrong[rank].sum()) for rank in self.ranks), sum(self.wrong[r].size for r in self.ranks)
+
+    @cached_property
+    def replicated(self) -> bool:
+        """Whether ranks that hold the same part have values that are equal within what is allowed."""
+        firsts: list[int] = []
+        for rank, placement in self.placements.items():
+            same = next((first for first in firsts if placement.same_place(self.placements[first])), None)
+            if same is None:
+                firsts.append(rank)
+            elif not (np.abs(self.actual[rank] - self.actual[same]) <= 2 * self.slack(rank, self.actual[same])).all():
+                return False
+        return True
+
+    def slack(self, rank: int, size: Any) -> Any:
+        """Return what a combination of values of magnitude ``size`` may be off by on a rank."""
+        record = self.runs.bounds.reference[self.key]
+        reference = np.asarray(record.value)
+        return self.allowed[rank] + multiple_of(reference, record.dtype) * unit(reference, record.dtype) * np.abs(size)
+
+    def combined(self, group: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Return, per global element, the sum of a group's values, that of their magnitudes, and how many they are."""
+        shape = next(iter(self.placements.values())).shape
+        size = int(np.prod(shape))
+        kind = next(iter(self.actual.values())).dtype
+        total, magnitude, count = np.zeros(size, dtype=kind), np.zeros(size), np.zeros(size, dtype=np.int64)
+        for rank in group:
+            if rank in self.placements:
+                positions = self.placements[rank].all_positions().reshape(-1)
+                np.add.at(total, positions, self.actual[rank].reshape(-1))
+                np.add.at(magnitude, positions, np.abs(self.actual[rank].reshape(-1)))
+                np.add.at(count, positions, 1)
+        return total, magnitude, count
+
+    def off(self, rank: int, value: Any, size: Any) -> tuple[bool, float]:
+        """Return whether ``value`` is the expected one wherever the rank's own is wrong, and its relative error."""
+        wrong = self.wrong[rank]
+        with np.errstate(invalid="ignore"):
+            error = np.abs(value - self.expected[rank])[wrong]
+        scale = float(np.abs(self.expected[rank]).max()) or 1.0
+        fits = bool((error <= self.slack(rank, size)[wrong]).all())
+        return fits, float(error.max(initial=0.0)) / scale
+
+    def error(self) -> float:
+        """Return the largest error of the values themselves, relative to the largest expected magnitude."""
+        worst = 0.0
+        for rank in self.ranks:
+            scale = float(np.abs(self.expected[rank]).max()) or 1.0
+            worst = max(worst, float(np.abs(self.actual[rank] - self.expected[rank]).max()) / scale)
+        return worst

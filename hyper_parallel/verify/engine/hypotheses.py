@@ -1,0 +1,472 @@
+"""Finds the class of an error by testing hypotheses on the numbers, in the order in which they convince."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.evidence import Evidence
+from hyper_parallel.verify.engine.losses import explain_loss
+from hyper_parallel.verify.engine.matching import find_part
+from hyper_parallel.verify.engine.norms import explain_clipping, explain_norm
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.part_statistics import (
+    kept_value,
+    local_statistics,
+    other_inputs,
+    other_targets,
+    unequal_rows,
+    weighted_by_rows,
+)
+from hyper_parallel.verify.engine.placement import describe
+from hyper_parallel.verify.engine.randomness import explain_dropped, explain_masks
+from hyper_parallel.verify.engine.reductions import missing_reduction, scaled, spread, unsummed_output
+from hyper_parallel.verify.engine.samples import foreign_samples
+from hyper_parallel.verify.engine.store import digest_of
+from hyper_parallel.verify.engine.verdict import Difference
+from hyper_parallel.verify.engine.wording import ranks_words
+
+__all__ = ["find_cause"]
+
+
+def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> Cause:
+    """Return the class of an error with its evidence; ``unexplained`` where no hypothesis fits.
+
+    Args:
+        runs: both runs.
+        key: of the value that differs.
+        wrong: every difference.
+    """
+    kind, ranks = key[0], wrong[key].ranks
+    evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
+    tests: list[Any] = [_other_bits, _as_whole, _missing_value, _other_rows]
+    if kind == "norm":
+        tests += [_norm]
+    elif kind == "mask":
+        tests += [_random_mask]
+    elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
+        tests += [_loss, _unsummed_output, other_targets]
+    elif kind == "gradient":
+        tests += [_missing, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
+    elif kind == "rate":
+        tests += [_rate_of_another_step, _scaled]
+    elif kind in {"weight", "buffer"} and key[2] < 0:
+        tests += [_unheld, _other_part]
+    elif kind in {"weight", "buffer", "state"}:
+        tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
+    else:
+        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
+        tests += [local_statistics, _other_part, other_inputs]
+    for test in (*tests, _zero, _replicas_differ, _input_gradient, _components):
+        cause = test(runs, key, wrong, evidence)
+        if cause is not None:
+            return cause  # type: ignore[no-any-return]
+    return Cause("unexplained", "", _nearest(evidence))
+
+
+def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
+    if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
+        return None
+    factors = [factor for factor, _ in _factors(evidence).values()]
+    bound = runs.bounds.whole(evidence.key)
+    for axis, groups in runs.axes.sets():
+        for size in {len(group) for group in groups} - {1}:
+            for expected in (float(size), 1.0 / size):
+                if bound and factors and all(abs(factor / expected - 1) <= bound.scale for factor in factors):
+                    text = f"the ranks' values are {factors[0]:.4g} times the reference's as a whole"
+                    return Cause("scaled-by-size", axis, f"{text}; {axis} has {size} ranks")
+    return Cause("unexplained", "", _nearest(evidence))
+
+
+def _factors(evidence: Evidence) -> dict[int, tuple[float, float]]:
+    """Return, by rank, the factor that fits its value best, and what remains relative to the reference."""
+    factors: dict[int, tuple[float, float]] = {}
+    for rank, actual in evidence.actual.items():
+        expected = np.asarray(evidence.expected[rank], np.float64).reshape(-1)
+        square = float(expected @ expected)
+        if actual.dtype.kind == "f" and square and np.isfinite(square) and np.isfinite(actual).all():
+            own = actual.astype(np.float64).reshape(-1)
+            factor = float(own @ expected) / square
+            factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
+    return factors
+
+
+def _nearest(evidence: Evidence | None) -> str:
+    """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
+    unknown = "no hypothesis fits the numbers"
+    factors = {} if evidence is None else _factors(evidence)
+    if not factors:
+        return unknown
+    rank, (factor, rest) = max(factors.items(), key=lambda item: abs(item[1][0] - 1) + item[1][1])
+    return f"{unknown}; nearest: rank {rank} has {factor:.7g} times the reference, residual {100 * rest:.2g} %"
+
+
+def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A learning rate that the reference has in another step."""
+    for other, record in runs.bounds.reference.items():
+        if (
+            other[:2] == key[:2]
+            and other[2] != key[2]
+            and all(abs(runs.value(key, rank) - record.value) <= runs.bounds.allowed(key) for rank in wrong[key].ranks)
+        ):
+            return Cause("stale", "", f"the rate in step {key[2] + 1} is the single device's in step {other[2] + 1}")
+    return None
+
+
+def _is_scalar(runs: PairedRuns, key: Key) -> bool:
+    return not np.shape(runs.bounds.reference[key].value)
+
+
+def _missing_value(
+    runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
+) -> Cause | None:
+    """A value that a rank does not have, or that only ranks have."""
+    if key[0] == "mask" and key not in runs.bounds.reference:
+        return Cause("random-differs", "", "ranks draw a mask where the single device draws none")
+    lacking = [rank for rank in wrong[key].ranks if key not in runs.ranks[rank]]
+    if key[0] != "gradient":
+        return None
+    zero = [
+        rank for rank in wrong[key].ranks
+        if key in runs.ranks[rank] and not np.any(runs.value(key, rank)) and runs.value(key, rank).size
+    ]  # fmt: skip
+    if not lacking and not (zero and evidence is not None and len(zero) < len(evidence.actual)):
+        return None
+    if not lacking and evidence is not None and (missing_reduction(evidence) or all(r in zero for r in evidence.ranks)):
+        return missing_reduction(evidence) or Cause("no-gradient", "", f"it is zero on {ranks_words(zero)}")
+    if lacking:
+        have = "has" if len(lacking) == 1 else "have"
+        text = f"{ranks_words(lacking)} {have} the parameter, but the optimizer there sees no gradient of it"
+        return _not_stepped(runs, key, lacking) or Cause("no-gradient", "", text)
+    return None
+
+
+def _not_stepped(runs: PairedRuns, key: Key, lacking: Sequence[int]) -> Cause | None:
+    """Return ``not-updated`` if the gradients that no optimizer saw were there: the step was not made."""
+    name, step = key[1], key[2]
+    for rank in lacking:
+        before, after = ("weight", name, step - 1, 0), ("weight", name, step, 0)
+        both = before in runs.ranks[rank] and after in runs.ranks[rank]
+        subject = "parameters without a gradient"
+        unknown = subject not in runs.parallel.ranks[rank].notes or name in runs.noted(rank, subject)
+        if unknown or not both or not np.array_equal(runs.value(before, rank), runs.value(after, rank)):
+            return None
+    text = f"on {ranks_words(lacking)} no optimizer makes a step with it, and the weight is bit for bit that before"
+    return Cause("not-updated", "", text)
+
+
+def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """A gradient that is zero on every rank where it is wrong."""
+    if key[0] != "gradient" or evidence is None or not evidence.ranks:
+        return None
+    if any(np.any(evidence.actual[rank][evidence.wrong[rank]]) for rank in evidence.ranks):
+        return None
+    part = "" if evidence.share[0] == evidence.share[1] else f", in {evidence.share[0]} of {evidence.share[1]} elements"
+    return Cause("no-gradient", "", f"it is zero on {ranks_words(evidence.ranks)}{part}")
+
+
+def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A value of other samples, or one that is right in itself, but has other rows than the values before."""
+    foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
+    if foreign and set(foreign) == set(wrong[key].ranks):
+        rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
+        return Cause("data", "", f"the models get input rows that the single device does not get: {rows}")
+    if key[0] not in {"output", "value", "mask"} or key not in runs.activations.other_rows():
+        return None
+    if any((distance := runs.distance(key, rank)) is None or distance.ratio > 1 for rank in wrong[key].ranks):
+        return None
+    return Cause("permuted", "", f"{wrong[key].why}; what follows differs")
+
+
+def _norm(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return explain_norm(runs, key)
+
+
+def _clipped(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None else explain_clipping(runs, key, evidence.ranks)
+
+
+def _unsummed_output(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return unsummed_output(runs, key)
+
+
+def _loss(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    return explain_loss(runs, key)
+
+
+def _random_mask(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    return explain_masks(runs, key, {rank: runs.value(key, rank) for rank in runs.holders(key)}, wrong[key].ranks)
+
+
+def _dropped(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None else explain_dropped(runs, key, wrong[key].ranks, evidence)
+
+
+def _missing(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None else missing_reduction(evidence)
+
+
+def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    return None if evidence is None or not evidence.ranks else scaled(evidence)
+
+
+def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """An initial weight some elements of which are on no rank."""
+    if not runs.parameters.missing(key[1]).size:
+        return None
+    missing = runs.parameters.missing(key[1])
+    shape = np.shape(runs.bounds.reference[key].value)
+    rows = sorted({int(row) for row in np.unravel_index(missing, shape)[0]}) if shape else []
+    counts = np.zeros(int(np.prod(shape)), dtype=np.int64)
+    for rank in runs.holders(key):
+        placement = runs.parameters.of(key[1], rank)
+        if placement is not None:
+            np.add.at(counts, placement.all_positions().reshape(-1), 1)
+    twice = f", and {int((counts > 1).sum())} are on several" if (counts > 1).any() else ""
+    del wrong
+    return Cause(
+        "permuted", "", f"{missing.size} elements (in rows {', '.join(map(str, rows[:8]))}) are on no rank{twice}"
+    )
+
+
+def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A weight or state that differs because its gradient, the norm or an earlier weight does."""
+    owner = runs.parameters.owner(key[1])
+    for kind, name in (("gradient", owner), ("weight", owner)):
+        for step in range(key[2] + 1):
+            earlier = (kind, name, step - (kind == "weight"), 0)
+            if earlier in wrong and earlier != key:
+                cause = find_cause(runs, earlier, wrong)
+                where = f"step {earlier[2] + 1}" if earlier[2] >= 0 else "training"
+                return Cause(cause.kind, cause.axis, f"the {kind} of {name} differs from {where} on: {cause.evidence}")
+    return None
+
+
+def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """A weight that is bit for bit that of the step before."""
+    kind, name, step, call = key
+    before = (kind, name, step - 1, call)
+    if kind != "weight":
+        return None
+    still = [
+        rank for rank in wrong[key].ranks
+        if before in runs.ranks[rank] and np.array_equal(runs.value(before, rank), runs.value(key, rank))
+    ]  # fmt: skip
+    if not still:
+        return None
+    notes = [rank.notes.get("parameters that no optimizer has", ()) for rank in runs.parallel.ranks]
+    unknown = "; no optimizer has it" if any(name in names for names in notes) else ""
+    return Cause("not-updated", "", f"the step left it unchanged, bit for bit, on {ranks_words(still)}{unknown}")
+
+
+def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A value that is the one of the previous step or call, or the right one with that added."""
+    if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
+        return None
+    kind, name, step, call = key
+    for before, words in (((kind, name, step - 1, call), "step"), ((kind, name, step, call - 1), "call")):
+        if before not in runs.bounds.reference:
+            continue
+        fits = [_contains(runs, before, rank, evidence) for rank in evidence.ranks]
+        if all("is" in fit for fit in fits):
+            return Cause("stale", "", f"it is the value of the previous {words}, on {ranks_words(evidence.ranks)}")
+        if all("has" in fit for fit in fits):
+            return Cause(
+                "stale",
+                "",
+                f"minus the value of the previous {words} it equals the reference: that value was not cleared",
+            )
+    return None
+
+
+def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> str:
+    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is that and the right one added, or empty."""
+    placement, actual = evidence.placements[rank], evidence.actual[rank]
+    old = placement.take(runs.bounds.reference[before].value)
+    own = runs.value(before, rank) if before in runs.ranks[rank] else old
+    if own.shape != actual.shape or not np.any(own):
+        return ""
+    slack = evidence.slack(rank, old) + placement.take(runs.bounds.allowed(before))
+    if np.array_equal(actual, own) or (np.abs(actual - old) <= slack).all():
+        return "is"
+    return "has" if (np.abs(actual - own - evidence.expected[rank]) <= 2 * slack).all() else ""
+
+
+def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """An output that has a parameter of its module, or of one around it, added several times."""
+    if evidence is None or key[0] != "output" or not evidence.ranks:
+        return None
+    for name, bias in _biases(runs, key):
+        for axis, groups in runs.axes.sets():
+            size = max(map(len, groups))
+            if all(_is_added(evidence, rank, bias, size - 1) for rank in evidence.ranks):
+                text = (
+                    f"minus {size - 1} times {name} it equals the reference: each of the {size} ranks of {axis} adds it"
+                )
+                return Cause("repeated-reduction", axis, text)
+    return None
+
+
+def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """An output of parts that were not added up, although each rank has added the whole bias to its own."""
+    if evidence is None or key[0] != "output" or not evidence.ranks:
+        return None
+    for name, bias in _biases(runs, key):
+        for axis, groups in runs.axes.sets():
+            group_of = {rank: group for group in groups for rank in group}
+            if min(map(len, groups)) > 1 and all(
+                rank in group_of and _sums_with_bias(evidence, rank, group_of[rank], bias) for rank in evidence.ranks
+            ):
+                size = max(map(len, groups))
+                text = f"the sum over {axis} of the ranks' outputs, minus {size - 1} times {name}, equals the reference"
+                return Cause("missing-reduction", axis, text)
+    return None
+
+
+def _sums_with_bias(evidence: Evidence, rank: int, group: Sequence[int], bias: Any) -> bool:
+    """Return whether the values of a group add up to the expected one and a bias for each rank but one."""
+    actual = evidence.actual[rank]
+    if not actual.ndim or actual.shape[-1] != bias.size:
+        return False
+    total, magnitude, count = evidence.combined(group)
+    where = evidence.placements[rank].all_positions()
+    extra = len(group) - 1
+    return (
+        bool((count[where] == len(group)).all())
+        and (evidence.off(rank, total[where] - extra * bias, magnitude[where] + extra * np.abs(bias))[0])
+    )
+
+
+def _biases(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of one dim that the value's module, or one around it, has in this step."""
+    module = runs.bounds.reference[key].module
+    for (kind, name, when, _), record in runs.bounds.reference.items():
+        near = record.module == module or module.startswith(f"{record.module}.")
+        if kind == "weight" and when == key[2] - 1 and near and np.ndim(record.value) == 1:
+            yield name, np.asarray(record.value)
+
+
+def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
+    actual = evidence.actual[rank]
+    if not actual.ndim or actual.shape[-1] != bias.size:
+        return False
+    return evidence.off(rank, actual - times * bias, np.abs(actual) + times * np.abs(bias))[0]
+
+
+def _other_part(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """A value that is another part of the reference's value, or the reference's value of another name."""
+    if key not in runs.bounds.reference:
+        return None
+    total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
+    exact = key[2] < 0
+    matches: list[str] = []
+    for rank in wrong[key].ranks:
+        if key not in runs.ranks[rank] or not runs.value(key, rank).size:
+            continue
+        value, has = runs.value(key, rank), f"rank {rank} has the single device's"
+        match = find_part(value, total, None if exact else allowed)
+        if match is not None:
+            matches.append(f"{has} {describe(match.positions, total.shape) or 'rows in another order'}")
+            continue
+        other = next(_same_value(runs, key, value), "")
+        if not other:
+            return None
+        matches.append(f"{has} {other}")
+    if not matches:
+        return None
+    del evidence
+    return Cause("permuted", "", "; ".join(matches[:4]))
+
+
+def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
+    """Yield other names of the same kind and step whose reference equals ``value``."""
+    for other, record in runs.bounds.reference.items():
+        if other[0] == key[0] and other[2] == key[2] and other[1] != key[1] and np.shape(record.value) == value.shape:
+            allowed = 0.0 if key[2] < 0 else runs.bounds.allowed(other)
+            if value.dtype.kind in "fc" and (np.abs(value - record.value) <= allowed).all():
+                yield other[1]
+
+
+def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """Ranks that hold the same part have other bits, each of them within the bounds."""
+    if evidence is None or not evidence.within_elements or key[0] not in {"weight", "state"}:
+        return None
+    ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
+    differ = any(
+        evidence.placements[ranks[0]].same_place(evidence.placements[rank])
+        and digest_of(evidence.actual[ranks[0]]) != digest_of(evidence.actual[rank])
+        for rank in ranks[1:]
+    )
+    return Cause("replicas-differ", "", wrong[key].why) if differ else None
+
+
+def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """Ranks that hold the same part have different values, and some of them the right one."""
+    if evidence is None or not evidence.ranks or evidence.replicated:
+        return None
+    right = [rank for rank in evidence.actual if rank not in evidence.ranks]
+    if key[0] in {"gradient", "output"} and not right:
+        axis = next((axis for axis, groups in runs.axes.sets() if spread(evidence, groups) == "differ"), "")
+        text = f"ranks that hold the same part have different {key[0]}s, none of them the reference's"
+        return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
+    known = f"; {ranks_words(right)} {'has' if len(right) == 1 else 'have'} the reference's" if right else ""
+    text = f"ranks that hold the same part have different values, wrong on {ranks_words(evidence.ranks)}{known}"
+    return Cause("replicas-differ", "", text)
+
+
+def _input_gradient(
+    runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
+) -> Cause | None:
+    """A gradient that is wrong before a sharded module whose own are right: its input's gradient was not reduced."""
+    kind, name, step, _ = key
+    if kind != "gradient" or evidence is None or not evidence.ranks:
+        return None
+    if any(other[2] < step or (other[2] == step and other[0] in {"output", "loss"}) for other in wrong):
+        return None
+    places = list(runs.bounds.reference)
+    later = [other for other in places[places.index(key) + 1 :] if other[0] == "gradient" and other[2] == step]
+    for other in later:
+        axis = "" if other in wrong else _sharded_over(runs, other[1], name)
+        if axis:
+            text = f"the gradients of {other[1]}, which is sharded over {axis}, are right, those before it are wrong"
+            return Cause("missing-reduction", axis, f"{text}: the gradient of its input is not summed over {axis}")
+    return None
+
+
+def _sharded_over(runs: PairedRuns, name: str, plain: str) -> str:
+    """Return an axis over which parameter ``name`` is sharded and ``plain`` is not; empty if there is none."""
+    for axis, groups in runs.axes.groups.items():
+        same = []
+        for group in groups:
+            for parameter in (name, plain):
+                places = [runs.parameters.of(parameter, rank) for rank in group]
+                known = [place for place in places if place is not None]
+                same.append(len(known) == len(group) and all(known[0].same_place(place) for place in known))
+        if len(runs.axes.groups[axis][0]) > 1 and not any(same[::2]) and all(same[1::2]):
+            return axis
+    return ""
+
+
+def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
+    """Some components are wrong, and no factor makes them right."""
+    if evidence is None or not evidence.ranks:
+        return None
+    wrong, total = evidence.share
+    rank = evidence.ranks[0]
+    actual, expected = evidence.actual[rank].reshape(-1), evidence.expected[rank].reshape(-1)
+    lengths = float(np.linalg.norm(actual)) * float(np.linalg.norm(expected))
+    cosine = abs(float(np.vdot(actual, expected))) / lengths if lengths else 0.0
+    if wrong == total and key[0] not in {"gradient", "output", "value"}:
+        return None
+    if wrong == total and cosine < 0.05:
+        return None
+    return Cause(
+        "components",
+        "",
+        f"{wrong} of {total} elements differ, by no common factor; cosine with the reference {cosine:.6f}",
+    )

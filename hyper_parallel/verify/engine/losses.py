@@ -1,0 +1,73 @@
+"""Hypotheses about a loss, or another single number: divided by counts or sizes that are not the reference's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.scalars import combinations_of_ranks
+
+__all__ = ["explain_loss"]
+
+
+def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
+    """Return which sizes or counts turn the ranks' numbers into the reference's; None if none do."""
+    expected = float(runs.bounds.reference[key].value)
+    values = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
+    if not values or not np.isfinite([expected, *values.values()]).all() or not expected:
+        return None
+    tolerance = max(4 * float(np.max(runs.bounds.allowed(key))) / abs(expected), 1e-13)
+    return (
+        _by_size(runs, key, expected, values, tolerance)
+        or _by_weights(runs, expected, values, tolerance)
+        or _by_ratio(runs, key, expected, tolerance)
+    )
+
+
+def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
+    """Each rank's number, or their mean or sum, is the reference's times sizes of groups."""
+    sizes = runs.axes.sizes()
+    own = set(values.values())
+    candidates = [("each rank's value", next(iter(own)))] if max(own) - min(own) <= tolerance * abs(expected) else []
+    for words, combined in combinations_of_ranks(runs, key):
+        numbers = [float(value) for value in combined.values()]
+        if max(numbers) - min(numbers) <= tolerance * abs(expected):
+            candidates.append((f"the {words} of the ranks' values", numbers[0]))
+    for words, value in candidates:
+        axes = axes_of_factor(value / expected, sizes, tolerance)
+        if axes:
+            inverse = "" if value > expected else "1 / "
+            text = f"{words} is the reference's times {value / expected:.9g}, {inverse}the size of"
+            return Cause("scaled-by-size", " x ".join(axes), f"{text} {size_words(axes, sizes)}")
+    return None
+
+
+def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
+    """The ranks' numbers weighted with counts are the reference's: each was divided by its own count."""
+    for axis, groups in runs.axes.sets():
+        size = len(groups[0])
+        if any(len(group) != size for group in groups) or not all(rank in values for group in groups for rank in group):
+            continue
+        means = [float(np.mean([values[group[place]] for group in groups])) for place in range(size)]
+        counts = integer_weights(means, expected, tolerance)
+        if counts is not None and len(set(counts)) > 1:
+            shown = " : ".join(map(str, counts))
+            text = f"the mean over {axis} weighted with {shown} equals the reference within {tolerance:.0e}"
+            return Cause(
+                "scaled-by-count", axis, f"{text}; weighted equally it does not: each rank divides by its own count"
+            )
+    return None
+
+
+def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> Cause | None:
+    """The mean or sum of the ranks' numbers is the reference's times a ratio of two counts."""
+    for words, combined in combinations_of_ranks(runs, key):
+        numbers = [float(value) for value in combined.values()]
+        ratio = ratio_of_counts(numbers[0] / expected, tolerance)
+        if ratio is not None and max(numbers) - min(numbers) <= tolerance * abs(expected):
+            text = f"the {words} of the ranks' values is the reference's times {ratio}, a ratio of counts"
+            return Cause("scaled-by-count", words.partition(" over ")[2].partition(",")[0], text)
+    return None

@@ -1,0 +1,146 @@
+"""Hypotheses about a gradient norm: computed from one rank's part, or counting parameters several times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.pairing import PairedRuns
+
+__all__ = ["explain_clipping", "explain_norm"]
+
+_TOLERANCE = 1e-4
+"""How well norms of other parts must fit, in units of the error that they explain."""
+
+
+def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
+    """Return why a norm differs: which parts of which ranks' gradients make it, from the reference's gradients."""
+    gradients = _gradients(runs, key[2])
+    norm = float(runs.bounds.reference[key].value)
+    ranks = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
+    if not gradients or not ranks or norm <= 0:
+        return None
+    for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
+        whole = _norm([value.reshape(-1) for value in gradients.values()], power)
+        factor = norm / whole if whole else 0.0  # gradients are recorded after clipping
+        if power == 2.0 and not _clips(runs, gradients, key, factor):
+            continue
+        scaled = {name: value * factor for name, value in gradients.items()}
+        for text, kind, expected in _hypotheses(runs, scaled, power, norm):
+            if all(_fits(value, expected.get(rank), norm) for rank, value in ranks.items()):
+                shown = ", ".join(f"{value:.9g}" for value in dict.fromkeys(ranks.values()))
+                return Cause(kind, "", f"{text} is {shown} ({words}); the single device has {norm:.9g}")
+    return None
+
+
+def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause | None:
+    """Return why each rank has its own multiple of a gradient: it was clipped by the norm of what the rank holds.
+
+    A program that clips by itself records no norm; the factors show it.
+    """
+    factors = {rank: runs.factor(key, rank) for rank in ranks}
+    known = {rank: factor for rank, factor in factors.items() if factor}
+    gradients = _gradients(runs, key[2])
+    if len(known) < max(2, len(factors)) or len({f"{factor:.6g}" for factor in known.values()}) == 1:
+        return None
+    for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
+        whole = _norm(list(gradients.values()), power)
+        local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in known}
+        if all(abs(factor * local[rank] - whole) <= _TOLERANCE * whole for rank, factor in known.items()):
+            shown = ", ".join(f"{factor:.9g}" for factor in known.values())
+            why = f"the {words} of all gradients, divided by that of the rank's part"
+            text = f"the ranks' gradients are the reference's times {shown}: {why}"
+            return Cause("norm-local", "", text)
+    return None
+
+
+def _gradients(runs: PairedRuns, step: int) -> dict[str, Any]:
+    """Return the reference's gradients of a step by name."""
+    return {
+        name: np.asarray(record.value)
+        for (kind, name, when, _), record in runs.bounds.reference.items()
+        if kind == "gradient" and when == step
+    }
+
+
+def _clips(runs: PairedRuns, gradients: Mapping[str, Any], key: Key, factor: float) -> bool:
+    """Return whether the 2-norm of the recorded gradients is the norm, or what it was clipped to: at most the norm."""
+    del runs, key
+    return bool(gradients) and factor >= 1 - 1e-5
+
+
+def _fits(value: float, expected: float | None, norm: float) -> bool:
+    return expected is not None and abs(value - expected) <= max(_TOLERANCE * abs(value - norm), 1e-12 * norm)
+
+
+def _norm(parts: list[Any], power: float) -> float:
+    flat = np.concatenate([np.abs(part.reshape(-1)).astype(np.float64) for part in parts]) if parts else np.zeros(0)
+    if not flat.size:
+        return 0.0
+    return float(flat.max()) if power == np.inf else float((flat**power).sum() ** (1 / power))
+
+
+def _hypotheses(
+    runs: PairedRuns, gradients: Mapping[str, Any], power: float, norm: float
+) -> Iterator[tuple[str, str, dict[int, float]]]:
+    """Yield words, a cause and the norm of each rank under it."""
+    world = range(runs.parallel.world_size)
+    local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in world}
+    yield "the norm of each rank's own part", "norm-local", local
+    for rank in world:
+        yield f"the norm of rank {rank}'s part", "norm-local", dict.fromkeys(world, local[rank])
+    for axis, groups in runs.axes.sets():
+        members = {rank: group for group in groups for rank in group}
+        summed = {rank: sum(local[other] for other in members.get(rank, (rank,))) for rank in world}
+        largest = {rank: max(local[other] for other in members.get(rank, (rank,))) for rank in world}
+        yield f"the sum over {axis} of the ranks' norms", "norm-counted-twice", summed
+        if power != np.inf:
+            squares = {rank: sum(local[other] ** power for other in members.get(rank, (rank,))) for rank in world}
+            roots = {rank: value ** (1 / power) for rank, value in squares.items()}
+            yield f"the norm over {axis} of every rank's part, replicas included,", "norm-counted-twice", roots
+            means = {rank: (value / len(members.get(rank, (rank,)))) ** (1 / power) for rank, value in squares.items()}
+            yield f"the norm of the mean over {axis} of the ranks' squares", "norm-local", means
+        yield f"the largest over {axis} of the ranks' norms", "norm-local", largest
+    if power != np.inf:
+        yield from _classes(runs, gradients, power, norm)
+
+
+def _classes(
+    runs: PairedRuns, gradients: Mapping[str, Any], power: float, norm: float
+) -> Iterator[tuple[str, str, dict[int, float]]]:
+    """Yield norms that count classes of parameters (equally often on the ranks) another number of times each."""
+    world = range(runs.parallel.world_size)
+    sizes = {1, *runs.axes.sizes().values(), runs.parallel.world_size}
+    sums: dict[tuple[str, ...], float] = {}
+    names: dict[tuple[str, ...], str] = {}
+    for name, value in gradients.items():
+        holders = [rank for rank in world if runs.parameters.of(name, rank) is not None]
+        kind = "experts" if "expert" in name else "replicated" if _replicated(runs, name, holders) else "sharded"
+        sums[kind,] = sums.get((kind,), 0.0) + float((np.abs(value).astype(np.float64) ** power).sum())
+        names.setdefault((kind,), kind)
+    if not sums or len(sums) > 3:
+        return
+    multiples = sorted({*(float(size) for size in sizes), *(1.0 / size for size in sizes), 0.0})
+    for times in product(multiples, repeat=len(sums)):
+        if all(count == 1.0 for count in times):
+            continue
+        total = sum(count * part for count, part in zip(times, sums.values(), strict=True)) ** (1 / power)
+        words = ", ".join(f"{names[kind]} parameters {count:g} times" for kind, count in zip(sums, times, strict=True))
+        cause = "norm-counted-twice" if total > norm else "norm-local"
+        yield f"the norm that counts {words}", cause, dict.fromkeys(world, total)
+
+
+def _replicated(runs: PairedRuns, name: str, holders: list[int]) -> bool:
+    placements = [runs.parameters.of(name, rank) for rank in holders]
+    return len(holders) > 1 and all(placement is not None and placement.positions is None for placement in placements)
+
+
+def _parts(runs: PairedRuns, gradients: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return the parts of the reference's gradients that a rank holds."""
+    placements = {name: runs.parameters.of(name, rank) for name in gradients}
+    return {name: placement.take(gradients[name]) for name, placement in placements.items() if placement is not None}

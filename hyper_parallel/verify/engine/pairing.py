@@ -1,0 +1,277 @@
+"""The two runs side by side: records by key, allowed differences, axes and placements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.activations import ActivationPlacements
+from hyper_parallel.verify.engine.axes import Axes
+from hyper_parallel.verify.engine.bounds import Bounds, Key, index_records
+from hyper_parallel.verify.engine.declared import declaration_of, parse_declaration
+from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, whole_distance
+from hyper_parallel.verify.engine.placement import (
+    ParameterPlacements,
+    Placement,
+    declared_placement,
+    region_placement,
+    renamed,
+    renamed_path,
+    whole,
+)
+from hyper_parallel.verify.engine.store import digest_of, is_constant, same_values
+from hyper_parallel.verify.frameworks.contract.records import Record, Run
+
+__all__ = ["PairedRuns", "factor_of"]
+
+_FOLLOW = ("gradient", "state", "weight", "buffer")
+_NONE: Any = object()
+_SCALARS = ("loss", "norm", "rate")
+
+
+class PairedRuns:
+    """A reference and a parallel run, ready to be compared.
+
+    Args:
+        reference: a run on one rank.
+        perturbed: its repeats, or the bounds that were measured by them.
+        parallel: the run to compare.
+        mesh: sizes of the axes, in order; None takes the groups that the ranks recorded.
+        declared: placements by pattern of names.
+
+    Attributes:
+        bounds: allowed differences; ``bounds.reference`` has the reference's records.
+        ranks: each rank's records by key, under the reference's names.
+        axes: groups of ranks.
+        parameters: placements of weights and buffers.
+        activations: placements of outputs, masks and values.
+        reference_notes: the reference's notes.
+        names: by rank, modules whose names were mapped to the reference's.
+
+    Raises:
+        ValueError: the reference has more than one rank or no records, a declaration cannot be read, or the mesh has
+            another number of ranks.
+    """
+
+    def __init__(
+        self,
+        reference: Run,
+        perturbed: Sequence[Run] | Bounds,
+        parallel: Run,
+        mesh: Mapping[str, int] | None,
+        declared: Mapping[str, str] | None,
+    ) -> None:
+        if reference.world_size != 1 or not reference.ranks[0].records:
+            raise ValueError(
+                f"the reference must be a run on one rank that recorded values; this one has {reference.world_size} "
+                f"ranks and {sum(len(rank.records) for rank in reference.ranks)} records"
+            )
+        self.parallel = parallel
+        self.reference_notes = reference.ranks[0].notes
+        self.bounds = perturbed if isinstance(perturbed, Bounds) else Bounds(reference, perturbed)
+        self.bounds.require_repeats()
+        self.axes = Axes(parallel, mesh)
+        lines = {
+            pattern: parse_declaration(words, tuple(self.axes.groups)) for pattern, words in (declared or {}).items()
+        }
+        found = ((key[:2], declaration_of(key[0], key[1], lines)) for key in self.bounds.reference)
+        self.declared = {name: declaration for name, declaration in found if declaration is not None}
+        self._energies: dict[Key, float] = {}
+        self.names = _stage_names(reference.ranks[0].records, [rank.records for rank in parallel.ranks])
+        self.ranks = [
+            index_records([renamed(record, names) for record in rank.records])
+            for rank, names in zip(parallel.ranks, self.names, strict=True)
+        ]
+        if "optimizers that call the model" not in self.reference_notes:
+            self.ranks = [_last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
+        self.parameters = ParameterPlacements(self.bounds.reference, self.ranks, self.axes, self.declared)
+        self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
+
+    def holders(self, key: Key) -> list[int]:
+        """Return the ranks that have a value."""
+        return [rank for rank, index in enumerate(self.ranks) if key in index]
+
+    def noted(self, rank: int, subject: str) -> set[str]:
+        """Return the names that a rank's recorder noted under ``subject``, as the reference calls them."""
+        names = self.parallel.ranks[rank].notes.get(subject, ())
+        return {renamed_path(name, self.names[rank]) for name in names}
+
+    def value(self, key: Key, rank: int) -> Any:
+        """Return a rank's array."""
+        return np.asarray(self.ranks[rank][key].value)
+
+    def placement(self, key: Key, rank: int) -> Placement | None:
+        """Return what a value is on a rank; None if that cannot be told."""
+        kind, name, _, _ = key
+        record, total = self.ranks[rank][key], np.shape(self.bounds.reference[key].value)
+        if kind not in _FOLLOW:
+            return whole(total) if kind in _SCALARS else self.activations.of(key, rank)
+        declaration = self.declared.get((kind, name))
+        if declaration is not None:
+            shapes = {other: np.shape(self.ranks[other][key].value) for other in self.holders(key)}
+            return declared_placement(declaration, rank, shapes, total, self.axes)
+        if record.region is not None and record.region.shape == total:
+            return region_placement(record.region, np.shape(record.value))
+        owner = self.parameters.owner(name)
+        if np.shape(record.value) == self.parameters.shapes.get((owner, rank)):
+            placement = self.parameters.of(owner, rank)
+            if placement is not None and placement.shape == total:
+                return placement
+        return whole(total) if np.shape(record.value) == total else None
+
+    def expected(self, key: Key, placement: Placement) -> tuple[Any, Any]:
+        """Return the reference's part of a value, and what its elements may be off by."""
+        return placement.take(self.bounds.reference[key].value), placement.take(self.bounds.allowed(key))
+
+    def actual(self, key: Key, rank: int, placement: Placement) -> Any | None:
+        """Return a rank's value with its pending sums done; None if a rank of the group does not have it."""
+        value = self.value(key, rank)
+        for group in placement.pending:
+            if any(key not in self.ranks[other] for other in group):
+                return None
+            parts = [self.value(key, other) for other in group]
+            if any(part.shape != value.shape for part in parts):
+                return None
+            value = np.sum(parts, axis=0)
+        return value
+
+    def distance(self, key: Key, rank: int) -> Distance | None:
+        """Return how far a rank's value is from the reference's; None if its placement cannot be told."""
+        placement = self.placement(key, rank)
+        if placement is None or not placement.compared:
+            return None
+        expected, allowed = self.expected(key, placement)
+        actual = self.actual(key, rank, placement)
+        if actual is None:
+            return None
+        measured = distance(actual, expected, allowed, self.bounds.floor(key))
+        return measured if measured.ratio > 1.0 else self._with_whole(key, measured, actual, expected)
+
+    def _with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any) -> Distance:
+        """Return a distance whose elements are all within their bounds, or that of the tensor as a whole if larger."""
+        bound = self.bounds.whole(key) if actual.dtype.kind == expected.dtype.kind == "f" and actual.size > 1 else None
+        if bound is None or not np.isfinite(bound.norm) or not np.isfinite(expected).all():
+            return measured
+        if key not in self._energies:
+            self._energies[key] = energy_of(self.bounds.reference[key].value)
+        as_whole = whole_distance(actual, expected, bound, self._energies[key])
+        return measured if as_whole is None or as_whole.ratio <= measured.ratio else as_whole
+
+    def distances(self, key: Key) -> dict[int, Distance | None]:
+        """Return the distance of every holder; ranks that hold the same bits of the same part share one."""
+        known: list[tuple[bytes, Placement, Distance | None]] = []
+        distances: dict[int, Distance | None] = {}
+        for rank in self.holders(key):
+            placement, digest = self.placement(key, rank), digest_of(self.ranks[rank][key].value)
+            if placement is None or placement.pending:
+                distances[rank] = self.distance(key, rank)
+                continue
+            same = (found for own, place, found in known if own == digest and place.same_place(placement))
+            found = next(same, _NONE)
+            if found is _NONE:
+                found = self.distance(key, rank)
+                known.append((digest, placement, found))
+            distances[rank] = found
+        return distances
+
+    def factor(self, key: Key, rank: int) -> float | None:
+        """Return the number by which a rank's value is the reference's multiplied; None if it is no multiple."""
+        placement = self.placement(key, rank)
+        actual = None if placement is None else self.actual(key, rank, placement)
+        if placement is None or actual is None or actual.dtype.kind != "f":
+            return None
+        expected, allowed = self.expected(key, placement)
+        return factor_of(actual, expected, allowed)
+
+    def replicas(self, key: Key) -> Iterator[tuple[Placement, list[int]]]:
+        """Yield sets of ranks that hold the same part of a value."""
+        groups: list[tuple[Placement, list[int]]] = []
+        for rank in self.holders(key):
+            placement = self.placement(key, rank)
+            if placement is None or placement.pending or not placement.compared:
+                continue
+            same = next((ranks for other, ranks in groups if other.same_place(placement)), None)
+            if same is None:
+                groups.append((placement, [rank]))
+            else:
+                same.append(rank)
+        yield from groups
+
+
+def _last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
+    """Return a rank's records with the last gradient of each step under the call that the reference's last has.
+
+    Gradients that a function of the framework clips are recorded before and after; a rank may clip in another way.
+    """
+    last, own = _last_calls(reference), _last_calls(index)
+    aligned: dict[Key, Record] = {}
+    for key, record in index.items():
+        call = key[3] + last.get(key[:3], own.get(key[:3], 0)) - own.get(key[:3], 0) if key[0] == "gradient" else key[3]
+        if call >= 0:
+            aligned[key if call == key[3] else (*key[:3], call)] = record
+    return aligned
+
+
+def _last_calls(index: Mapping[Key, Record]) -> dict[tuple[str, str, int], int]:
+    calls: dict[tuple[str, str, int], int] = {}
+    for key in index:
+        if key[0] == "gradient":
+            calls[key[:3]] = max(calls.get(key[:3], 0), key[3])
+    return calls
+
+
+def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
+    """Return the number by which ``expected`` is multiplied in ``actual``; None if it is no multiple within bounds."""
+    if actual.shape != expected.shape or not np.any(expected):
+        return None
+    place = np.unravel_index(int(np.abs(expected).argmax()), expected.shape)
+    factor = float(actual[place] / expected[place])
+    slack = (1 + abs(factor)) * np.maximum(allowed, allowed[place] / abs(expected[place]) * np.abs(expected))
+    return factor if np.isfinite(factor) and (np.abs(actual - factor * expected) <= slack).all() else None
+
+
+def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]]) -> list[dict[str, str]]:
+    """Return, for each rank, its modules that the reference calls otherwise: stages that count their own layers.
+
+    A rank's weights are looked for under other names only if the reference's weights are otherwise held by no rank, and
+    the names differ in numbers alone. Names are mapped if all of the reference's weights are held then.
+    """
+    weights = {record.name: record.value for record in reference if _initial(record)}
+    own = [{record.name: record.value for record in records if _initial(record)} for records in ranks]
+    plain: list[dict[str, str]] = [{} for _ in ranks]
+    if not weights or set(weights) <= {name for index in own for name in index}:
+        return plain
+    mapped: list[dict[str, str]] = []
+    held: set[str] = set()
+    for index in own:
+        modules: dict[str, str] = {}
+        for name, value in index.items():
+            same = name in weights and same_values(weights[name], value)
+            target = name if same else next(_equal_names(name, value, weights), name)
+            held.add(target)
+            if target != name:
+                modules.update([_changed_prefix(name, target)])
+        mapped.append(modules)
+    return mapped if set(weights) <= held else plain
+
+
+def _initial(record: Record) -> bool:
+    return record.kind == "weight" and record.step == -1
+
+
+def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[str]:
+    """Yield names of the reference's weights with equal values, which differ from ``name`` in numbers only."""
+    pattern = re.sub(r"\d+", "#", name)
+    for other, weight in weights.items():
+        if re.sub(r"\d+", "#", other) == pattern and same_values(weight, value) and not is_constant(value):
+            yield other
+
+
+def _changed_prefix(name: str, target: str) -> tuple[str, str]:
+    """Return the shortest paths of both names that differ: ``layers.0`` and ``layers.2``."""
+    own, other = name.split("."), target.split(".")
+    end = 1 + next(place for place, (left, right) in enumerate(zip(own, other, strict=True)) if left != right)
+    return ".".join(own[:end]), ".".join(other[:end])

@@ -1,0 +1,193 @@
+"""Hypotheses about parts taken for the whole: statistics of a rank's rows, unequal rows, kept gradients, other data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.evidence import Evidence
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.placement import Placement
+from hyper_parallel.verify.engine.scalars import combinations_of_ranks, rows_of_rank
+from hyper_parallel.verify.engine.verdict import Difference
+from hyper_parallel.verify.engine.wording import ranks_words
+
+__all__ = [
+    "kept_value",
+    "local_statistics",
+    "other_inputs",
+    "other_targets",
+    "unequal_rows",
+    "weighted_by_rows",
+]
+
+_ENOUGH = 4
+"""Numbers that must confirm a relation beyond those that determine it."""
+
+_Wrong = Mapping[Key, Difference]
+
+
+def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test for a norm, mean or softmax over a sharded dim that used the rank's part alone.
+
+    Over the last dim, each row is then the reference's times a factor of its own; over the rows, each column is the
+    reference's times a factor and plus a shift of its own.
+    """
+    if evidence is None or not evidence.ranks:
+        return None
+    if any(evidence.actual[rank].ndim < 2 or evidence.actual[rank].dtype.kind != "f" for rank in evidence.ranks):
+        return None
+    for words, dim, relation in (("row", -1, _rows_scaled), ("column", 0, _columns_moved)):
+        axis = _axis_of_parts(runs, evidence, dim)
+        counts = [relation(evidence, rank) for rank in evidence.ranks] if axis else [None]
+        confirmed = [count for count in counts if count is not None]
+        if len(confirmed) == len(counts) and sum(confirmed) >= _ENOUGH:
+            moved = "a factor" if words == "row" else "a factor and plus a shift"
+            text = (
+                f"each {words} is the reference's times {moved} of its own, on {ranks_words(evidence.ranks)}: a norm, "
+                f"mean or softmax over a dim that is sharded over {axis} used the rank's part alone"
+            )
+            return Cause("missing-reduction", axis, text)
+    return None
+
+
+def weighted_by_rows(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test whether the ranks' values, weighted with the rows of the batch that each has, are the reference's."""
+    if evidence is None or not evidence.ranks:
+        return None
+    for axis, groups in runs.axes.sets():
+        members = {rank: group for group in groups for rank in group}
+        weights = {rank: rows_of_rank(runs, rank, key[2]) for rank in members}
+        if not all(weights.values()) or len(set(weights.values())) == 1:
+            continue
+        if all(rank in members and _mean_fits(evidence, rank, members[rank], weights) for rank in evidence.ranks):
+            shown = " : ".join(str(weights[rank]) for rank in members[evidence.ranks[0]])
+            text = f"the mean over {axis} weighted with the ranks' rows, {shown}, equals the reference"
+            return Cause("missing-reduction", axis, f"{text}; each alone does not")
+    return None
+
+
+def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test for gradients averaged with equal weights although the ranks have unequal numbers of rows."""
+    loss = next((other for other in runs.bounds.reference if other[0] == "loss" and other[2] == key[2]), None)
+    if loss is None or loss in wrong or evidence is None or not runs.holders(loss):
+        return None
+    expected, allowed = float(runs.bounds.reference[loss].value), float(runs.bounds.allowed(loss))
+    for words, combined in combinations_of_ranks(runs, loss):
+        if all(abs(float(value) - expected) <= allowed for value in combined.values()):
+            if "weighted" not in words:
+                return None
+            axis = words.removeprefix("mean over ").partition(",")[0]
+            rows = ", ".join(str(rows_of_rank(runs, rank, key[2])) for rank in combined)
+            text = f"the ranks' losses are means over {rows} rows, and only their {words} is the reference's loss"
+            return Cause("scaled-by-count", axis, f"{text}: the gradients need the same weights")
+    return None
+
+
+def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test whether a value is the right one plus a multiple of the previous step's: it was not cleared."""
+    before = (key[0], key[1], key[2] - 1, key[3])
+    if evidence is None or not evidence.ranks or before not in runs.bounds.reference or before in wrong:
+        return None
+    times: set[int] = set()
+    for rank in evidence.ranks:
+        old = evidence.placements[rank].take(runs.bounds.reference[before].value)
+        rest, squares = evidence.actual[rank] - evidence.expected[rank], float((np.abs(old) ** 2).sum())
+        factor = round(float(np.vdot(old, rest).real) / squares) if squares else 0
+        slack = evidence.slack(rank, evidence.actual[rank])
+        slack = slack + abs(factor) * evidence.placements[rank].take(runs.bounds.allowed(before))
+        if factor < 1 or rest.size < _ENOUGH or not (np.abs(rest - factor * old) <= 2 * slack).all():
+            return None
+        times.add(factor)
+    if len(times) > 1:
+        return None
+    count = times.pop()
+    times_words = "" if count == 1 else f"{count} times "
+    text = f"minus {times_words}the value of the previous step it equals the reference: that value was not cleared"
+    return Cause("stale", "", text)
+
+
+def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test whether the first output of a step is wrong in every element on some ranks, with the right weights."""
+    if evidence is None or key[0] != "output" or not evidence.ranks:
+        return None
+    if key[3] and "optimizers that call the model" in runs.reference_notes:
+        return None  # they have changed its weights since, within the step
+    first = next(other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:])
+    module = runs.bounds.reference[key].module
+    weights = [other for other in wrong if other[0] == "weight" and other[2] < key[2] and other[1].startswith(module)]
+    parts = all(evidence.placements[rank].positions is not None for rank in evidence.ranks)
+    if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
+        return None
+    text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
+    return Cause("data", "", f"{text}, although the parameters of {module or 'the model'} are right: the inputs differ")
+
+
+def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence | None) -> Cause | None:
+    """Test whether a loss is wrong though every output before it is right, and was compared."""
+    outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2] == key[2]]
+    compared = [
+        other for other in outputs
+        if runs.holders(other) and all(runs.placement(other, rank) is not None for rank in runs.holders(other))
+    ]  # fmt: skip
+    if key[0] != "loss" or not outputs or compared != outputs or any(other in wrong for other in outputs):
+        return None
+    text = "every output before it equals the reference's, and no size or count explains the loss"
+    return Cause("data", "", f"{text}: the targets differ, or what is left out of the loss")
+
+
+def _mean_fits(evidence: Evidence, rank: int, group: Sequence[int], weights: Mapping[int, int]) -> bool:
+    place = evidence.placements[rank]
+    others = [other for other in group if other in evidence.actual and place.same_place(evidence.placements[other])]
+    if len(others) < len(group):
+        return False
+    count = sum(weights[other] for other in group)
+    total = sum(evidence.actual[other] * (weights[other] / count) for other in group)
+    size = sum(np.abs(evidence.actual[other]) * (weights[other] / count) for other in group)
+    return evidence.off(rank, total, size)[0]
+
+
+def _rows_scaled(evidence: Evidence, rank: int) -> int | None:
+    """Return how many numbers confirm that rows are multiples of the expected ones; None if they are not."""
+    actual, expected = _as_rows(evidence.actual[rank]), _as_rows(evidence.expected[rank])
+    squares = (expected**2).sum(axis=1)
+    factors = (actual * expected).sum(axis=1) / np.where(squares == 0, 1, squares)
+    slack = evidence.slack(rank, evidence.actual[rank]).reshape(actual.shape) * (1 + np.abs(factors))[:, None]
+    if not (np.abs(actual - factors[:, None] * expected) <= slack).all():
+        return None
+    return int((squares > 0).sum()) * int(actual.shape[1] - 1)
+
+
+def _columns_moved(evidence: Evidence, rank: int) -> int | None:
+    """Return how many numbers confirm that columns are moved multiples of the expected ones; None if they are not."""
+    actual, expected = _as_rows(evidence.actual[rank]), _as_rows(evidence.expected[rank])
+    centred = expected - expected.mean(axis=0)
+    squares = (centred**2).sum(axis=0)
+    factors = ((actual - actual.mean(axis=0)) * centred).sum(axis=0) / np.where(squares == 0, 1, squares)
+    slack = evidence.slack(rank, evidence.actual[rank]).reshape(actual.shape) * (2 + 2 * np.abs(factors))
+    if not (np.abs(actual - actual.mean(axis=0) - factors * centred) <= slack).all():
+        return None
+    return int((squares > 0).sum()) * max(0, len(actual) - 2)
+
+
+def _as_rows(array: Any) -> Any:
+    return array.reshape(-1, array.shape[-1])
+
+
+def _axis_of_parts(runs: PairedRuns, evidence: Evidence, dim: int) -> str:
+    """Return an axis over which ranks hold other parts of ``dim``; empty if each rank has all of it."""
+    for axis, groups in runs.axes.sets():
+        for group in groups:
+            places = [evidence.placements[rank] for rank in group if rank in evidence.ranks]
+            if any(_indices(place, dim) != _indices(places[0], dim) for place in places[1:]):
+                return axis
+    return ""
+
+
+def _indices(placement: Placement, dim: int) -> tuple[int, ...]:
+    positions = placement.all_positions()
+    return tuple(np.unique(np.unravel_index(positions.reshape(-1), placement.shape)[dim]).tolist())

@@ -1,0 +1,79 @@
+"""Samples that ranks feed to their model and the reference does not: another batch, or other data on some ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.frameworks.contract.records import Run
+
+__all__ = ["foreign_samples", "other_batch"]
+
+
+def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
+    """Return what is wrong if the ranks saw samples that the reference did not see; None otherwise.
+
+    Compared are the rows of each input of the ranks' first call of a model with those of all calls of the reference's
+    first step. Nothing is claimed about inputs that differ in their other sizes, as slices of sequences do.
+
+    Args:
+        reference: the run on one rank.
+        parallel: the run on all ranks.
+        name: of the program.
+    """
+    known = _input_rows(rank.notes for rank in reference.ranks)
+    for key, rows in _input_rows((rank.notes for rank in parallel.ranks), calls=1).items():
+        if key not in known or not rows - known[key]:
+            continue
+        per_rank = max(len(_input_rows([rank.notes], calls=1).get(key, ())) for rank in parallel.ranks)
+        fix = (
+            f"if its batch size of {per_rank} is per rank, give the reference the whole batch with --single-args and "
+            "the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are to see the same "
+            "samples, seed their data alike"
+            if per_rank == len(known[key]) < len(rows)
+            else "seed the data alike in both, and let each rank take its part of one global batch"
+        )
+        return (
+            f"{name}: the reference is trained on another batch than the ranks together, so they cannot agree: in the "
+            f"first step one rank alone sees {len(known[key])} samples, the {parallel.world_size} ranks {len(rows)} "
+            f"different ones, {len(rows - known[key])} of which the reference does not see; {fix}"
+        )
+    return None
+
+
+def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
+    """Return, by rank whose part of an output was not recognised, how many rows of its inputs are not the reference's.
+
+    Args:
+        runs: both runs, with the inputs of models that the recorder noted.
+        key: of the output.
+    """
+    known = _input_rows([runs.reference_notes])
+    foreign: dict[int, int] = {}
+    for rank in runs.holders(key):
+        own = _input_rows([runs.parallel.ranks[rank].notes])
+        count = sum(len(rows - known[name]) for name, rows in own.items() if name in known)
+        if count and runs.placement(key, rank) is None:
+            foreign[rank] = count
+    return foreign
+
+
+def _input_rows(notes: Iterable[Mapping[str, Any]], calls: int | None = None) -> dict[Any, set[bytes]]:
+    """Return the rows of the models' inputs as bytes, by name of the input, sizes of a row and dtype.
+
+    Args:
+        notes: of the ranks whose rows are put together.
+        calls: how many calls of models count, from the first; None counts all that were noted.
+    """
+    rows: dict[Any, set[bytes]] = {}
+    for rank_notes in notes:
+        for call, name, value in rank_notes.get("inputs", ()):
+            array = np.asarray(value)
+            if array.ndim and (calls is None or call < calls):
+                known = rows.setdefault((name, array.shape[1:], array.dtype.str), set())
+                known.update(np.ascontiguousarray(row).tobytes() for row in array)
+    return rows

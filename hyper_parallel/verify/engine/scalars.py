@@ -1,0 +1,88 @@
+"""Losses and other single numbers: replicas, means or sums over ranks, each of which a program may have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.distance import Distance, distance
+from hyper_parallel.verify.engine.matching import rows_of
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.wording import value_words
+
+__all__ = ["combinations_of_ranks", "compare_scalars", "rows_of_rank"]
+
+
+def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, Distance | None]:
+    """Return the distance of a loss from the reference's, by rank, in the combination of ranks that fits best.
+
+    Args:
+        runs: both runs.
+        key: of the loss, or of an output that is a single number.
+        notes: receives how the ranks' values were combined, once.
+    """
+    expected, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
+    plain = {rank: distance(runs.value(key, rank), expected, allowed) for rank in runs.holders(key)}
+    if all(result.ratio <= 1 for result in plain.values()) or expected.dtype.kind != "f":
+        return dict(plain)
+    equal = len({runs.value(key, rank).tobytes() for rank in plain}) == 1
+    for words, values in combinations_of_ranks(runs, key):
+        if equal and words.startswith("sum"):
+            continue  # equal numbers that add up are no parts: each is the whole, divided by the number of ranks
+        results = {rank: distance(value, expected, allowed) for rank, value in values.items()}
+        if all(result.ratio <= 1 for result in results.values()):
+            note = f"{value_words(key[0], key[1])} is compared as the {words} of the ranks' values"
+            if note not in notes:
+                notes.append(note)
+            return dict(results)
+    return dict(plain)
+
+
+def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
+    """Yield how the ranks' numbers may be combined, in words, with the result on each rank that has one."""
+    values = {rank: runs.value(key, rank) for rank in runs.holders(key)}
+    for axis, groups in runs.axes.sets():
+        groups_of = {rank: [other for other in group if other in values] for group in groups for rank in group}
+        chosen = {rank: groups_of.get(rank, [rank]) for rank in values}
+        for words, combine in (("mean", np.mean), ("sum", np.sum)):
+            yield (
+                f"{words} over {axis}",
+                {
+                    rank: np.asarray(combine([values[other] for other in members], axis=0)).astype(values[rank].dtype)
+                    for rank, members in chosen.items()
+                },
+            )
+        weights = {rank: rows_of_rank(runs, rank, key[2]) for rank in values}
+        if all(weights.values()):
+            yield (
+                f"mean over {axis}, weighted with the rows of each rank,",
+                {
+                    rank: np.asarray(
+                        np.average([values[other] for other in members], weights=[weights[other] for other in members])
+                    )
+                    for rank, members in chosen.items()
+                },
+            )
+
+
+def rows_of_rank(runs: PairedRuns, rank: int, step: int) -> int:
+    """Return how many rows of the batch a rank has in a step, from the sizes recognised most often; 0 if none were.
+
+    Rows of a step whose outputs were not recognised are those of the whole run.
+    """
+    votes: Counter[int] = Counter()
+    for key in runs.bounds.reference:
+        placement = runs.activations.of(key, rank) if key[2] == step and key[0] == "output" else None
+        rows = (
+            None if placement is None or placement.positions is None else rows_of(placement.positions, placement.shape)
+        )
+        votes.update(line.size for line, total in zip(rows or (), placement.shape if placement else (), strict=False)
+                     if line.size != total)  # fmt: skip
+    if votes:
+        return votes.most_common(1)[0][0]
+    known = {sizes: sum(counter.values()) for sizes, counter in runs.activations.rows[rank].items()}
+    return max(known, key=lambda sizes: known[sizes])[1] if known else 0

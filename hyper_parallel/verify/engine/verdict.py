@@ -1,0 +1,252 @@
+"""The verdict on a program: what was compared, what differs first and why, as text and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hyper_parallel.verify.engine.blind_spots import BlindSpot
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.power import Power
+from hyper_parallel.verify.engine.wording import count_words, ranks_words, summary, value_words, when_words
+
+__all__ = ["Difference", "UnequalReplicas", "Verdict"]
+
+_FOLLOWING = 4
+"""Differences after the first that get a line of their own."""
+
+_LISTED = 12
+"""Lines of one title that are shown."""
+
+_IN_FIRST_LINE = ("world size", "launch")
+"""Settings that the report of a program has in its first line."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs from the reference's.
+
+    Attributes:
+        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        name: of the value, as the reference calls it.
+        module: path of its module.
+        ranks: where it differs.
+        step: optimizer steps that were complete before; -1 before training.
+        call: how many values of this kind and name the step had before.
+        error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
+        bound: what was allowed to that element, relative to the same magnitude.
+        why: what is wrong, with numbers.
+        placement: which part of the reference's value the rank with the largest error holds.
+        cause: why it differs, if the numbers show it.
+        site: ``file:line`` of the user's call; empty if none is known.
+    """
+
+    kind: str
+    name: str
+    module: str
+    ranks: tuple[int, ...]
+    step: int
+    call: int
+    error: float
+    bound: float
+    why: str
+    placement: str = ""
+    cause: Cause | None = None
+    site: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The time, the value and its ranks, as in ``in step 1: the gradient of head.weight on ranks 0, 1``."""
+        when = when_words(self.kind, self.step, self.call)
+        return f"{when}: {value_words(self.kind, self.name)} on {ranks_words(self.ranks)}"
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"{self.heading}: {self.why}"
+
+    def short(self) -> str:
+        """Return one line without numbers but the error."""
+        return f"{self.heading} (relative error {self.error:.1e})" if math.isfinite(self.error) else str(self)
+
+
+@dataclass(frozen=True)
+class UnequalReplicas:
+    """A value that ranks hold as replicas, and that is not the same on them.
+
+    Attributes:
+        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        name: of the value, as the reference calls it.
+        step: optimizer steps that were complete before; -1 before training.
+        ranks: the first holder, and those whose value is another than its.
+        placement: which part of the reference's value they hold.
+    """
+
+    kind: str
+    name: str
+    step: int
+    ranks: tuple[int, ...]
+    placement: str
+
+
+@dataclass
+class Verdict:
+    """The comparison of a parallel run with its reference.
+
+    Attributes:
+        world_size: ranks of the parallel run.
+        differences: in the order of execution.
+        counts: values compared, by kind; one value on three ranks counts three times.
+        checked: elements compared.
+        unplaced: values whose placement could not be told, each with the line that declares it.
+        incomplete: what the program did not do that the reference does: steps, parameters. Such a run is not equal.
+        skipped: what only one of the runs has, or cannot be compared, and why.
+        replicas: wrong values that ranks hold as replicas, and that are not the same on them.
+        replica_checks: how many values were compared between ranks that hold the same part.
+        notes: how losses were combined, names that were mapped, and the like.
+        spots: what the case could not have shown; filled by ``verify/engine/case.py``.
+        largest: largest error relative to what was allowed; 1 and more differs.
+        settings: what was run and how, in words.
+        power: which errors of gradients would have been noticed.
+    """
+
+    world_size: int
+    differences: list[Difference] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    checked: int = 0
+    unplaced: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    replicas: list[UnequalReplicas] = field(default_factory=list)
+    replica_checks: int = 0
+    notes: list[str] = field(default_factory=list)
+    spots: list[BlindSpot] = field(default_factory=list)
+    largest: float = 0.0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    power: Power = field(default_factory=Power)
+
+    @property
+    def equal(self) -> bool:
+        """Whether values were compared, none differs, and nothing that must be compared was left out."""
+        return self.checked > 0 and not self.differences and not self.incomplete
+
+    @property
+    def blind(self) -> list[str]:
+        """What the case could not have shown, in words."""
+        return [str(spot) for spot in self.spots]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference in the order of execution."""
+        return self.differences[0] if self.differences else None
+
+    def headline(self) -> str:
+        """Return the verdict in one line."""
+        if self.first is not None:
+            return f"DIFFERS first {self.first.heading}"
+        if not self.checked:
+            return "NOT VERIFIED: nothing was compared"
+        if self.incomplete:
+            return f"NOT VERIFIED: {self.incomplete[0]}"
+        counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items())
+        return (
+            f"equal on {self.world_size} ranks: {counted} ({self.checked} elements); "
+            f"the largest error is {self.largest:.2g} of what rounding may do"
+        )
+
+    def text(self) -> str:
+        """Return the whole report."""
+        lines = [self.headline()]
+        if self.first is not None:
+            lines += [*_first_lines(self.first), *_following_lines(self.differences[1:])]
+        if self.equal and self.power.weakest:
+            lines.append(f"  power: {self.power.words()}")
+        lines += _listed("incomplete", self.incomplete)
+        lines += _replica_lines(self.replicas)
+        lines += _listed("placement unknown", self.unplaced)
+        lines += _listed("not compared", self.skipped)
+        lines += _listed("this case cannot show", [str(spot) for spot in self.spots if not spot.refused])
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  {name}: {words}" for name, words in self.settings.items() if name not in _IN_FIRST_LINE]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "equal": self.equal,
+            "headline": self.headline(),
+            "world_size": self.world_size,
+            "compared": dict(self.counts),
+            "elements": self.checked,
+            "largest_error_of_allowed": _finite(self.largest),
+            "power": {
+                "median": _finite(self.power.median),
+                "weakest": self.power.weakest,
+                "largest": _finite(self.power.largest),
+                "weak": {name: _finite(error) for name, error in self.power.weak.items()},
+            },
+            "first": None if self.first is None else _plain(self.first),
+            "differences": [_plain(difference) for difference in self.differences[:100]],
+            "incomplete": self.incomplete,
+            "unplaced": self.unplaced,
+            "not_compared": self.skipped,
+            "replicas": [asdict(replicas) for replicas in self.replicas[:100]],
+            "replica_checks": self.replica_checks,
+            "notes": self.notes,
+            "blind": self.blind,
+            "settings": dict(self.settings),
+        }
+
+
+def _first_lines(first: Difference) -> list[str]:
+    """Return what is known of the first difference: numbers, placement, cause, the line of the program."""
+    lines = [f"  numbers: {first.why}"]
+    if first.module and not first.name.startswith(first.module):
+        lines.append(f"  module: {first.module}")
+    lines += [f"  placement: {first.placement}"] if first.placement else []
+    if first.cause is not None:
+        lines += [f"  cause: {first.cause}", f"  evidence: {first.cause.evidence}"]
+    return [*lines, f"  called at: {first.site}"] if first.site else lines
+
+
+def _following_lines(differences: list[Difference]) -> list[str]:
+    """Return the differences after the first: some by themselves, the others in one line."""
+    lines = [f"  then differs {difference.short()}" for difference in differences[:_FOLLOWING]]
+    others = differences[_FOLLOWING:]
+    if others:
+        names = summary([(difference.kind, difference.name) for difference in others])
+        steps = _steps_words({difference.step for difference in others})
+        lines.append(f"  and {len(others)} more values {steps}: {names}")
+    return lines
+
+
+def _replica_lines(replicas: list[UnequalReplicas]) -> list[str]:
+    """Return in one line which replicas differ from each other."""
+    if not replicas:
+        return []
+    names = summary([(value.kind, value.name) for value in replicas])
+    ranks = ranks_words({rank for value in replicas for rank in value.ranks})
+    return [f"  replicas differ on {ranks} {_steps_words({value.step for value in replicas})}: {names}"]
+
+
+def _steps_words(steps: set[int]) -> str:
+    first, last = min(steps), max(steps)
+    if first == last:
+        return "before training" if first < 0 else f"in step {first + 1}"
+    return f"up to step {last + 1}" if first < 0 else f"in steps {first + 1} to {last + 1}"
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    shown = [f"  {title}: {line}" for line in lines[:_LISTED]]
+    return [*shown, f"  {title}: {len(lines) - _LISTED} more"] if len(lines) > _LISTED else shown
+
+
+def _plain(difference: Difference) -> dict[str, Any]:
+    return {**asdict(difference), "error": _finite(difference.error), "bound": _finite(difference.bound)}
+
+
+def _finite(number: float) -> float | None:
+    """Return None for what JSON cannot write."""
+    return number if math.isfinite(number) else None

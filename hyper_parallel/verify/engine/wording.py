@@ -1,0 +1,109 @@
+"""How reports name values, steps and ranks: "the gradient of head.weight", "after step 2", "ranks 0-5"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+__all__ = ["count_words", "plural", "ranks_words", "state_parameter", "summary", "value_words", "when_words"]
+
+_NAMES_SHOWN = 4
+_LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
+_UPDATED = ("state", "weight", "buffer")  # kinds that are recorded when the optimizer has stepped
+_COUNTED = {
+    "value": ("recorded value", "recorded values"),
+    "output": ("output", "outputs"),
+    "mask": ("dropout mask", "dropout masks"),
+    "loss": ("loss", "losses"),
+    "norm": ("gradient norm or clip factor", "gradient norms and clip factors"),
+    "gradient": ("gradient", "gradients"),
+    "state": ("optimizer state", "optimizer states"),
+    "weight": ("parameter", "parameters"),
+    "buffer": ("buffer", "buffers"),
+    "rate": ("learning rate", "learning rates"),
+}
+
+
+def value_words(kind: str, name: str) -> str:
+    """Return what a report calls a value: ``the gradient of head.weight``, ``the loss``, ``parameter head.weight``.
+
+    Args:
+        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        name: of the record.
+    """
+    if kind in {"loss", "norm"}:
+        return f"the {name}"
+    if kind in {"weight", "buffer", "value"}:
+        return f"{_COUNTED[kind][0]} {name}"
+    if kind == "state":
+        entry = name.rpartition(":")[2]
+        return f"optimizer state {entry} of {state_parameter(name)}"
+    if kind == "output" and (not name or name.startswith("(model)")):
+        return f"the model's output{name.removeprefix('(model)')}"
+    return f"the {_COUNTED.get(kind, (kind, kind))[0]} of {name}"
+
+
+def count_words(kind: str, count: int) -> str:
+    """Return a number of values of a kind: ``1 loss``, ``12 gradients``."""
+    return f"{count} {_COUNTED.get(kind, (kind,))[0] if count == 1 else plural(kind)}"
+
+
+def plural(kind: str) -> str:
+    """Return what several values of a kind are called: ``losses``, ``parameters``."""
+    return _COUNTED.get(kind, (kind, f"{kind}s"))[1]
+
+
+def state_parameter(name: str) -> str:
+    """Return the parameter that an entry of the optimizer's state belongs to."""
+    return name.rpartition(":")[0] or name
+
+
+def when_words(kind: str, step: int, call: int = 0) -> str:
+    """Return when a value was recorded, in words.
+
+    Args:
+        kind: of the value.
+        step: optimizer steps that were complete before; -1 before training.
+        call: how many values of this kind and name the step had before.
+    """
+    if step < 0:
+        return "before training"
+    again = f" (occurrence {call + 1})" if call else ""
+    return f"{'after' if kind in _UPDATED else 'in'} step {step + 1}{again}"
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """Return ``rank 1``, ``ranks 0, 2`` or ``ranks 0-5, 7``; four and more in a row are written as a range."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+
+
+def summary(values: Sequence[tuple[str, str]]) -> str:
+    """Return many values in few words, numbers of layers as ``*``: ``gradients of layers.*.weight, head.weight``.
+
+    Args:
+        values: kind and name of each.
+    """
+    names: dict[str, dict[str, None]] = {}
+    for kind, name in values:
+        short = state_parameter(name) if kind == "state" else name
+        names.setdefault(kind, {}).setdefault(_LAYER_NUMBER.sub("*", short))
+    return "; ".join(_listed(kind, list(patterns)) for kind, patterns in names.items())
+
+
+def _listed(kind: str, patterns: list[str]) -> str:
+    if len(patterns) == 1:
+        return f"optimizer state of {patterns[0]}" if kind == "state" else value_words(kind, patterns[0])
+    more = len(patterns) - _NAMES_SHOWN
+    shown = ", ".join(patterns[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    if kind in {"loss", "norm"}:
+        return f"the {shown}"
+    words = "optimizer state" if kind == "state" else plural(kind)
+    return f"{words} {shown}" if kind in {"weight", "buffer", "value"} else f"{words} of {shown}"

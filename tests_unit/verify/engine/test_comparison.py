@@ -1,0 +1,363 @@
+"""The comparison end to end, on a small program in NumPy with one fault at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.engine.comparison import compare_runs
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}, {"dp": 1, "tp": 4}, {"dp": 3, "tp": 1}])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_a_correct_program_is_equal(runs, mesh, clip):
+    """Uneven shards, local batches, pending sums, local losses and clipping raise no alarm; everything is compared."""
+    verdict = compare_runs(*runs(mesh=mesh, clip=clip))
+    assert verdict.equal, verdict.text()
+    world = mesh["dp"] * mesh["tp"]
+    assert verdict.counts["gradient"] == verdict.counts["state"] == 4 * 3 * world
+    assert verdict.counts["weight"] == 4 * 4 * world
+    assert verdict.counts["output"] == 4 * 3 * world
+    assert not verdict.unplaced
+    assert verdict.first is None
+    assert verdict.headline().startswith(f"equal on {world} ranks: 16 weights" if world == 1 else f"equal on {world}")
+
+
+def no_reduction(place, axis=None):
+    """Return a fault that leaves out a reduction, or runs it over another axis."""
+
+    def change(at, _step, values):
+        if at == f"reduce {place}":
+            values["axis"] = axis
+
+    return change
+
+
+def scaled(place, factor):
+    """Return a fault that multiplies the recorded values of some names."""
+
+    def change(at, _step, values):
+        if at.startswith(place):
+            for rank in values:
+                values[rank] = values[rank] * factor
+
+    return change
+
+
+def at(place, function, ranks=None, steps=(0, 1, 2)):
+    """Return a fault that changes the values of a place on some ranks."""
+
+    def change(where, step, values):
+        if where == place and step in steps:
+            for rank in ranks if ranks is not None else list(values):
+                values[rank] = function(values[rank])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, clip, kind, name, cause, axis",
+    [
+        (no_reduction("input gradient"), 0, "gradient", "scale.weight", "missing-reduction", "tp"),
+        (no_reduction("up.weight"), 0, "gradient", "up.weight", "missing-reduction", "dp"),
+        (no_reduction("down.bias", "tp"), 0, "gradient", "down.bias", "wrong-axis", "tp"),
+        (no_reduction("output"), 0, "output", "down", "missing-reduction", "tp"),
+        (scaled("gradient", 0.5), 0, "gradient", "down.weight", "average-for-sum", "dp"),
+        (scaled("gradient scale.weight", 3.0), 0, "gradient", "scale.weight", "repeated-reduction", "tp"),
+        (scaled("gradient down.bias", 9.0), 0, "gradient", "down.bias", "scaled-by-size", "tp x tp"),
+        (scaled("gradient down.bias", 5 / 7), 0, "gradient", "down.bias", "scaled-by-count", ""),
+        (at("gradient down.bias", lambda _: None, (4,)), 0, "gradient", "down.bias", "no-gradient", ""),
+        (at("output up", lambda h: h[::-1].copy()), 0, "output", "up", "permuted", ""),
+        (at("output down", lambda h: h + h.mean(), (1,)), 0, "output", "down", "replicas-differ", ""),
+        (at("weight down.bias", lambda w: w + 1, (5,), (2,)), 0, "weight", "down.bias", "replicas-differ", ""),
+        (no_reduction("norm"), 0.5, "norm", "gradient norm", "norm-local", ""),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_with_its_cause(runs, change, clip, kind, name, cause, axis):
+    """The first wrong value, and the class of the error, come from the numbers."""
+    verdict = compare_runs(*runs(change, clip=clip))
+    first = verdict.first
+    assert first is not None
+    assert (first.kind, first.name, first.cause.kind, first.cause.axis) == (kind, name, cause, axis), verdict.text()
+    assert first.cause.evidence
+    assert not verdict.equal
+    assert first.step == (2 if cause == "replicas-differ" and kind == "weight" else 0)
+
+
+def test_a_loss_of_right_gradients_is_the_ranks_own(runs):
+    """A loss that differs though all gradients are equal is listed; with wrong gradients its factor is named."""
+    verdict = compare_runs(*runs(scaled("loss", 7.0)))
+    assert verdict.equal
+    assert verdict.skipped == [
+        "the loss: they differ, but all gradients, norms, optimizer states and weights are equal"
+    ]
+
+    def change(where, step, values):
+        scaled("loss", 4.0)(where, step, values)
+        scaled("gradient", 2.0)(where, step, values)
+
+    verdict = compare_runs(*runs(change))
+    assert (verdict.first.kind, verdict.first.cause.kind, verdict.first.cause.axis) == ("loss", "scaled-by-size", "dp")
+
+
+def test_a_norm_that_counts_replicas_is_named(runs):
+    """The norm over every rank's part, replicated parameters included, is recognised; it precedes clipped gradients."""
+
+    def change(where, _step, values):
+        if where == "norm":
+            total = np.sqrt(sum(values["squares"][r] + values["once"][r] for r in range(3)))
+            values["norms"].update(dict.fromkeys(values["norms"], total))
+
+    verdict = compare_runs(*runs(change, clip=0.5))
+    assert (verdict.first.kind, verdict.first.cause.kind) == ("norm", "norm-counted-twice"), verdict.text()
+    assert "over tp of every rank's part, replicas included" in verdict.first.cause.evidence
+
+
+def test_a_weight_that_stays_is_not_updated(runs):
+    """A weight that is bit for bit that before the step was not updated, though its gradient is right."""
+
+    def change(where, _step, values):
+        if where == "update up.weight":
+            values["after"].update(values["before"])
+
+    verdict = compare_runs(*runs(change))
+    assert (verdict.first.kind, verdict.first.name) == ("weight", "up.weight")
+    assert verdict.first.cause.kind == "not-updated"
+
+
+def test_a_gradient_that_was_kept_is_stale(runs):
+    """A gradient to which that of the step before was added, as without zero_grad, is stale; so is the earlier one."""
+    kept = {}
+
+    def change(where, _step, values, *, add):
+        if where == "gradient down.bias":
+            old = dict(kept)
+            kept.update({rank: value.copy() for rank, value in values.items()})
+            if old:
+                values.update({rank: old[rank] + (values[rank] if add else 0) for rank in values})
+
+    for add in (True, False):
+        kept.clear()
+        verdict = compare_runs(*runs(lambda *args, add=add: change(*args, add=add)))
+        assert (verdict.first.name, verdict.first.step, verdict.first.cause.kind) == ("down.bias", 1, "stale")
+
+
+def test_only_some_components(runs):
+    """A gradient with some wrong elements says how many; one that is partly scaled says by what."""
+
+    def half(gradient):
+        changed = gradient.copy()
+        changed[:2] *= -1.7
+        return changed
+
+    verdict = compare_runs(*runs(at("gradient down.bias", half)))
+    assert verdict.first.cause.kind == "components"
+    assert "(in 12 of 18 elements); the other elements are equal" in verdict.first.cause.evidence
+
+    def crooked(gradient):
+        changed = gradient.copy()
+        changed.flat[0] += 1e-9 * abs(changed.flat[0])
+        return changed
+
+    verdict = compare_runs(*runs(at("gradient up.weight", crooked, (0, 3), (0,))))
+    assert (verdict.first.name, verdict.first.cause.kind) == ("up.weight", "components")
+    assert verdict.first.ranks == (0, 3)
+
+
+def test_shards_of_another_rank(runs):
+    """Weights of another rank's part differ before training, and the missing part is named."""
+
+    def change(where, step, values):
+        if where == "weight up.weight" and step == -1:
+            values[1] = values[1] * 0 + values[2][:2].mean()
+
+    reference, repeats, parallel = runs(change)
+    verdict = compare_runs(reference, repeats, parallel)
+    assert (verdict.first.kind, verdict.first.name, verdict.first.step) == ("weight", "up.weight", -1)
+    assert "is no part of the single device's [7, 4]" in verdict.first.why
+
+    def swapped(where, step, values):
+        if where == "weight up.weight" and step == -1:
+            values[2] = values[1].copy()
+            values[5] = values[1].copy()
+
+    verdict = compare_runs(*runs(swapped))
+    assert (verdict.first.name, verdict.first.cause.kind) == ("up.weight", "permuted")
+    assert "are on no rank" in verdict.first.cause.evidence
+
+
+def test_nothing_compared_is_no_success(runs):
+    """A parallel run without records, or that stops early, is not equal."""
+    reference, repeats, _ = runs()
+    verdict = compare_runs(reference, repeats, Run([RankRecords(0), RankRecords(1)]))
+    assert not verdict.equal
+    assert verdict.headline() == "NOT VERIFIED: nothing was compared"
+    assert "rank 0 makes no optimizer step, the reference makes 3" in verdict.incomplete
+    assert "no rank has a parameter called up.weight" in verdict.incomplete
+
+
+def test_a_program_that_stops_is_not_verified(runs):
+    """A rank that makes fewer steps than the reference is named."""
+    reference, repeats, parallel = runs()
+    for rank in parallel.ranks:
+        rank.records = [record for record in rank.records if record.step < 2]
+    verdict = compare_runs(reference, repeats, parallel)
+    assert not verdict.equal
+    assert verdict.headline() == "NOT VERIFIED: rank 0 stops after step 2, the reference makes 3"
+
+
+def test_values_of_one_run_only_are_listed(runs):
+    """A value that only one of the runs has is listed as not compared; a mask that only ranks draw differs."""
+    reference, repeats, parallel = runs()
+    for rank in parallel.ranks:
+        rank.records.insert(6, Record("output", "extra", "extra", 0, 0, np.ones(3)))
+    reference.ranks[0].records.append(Record("output", "gone", "gone", 0, 0, np.ones(3)))
+    verdict = compare_runs(reference, repeats, parallel)
+    assert verdict.equal
+    assert "the output of extra: missing in the reference" in verdict.skipped
+    assert "the output of gone: missing on all ranks in some step" in verdict.skipped
+    parallel.ranks[1].records.insert(6, Record("mask", "scale", "scale", 0, 0, np.ones(3, bool)))
+    verdict = compare_runs(reference, repeats, parallel)
+    assert (verdict.first.kind, verdict.first.cause.kind) == ("mask", "random-differs")
+
+
+def test_names_of_stages_are_mapped():
+    """A stage that counts its own layers is compared under the reference's names, and that is said."""
+    rng = np.random.default_rng(0)
+    weights = {f"layers.{n}.weight": rng.standard_normal((3, 2)) for n in range(4)}
+    whole = [Record("weight", name, name[:8], -1, 0, value) for name, value in weights.items()]
+    stages = []
+    for rank in range(2):
+        own = [dataclasses.replace(record, name=f"layers.{n}.weight", module=f"layers.{n}")
+               for n, record in enumerate(whole[2 * rank : 2 * rank + 2])]  # fmt: skip
+        stages.append(RankRecords(rank, own))
+    reference = Run([RankRecords(0, whole)])
+    verdict = compare_runs(reference, [reference, reference], Run(stages))
+    assert verdict.equal, verdict.text()
+    assert "layers.0 on rank 1 is compared with the reference's layers.2" in verdict.notes
+
+
+def test_a_stage_that_loads_another_layer_differs():
+    """The same names with the weights of other layers are no mapping: a layer is held by nobody."""
+    rng = np.random.default_rng(0)
+    whole = [
+        Record("weight", f"layers.{n}.weight", f"layers.{n}", -1, 0, rng.standard_normal((3, 2))) for n in range(3)
+    ]
+    wrong = dataclasses.replace(whole[2], value=whole[0].value)
+    reference = Run([RankRecords(0, whole)])
+    verdict = compare_runs(reference, [reference], Run([RankRecords(0, whole[:2]), RankRecords(1, [wrong])]))
+    assert (verdict.first.name, verdict.first.ranks, verdict.first.cause.kind) == ("layers.2.weight", (1,), "permuted")
+    assert "rank 1 has the single device's layers.0.weight" in verdict.first.cause.evidence
+
+
+def test_a_stages_output_of_the_model_is_not_the_models():
+    """A stage's own output of the whole model is left out where another stage has the right one, and is wrong else."""
+    rng = np.random.default_rng(0)
+    layers = [Record("weight", f"layers.{n}.weight", f"layers.{n}", -1, 0, rng.standard_normal((3, 3))) for n in (0, 1)]
+    first, last = (Record("output", "", "", 0, 0, rng.standard_normal((2, 3))) for _ in range(2))
+    reference = Run([RankRecords(0, [*layers, last])])
+    stages = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], last])])
+    verdict = compare_runs(reference, [reference], stages)
+    assert verdict.equal, verdict.text()
+    assert verdict.counts["output"] == 1
+    assert verdict.skipped == [
+        "the model's output on rank 0: they have only some of its parameters, as pipeline stages do"
+    ]
+    nobody = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], first])])
+    assert compare_runs(reference, [reference], nobody).first.kind == "output"
+    whole = Run([RankRecords(0, [*layers, first]), RankRecords(1, [*layers, last])])
+    assert compare_runs(reference, [reference], whole).first.ranks == (0,)
+
+
+def test_gradients_that_each_rank_clips_by_its_own_norm():
+    """A program that clips by itself records no norm; a factor per rank that is its share of the norm shows it."""
+    rng = np.random.default_rng(0)
+    weight, gradient = rng.standard_normal((2, 7))
+    own = [weight[:4], weight[4:]]
+    parts = [gradient[:4], gradient[4:]]
+    norms = [np.linalg.norm(part) / np.linalg.norm(gradient) for part in parts]
+
+    def run(weights, gradients):
+        kinds = (("weight", -1, weights), ("gradient", 0, gradients))
+        records = [
+            [Record(kind, "up.weight", "up", step, 0, values[rank]) for kind, step, values in kinds]
+            for rank in range(len(weights))
+        ]
+        return Run([RankRecords(rank, own_records) for rank, own_records in enumerate(records)])
+
+    reference = run([weight], [gradient])
+    clipped = run(own, [part / norm for part, norm in zip(parts, norms, strict=True)])
+    verdict = compare_runs(reference, [reference], clipped)
+    assert verdict.first.cause.kind == "norm-local"
+    assert "the 2-norm of all gradients, divided by that of the rank's part" in verdict.first.cause.evidence
+    other = run(own, [part * (rank + 2.5) for rank, part in enumerate(parts)])
+    assert compare_runs(reference, [reference], other).first.cause.kind == "scaled-by-count"
+
+
+def test_a_bias_of_the_module_around_is_added_by_every_rank():
+    """The output of a sum inside a linear shows the linear's own bias added on each rank."""
+    rng = np.random.default_rng(0)
+    bias, output = rng.standard_normal(3), rng.standard_normal((4, 3))
+    before = Record("weight", "down.bias", "down", -1, 0, bias)
+
+    def run(world, value):
+        records = [before, Record("output", "down.sum", "down.sum", 0, 0, value)]
+        return Run([RankRecords(rank, records) for rank in range(world)])
+
+    reference = run(1, output + bias)
+    cause = compare_runs(reference, [reference], run(3, output + 3 * bias), mesh={"tp": 3}).first.cause
+    assert (cause.kind, cause.axis) == ("repeated-reduction", "tp")
+
+
+def test_unclear_placements_need_a_line(runs):
+    """A parameter of equal values is placed by its module, or must be declared."""
+    whole = [Record("weight", "norm.weight", "norm", step, 0, np.ones(6)) for step in (-1, 0)]
+    ranks = [[Record("weight", "norm.weight", "norm", step, 0, np.ones(3)) for step in (-1, 0)] for _ in range(2)]
+    reference, parallel = (
+        Run([RankRecords(0, whole)]),
+        Run([RankRecords(n, records) for n, records in enumerate(ranks)]),
+    )
+    verdict = compare_runs(reference, [reference], parallel, mesh={"tp": 2})
+    assert not verdict.equal
+    (line,) = verdict.unplaced
+    why = "its values before training fit several places on rank 0 (local [3] of [6])"
+    assert line == f'parameter norm.weight: {why}; declare it, e.g. {{"norm.weight": "shard(0) over tp"}}'
+    declared = {"norm.*": "shard(0) over tp"}
+    assert compare_runs(reference, [reference], parallel, mesh={"tp": 2}, declared=declared).equal
+
+
+def test_the_reference_is_one_rank_with_records(runs):
+    """A reference of several ranks, without records or without repeats is refused."""
+    reference, repeats, parallel = runs()
+    with pytest.raises(
+        ValueError, match=r"the reference must be a run on one rank that recorded values; this one has 6"
+    ):
+        compare_runs(parallel, repeats, parallel)
+    with pytest.raises(ValueError, match="the allowed differences are measured from perturbed repeats"):
+        compare_runs(reference, [], parallel)
+
+
+def test_the_report_names_everything(runs):
+    """Text and JSON carry the first difference, its cause with evidence, the module and the rest."""
+    verdict = compare_runs(*runs(no_reduction("input gradient")))
+    text, plain = verdict.text(), verdict.to_json()
+    assert text.startswith("DIFFERS first in step 1: the gradient of scale.weight on ranks 0-5\n  numbers: rank ")
+    assert "\n  placement: replica\n  cause: missing-reduction over tp: the ranks' values are parts or samples" in text
+    assert "  evidence: sum over tp of the ranks' gradients equals the reference within " in text
+    assert "then differs after step 1: optimizer state momentum of scale.weight on ranks 0-5 (relative error " in text
+    assert "\n  replicas differ on ranks 0-5 in steps 1 to 3: the gradient of scale.weight; " in text
+    assert plain["first"]["cause"]["kind"] == "missing-reduction"
+    assert plain["equal"] is False
+    assert plain["compared"]["gradient"] == 72
+
+
+def test_masks_that_were_not_recorded_are_listed(runs):
+    """A mask that a recorder could not read is not passed over in silence: each module is listed once."""
+    reference, repeats, run = runs(mesh={"dp": 2, "tp": 1})
+    for rank in (*reference.ranks, *run.ranks):
+        rank.notes["masks that were not recorded"] = ["attend"]
+    text = "mask of attend: drawn inside a fused attention, which does not give it out"
+    assert compare_runs(reference, repeats, run).skipped.count(text) == 1
