@@ -27,14 +27,17 @@ UNPICKLING = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "y
 
 OWN = "a module of this package, by a name that this package made"
 USER = "the user's own file, named on the command line to be run"
+NAME = "PyTorch's function of this name, which returns a text and imports nothing"
 RANK = "from a rank that this program started, through a pipe, a folder or a store of its own"
 ALLOWED = {
-    ("_lazy.py", "importlib.import_module"): (2, OWN),
+    ("_lazy.py", "importlib.import_module"): (3, OWN),
+    ("_versions.py", "importlib.import_module"): (2, "a module of a framework, by a name that this package made"),
+    ("compat/paths.py", "importlib.import_module"): (2, OWN),
     ("core/shard/call_form.py", "eval"): (1, "numbers and the names of parameters to which a call was bound"),
     ("core/shard/rules/__init__.py", "importlib.import_module"): (1, OWN),
     ("platform/contract/collectives.py", "pickle.loads"): (1, RANK),
     ("platform/mindspore/ops/registry.py", "importlib.import_module"): (1, OWN),
-    ("platform/select.py", "importlib.import_module"): (2, OWN),
+    ("platform/select.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/groups.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
     ("transport/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at the user's MASTER_ADDR"),
@@ -43,11 +46,14 @@ ALLOWED = {
     ("transport/rank_process.py", "importlib.import_module"): (1, OWN),
     ("transport/serialization.py", "pickle.loads"): (1, RANK),
     ("transport/simulated.py", "pickle.loads"): (1, RANK),
+    ("transport/warm_packages.py", "__import__"): (2, "packages that the user's own script imports"),
     ("verify/bugs/registry.py", "importlib.import_module"): (1, OWN),
     ("verify/frameworks/__init__.py", "import_module"): (1, OWN),
+    ("verify/frameworks/torch/programs.py", "resolve_name"): (1, NAME),
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "compile"): (1, "a program that this package wrote"),
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "exec"): (1, "a program that this package wrote"),
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
+    ("verify/frameworks/torch/torch_dtensor_reproducer.py", "resolve_name"): (1, NAME),
     ("verify/fuzz/language.py", "importlib.import_module"): (1, OWN),
     ("verify/launch.py", "pickle.loads"): (1, RANK),
     ("verify/launch_worker.py", "import_module"): (1, "modules of the task of the process that started this rank"),

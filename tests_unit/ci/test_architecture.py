@@ -36,6 +36,7 @@ def test_every_folder_with_code_belongs_to_a_room(architecture):
             "platform/built_mindspore",
             "platform/built_torch",
             "platform/select",
+            "platform/tested",
         )
     }
 
@@ -46,6 +47,12 @@ def test_arrows_point_down_and_are_reduced(architecture):
     assert architecture.reduced(pairs) == {("a", "b"), ("b", "c"), ("a", "d")}
     heights = architecture.levels(architecture.arrows())
     assert all(heights[source] > heights[target] for source, target in architecture.arrows())
+
+
+def test_rooms_do_not_cover_each_other(architecture):
+    """No two rooms have the same place in the picture."""
+    heights = architecture.levels(architecture.arrows())
+    assert len({(heights[room], column) for room, (_, column) in architecture.ROOMS.items()}) == len(heights)
 
 
 def test_the_walk_names_functions_that_exist():

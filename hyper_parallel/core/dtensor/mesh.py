@@ -158,12 +158,12 @@ class DeviceMesh:
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes of the axes: :attr:`shape` under the name that :class:`Layout` has for it."""
+        """The sizes of the axes, ``shape``, under the name that :class:`Layout` has for it."""
         return self.shape
 
     @property
     def rank_list(self) -> tuple[int, ...]:
-        """Global ranks, row-major: :attr:`ranks` under the name that :class:`Layout` has for it."""
+        """The global ranks, row-major, ``ranks``, under the name that :class:`Layout` has for it."""
         return self.ranks
 
     def size(self, mesh_dim: int | str | None = None) -> int:

@@ -364,9 +364,11 @@ class _Comparison:
 
     def _other_samples(self) -> None:
         """Where something differs, report the first output before it whose parts come from other samples."""
-        start = execution_order(self.runs, self.wrong)[0] if self.wrong else None
+        if not self.wrong:
+            return
+        start = execution_order(self.runs, self.wrong)[0]
         before = list(self.runs.bounds.reference)
-        if start not in self.runs.bounds.reference:
+        if start not in before:
             return
         for key in before[: before.index(start)]:
             if key[0] == "output" and key[2] == start[2]:

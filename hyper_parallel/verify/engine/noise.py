@@ -188,7 +188,7 @@ def allowed_movement(
     """
     if not reference.ndim:
         one = [None if moves is None else np.reshape(moves, 1) for moves in (moved, rounded, displaced)]
-        options = {"floor": floor, "dtype": dtype, "least_unit": least_unit}
+        options: dict[str, Any] = {"floor": floor, "dtype": dtype, "least_unit": least_unit}
         return allowed_movement(reference.reshape(1), *one, **options).reshape(())
     magnitude = _magnitude(reference, moved.dtype)
     allowed = np.maximum(magnitude, moved.dtype.type(floor))

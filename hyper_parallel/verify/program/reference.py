@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -169,7 +170,9 @@ def run_reference(
 
 def half_of_the_digits(record: Record) -> float:
     """Return the relative difference at which half of the digits of a value's dtype differ."""
-    return {"bfloat16": 2.0**-4, "float16": 2.0**-5}.get(record.dtype, float(np.finfo(record.value.dtype).eps) ** 0.5)
+    return {"bfloat16": 2.0**-4, "float16": 2.0**-5}.get(
+        record.dtype, math.sqrt(float(np.finfo(record.value.dtype).eps))
+    )
 
 
 def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repeat) -> bool:

@@ -162,18 +162,17 @@ class RecordLog:
         step = self.step if step is None else step
         call = self._counts.get((kind, name, step), 0)
         self._counts[kind, name, step] = call + 1
-        record: Record | None = Record(
-            kind, name, module, step, call, value.array, value.region, site, value.dtype
-        )  # fmt: skip
+        record = Record(kind, name, module, step, call, value.array, value.region, site, value.dtype)
+        kept: Record | None = record
         sink = self.limits.sink
         if sink is None:
             self._size += value.array.nbytes
             if self._size > self.limits.size:
                 raise RecordingError(self._too_large(kind, name, value.array.nbytes))
         else:
-            record = sink.take(record)
-        if record is not None:
-            self.records.append(record)
+            kept = sink.take(record)
+        if kept is not None:
+            self.records.append(kept)
 
     def count(self, kind: str, name: str) -> int:
         """Return how many records of a kind and name this step has."""

@@ -284,6 +284,7 @@ def test_the_projects_own_floors():
             "transport/mindspore_rehearsal.py",
             "transport/mindspore_comm/*",
             "verify/bugs/mindspore/*",
+            "verify/frameworks/mindspore/*",
         ),
         "mindspore": (
             84,
@@ -292,6 +293,7 @@ def test_the_projects_own_floors():
             "transport/checks/torch_distributed.py",
             "transport/gloo.py",
             "verify/bugs/torch/*",
+            "verify/frameworks/torch/*",
             "verify/pages/*",
             "verify/fuzz/*",
         ),
