@@ -290,7 +290,7 @@ class Movements:
             if kind not in self._files and self._scratch is not None:
                 path = self._scratch.file(f"{self._name}-{kind}")
                 if not Path(path).exists():
-                    self._scratch.add(path, self._size, "the measured bounds")
+                    self._scratch.require(self._size, "the measured bounds")
                 self._files[kind] = os.open(path, os.O_CREAT | os.O_RDWR)
                 os.ftruncate(self._files[kind], self._size)
             return self._files[kind]

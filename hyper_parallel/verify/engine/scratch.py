@@ -36,7 +36,6 @@ class Scratch:
 
     Attributes:
         path: of the folder.
-        written: bytes so far, of all files that are still there.
         removed: folders of killed runs that were removed from ``parent``.
 
     Raises:
@@ -54,8 +53,12 @@ class Scratch:
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.limit = shutil.disk_usage(self.parent).free if limit is None else limit
-        self.written = 0
-        self._sizes: dict[str, int] = {}
+
+    @property
+    def written(self) -> int:
+        """Bytes in the folder, of this process and of ranks that are processes of their own."""
+        with os.scandir(self.path) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.is_file())
 
     def file(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -67,23 +70,17 @@ class Scratch:
         Raises:
             ScratchError: they do not; the message names the size and the ways out.
         """
-        if self.written + size > self.limit:
+        taken = self.written
+        if taken + size > self.limit:
             msg = (
                 f"no room in the scratch folder {self.parent} for {what}: {megabytes(size)} more are needed, and "
-                f"{megabytes(self.written)} of {megabytes(self.limit)} are taken; compare fewer steps (--steps), leave "
+                f"{megabytes(taken)} of {megabytes(self.limit)} are taken; compare fewer steps (--steps), leave "
                 "out outputs (--only 'layers.0.*'), or name a larger disk (--scratch FOLDER)"
             )
             raise ScratchError(msg)
 
-    def add(self, path: str, size: int, what: str) -> None:
-        """Count ``size`` bytes that are written to ``path``; raises as :meth:`require` does."""
-        self.require(size, what)
-        self.written += size
-        self._sizes[path] = self._sizes.get(path, 0) + size
-
     def drop(self, path: str) -> None:
-        """Delete a file and give its bytes back."""
-        self.written -= self._sizes.pop(path, 0)
+        """Delete a file."""
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
 

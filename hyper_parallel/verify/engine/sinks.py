@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.verify.engine.movement import MovementKind
-from hyper_parallel.verify.engine.store import ArrayFile
+from hyper_parallel.verify.engine.store import ArrayFile, forget
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _AFTER_STEP = ("state", "weight", "buffer")
 
 @dataclass
 class KeepSink:
-    """Writes arrays to a file of the scratch folder; ranks that are threads share one, and store equal arrays once.
+    """Writes arrays to files of the scratch folder, one of each process; ranks store equal arrays once.
 
     Attributes:
         scratch: the folder.
@@ -37,6 +38,7 @@ class KeepSink:
 
     scratch: Scratch
     words: str
+    name: str = field(default_factory=lambda: f"arrays-{next(_NUMBERS)}", repr=False)
     _file: ArrayFile | None = field(default=None, repr=False)
 
     @property
@@ -47,8 +49,7 @@ class KeepSink:
     def take(self, record: Record) -> Record | None:
         """Return the record with its array on disk."""
         if self._file is None:
-            name = f"arrays-{os.getpid()}-{next(_NUMBERS)}"
-            self._file = ArrayFile(self.scratch, name, share=True)
+            self._file = ArrayFile(self.scratch, f"{self.name}-{os.getpid()}", f"{self.name}-index")
         what = f"{record.kind} {record.name!r} of step {record.step} of {self.words}"
         return replace(record, value=self._file.put(record.value, what))
 
@@ -56,22 +57,28 @@ class KeepSink:
         """Nothing is left to send."""
 
     def close(self) -> None:
-        """Delete what was written in this process."""
+        """Delete what was written, by all processes."""
         if self._file is not None:
             self._file.close()
             self._file = None
+        for path in self.scratch.path.glob(f"{self.name}-*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                forget(str(path))
+                self.scratch.drop(str(path))
 
     def __enter__(self) -> KeepSink:  # noqa: PYI034 - Self is in typing from Python 3.11 on
         """Return the sink itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete what was written in this process."""
+        """Delete what was written, by all processes."""
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs; it writes to a file of its own."""
-        return {"scratch": self.scratch, "words": self.words, "_file": None}
+        return {**self.__dict__, "_file": None}
 
 
 @dataclass

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hyper_parallel.verify.engine.scratch import Scratch
 
-__all__ = ["ArrayFile", "StoredArray", "digest_of", "is_constant", "is_finite", "largest", "same_values"]
+__all__ = ["ArrayFile", "StoredArray", "digest_of", "forget", "is_constant", "is_finite", "largest", "same_values"]
 
 _SMALL = 32
 """Arrays with this many elements at most stay in memory."""
@@ -74,19 +76,22 @@ class StoredArray:
 
 
 class ArrayFile:
-    """A file that arrays are appended to; ranks that are threads share one.
+    """A file that arrays are appended to; ranks that are threads share one, and an array is stored once.
 
     Args:
         scratch: the folder, which counts the bytes.
         name: of the file.
-        share: whether an array that is already in the file is stored once.
+        index: name of a folder by which files of several processes share equal arrays; empty without any.
     """
 
-    def __init__(self, scratch: Scratch, name: str, *, share: bool) -> None:
+    def __init__(self, scratch: Scratch, name: str, index: str = "") -> None:
         self._scratch, self.path = scratch, scratch.file(name)
         self._descriptor: int | None = None
         self._end, self._lock = 0, threading.Lock()
-        self._known: dict[bytes, StoredArray] | None = {} if share else None
+        self._known: dict[bytes, StoredArray] = {}
+        self._index = Path(scratch.file(index)) if index else None
+        if self._index is not None:
+            self._index.mkdir(exist_ok=True)
 
     def put(self, array: Any, what: str) -> Any:
         """Store ``array`` and return what stands for it: a :class:`StoredArray`, or a small array itself.
@@ -102,20 +107,35 @@ class ArrayFile:
             return array
         array = np.ascontiguousarray(array)
         digest = digest_of(array)
-        known = None if self._known is None else self._known.get(digest)
+        known = self._known.get(digest) or self._of_others(digest)
         if known is not None:
             return known
         with self._lock:
             if self._descriptor is None:
                 self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY)
-            self._scratch.add(self.path, array.nbytes, what)
+            self._scratch.require(array.nbytes, what)
             offset, self._end = self._end, self._end + array.nbytes
         _write(self._descriptor, array, offset)
         stored = StoredArray(
             self.path, offset, array.shape, array.dtype, digest, largest(array), is_constant(array), is_finite(array)
         )
-        if self._known is not None:
-            self._known[digest] = stored
+        self._known[digest] = stored
+        if self._index is not None:
+            whole = self._index / f"{digest.hex()}.{os.getpid()}"
+            whole.write_bytes(pickle.dumps(stored))
+            whole.replace(self._index / digest.hex())
+        return stored
+
+    def _of_others(self, digest: bytes) -> StoredArray | None:
+        """Return the array with this digest that another process has stored; None if there is none."""
+        if self._index is None:
+            return None
+        try:
+            data = (self._index / digest.hex()).read_bytes()
+        except FileNotFoundError:
+            return None
+        stored: StoredArray = pickle.loads(data)  # noqa: S301 - written by a rank of this verification
+        self._known[digest] = stored
         return stored
 
     def close(self) -> None:
@@ -123,8 +143,16 @@ class ArrayFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        _forget(self.path)
+        forget(self.path)
         self._scratch.drop(self.path)
+
+
+def forget(path: str) -> None:
+    """Close the descriptor by which this process reads a file, before the file is deleted."""
+    with _DESCRIPTORS_LOCK:
+        descriptor = _DESCRIPTORS.pop(path, None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def digest_of(value: Any) -> bytes:
@@ -196,13 +224,6 @@ def _descriptor(path: str) -> int:
         if path not in _DESCRIPTORS:
             _DESCRIPTORS[path] = os.open(path, os.O_RDONLY)
         return _DESCRIPTORS[path]
-
-
-def _forget(path: str) -> None:
-    with _DESCRIPTORS_LOCK:
-        descriptor = _DESCRIPTORS.pop(path, None)
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def _write(descriptor: int, array: Any, offset: int) -> None:

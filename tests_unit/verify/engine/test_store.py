@@ -35,7 +35,7 @@ def test_a_stored_array_reads_as_it_was_written(scratch, dtype):
     array = (RNG.standard_normal((5, 3, 7)) * 9).astype(dtype)
     if np.dtype(dtype).kind == "f":
         array[0, 0, :2] = np.nan, -np.inf
-    stored = ArrayFile(scratch, "a", share=True).put(array.transpose(2, 0, 1), "x")
+    stored = ArrayFile(scratch, "a").put(array.transpose(2, 0, 1), "x")
     copy = pickle.loads(pickle.dumps(stored))  # noqa: S301 - written on the same line
     for handle in (stored, copy):
         assert np.asarray(handle).tobytes() == np.ascontiguousarray(array.transpose(2, 0, 1)).tobytes()
@@ -47,15 +47,23 @@ def test_a_stored_array_reads_as_it_was_written(scratch, dtype):
 
 def test_equal_arrays_are_stored_once(scratch):
     """Arrays with the same bits share their place on disk; other bits, shapes or dtypes do not."""
-    file = ArrayFile(scratch, "a", share=True)
+    file = ArrayFile(scratch, "a")
     array = RNG.standard_normal((40, 3)).astype(np.float32)
     first, second = file.put(array, "x"), file.put(array.copy(), "x")
     assert second is first
     assert scratch.written == array.nbytes
     others = [file.put(other, "x") for other in (array * np.float32(1.5), array.reshape(3, 40), array.view(np.int32))]
     assert len({(other.offset, other.digest) for other in (first, *others)}) == 4
-    plain = ArrayFile(scratch, "b", share=False)
-    assert plain.put(array, "x").offset != plain.put(array, "x").offset
+
+
+def test_processes_store_equal_arrays_once(scratch):
+    """Files with one index share arrays, as those of ranks that are processes; without it each keeps its own."""
+    array = RNG.standard_normal((40, 3)).astype(np.float32)
+    first, second = (ArrayFile(scratch, name, "index").put(array.copy(), "x") for name in "ab")
+    assert second == first
+    assert np.asarray(second).tobytes() == array.tobytes()
+    assert ArrayFile(scratch, "c", "index").put(array + 1, "x") != first
+    assert ArrayFile(scratch, "d").put(array, "x").path != first.path
 
 
 def test_minus_zero_is_another_value(scratch):
@@ -66,13 +74,13 @@ def test_minus_zero_is_another_value(scratch):
 def test_small_arrays_stay_in_memory(scratch):
     """A number needs no place on disk."""
     array = np.arange(32.0)
-    assert ArrayFile(scratch, "a", share=True).put(array, "x") is array
-    assert isinstance(ArrayFile(scratch, "a", share=True).put(np.arange(33.0), "x"), StoredArray)
+    assert ArrayFile(scratch, "a").put(array, "x") is array
+    assert isinstance(ArrayFile(scratch, "a").put(np.arange(33.0), "x"), StoredArray)
 
 
 def test_what_is_known_without_reading(scratch):
     """The largest finite magnitude, and whether all elements are equal."""
-    file = ArrayFile(scratch, "a", share=True)
+    file = ArrayFile(scratch, "a")
     assert largest(file.put(np.append(np.arange(-50.0, 9.0), np.inf), "x")) == 50.0
     assert largest(np.array(["text"])) == 0.0
     assert largest(np.zeros((0, 3))) == 0.0
@@ -86,7 +94,7 @@ def test_what_is_known_without_reading(scratch):
 def test_no_room_is_said_before_anything_is_written(tmp_path):
     """The message has what is needed, what is taken, and the ways out; files give their bytes back."""
     with Scratch(tmp_path, limit=1000) as scratch:
-        file = ArrayFile(scratch, "a", share=True)
+        file = ArrayFile(scratch, "a")
         file.put(np.zeros(100), "weight 'w' of step 0 of the reference")
         with pytest.raises(ScratchError) as caught:
             file.put(np.ones(100), "weight 'w' of step 1 of the reference")
