@@ -56,7 +56,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
         tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
         tests += [_unheld, _other_part]
-    elif kind in {"weight", "buffer", "state"}:
+    elif kind in {"weight", "buffer", "state", "saved"}:
         tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]

@@ -10,7 +10,7 @@ from hyper_parallel.verify.engine.verdict import Difference
 
 __all__ = ["execution_order"]
 
-_PHASES = {"norm": 2, "gradient": 1, "rate": 3, "state": 4, "weight": 5, "buffer": 6}
+_PHASES = {"norm": 2, "gradient": 1, "rate": 3, "state": 4, "weight": 5, "buffer": 6, "saved": 7}
 """What comes after the forward, in whose order values were recorded."""
 
 

@@ -27,7 +27,7 @@ from hyper_parallel.verify.frameworks.contract.records import Record, Run
 
 __all__ = ["PairedRuns", "factor_of"]
 
-_FOLLOW = ("gradient", "state", "weight", "buffer")
+_FOLLOW = ("gradient", "state", "weight", "buffer", "saved")
 _NONE: Any = object()
 _SCALARS = ("loss", "norm", "rate")
 

@@ -24,7 +24,6 @@ __all__ = ["FoldSink", "KeepSink", "merge_notes"]
 
 _NUMBERS = itertools.count()
 _MOVEMENTS = "movements of a repeat"
-_AFTER_STEP = ("state", "weight", "buffer")
 
 
 @dataclass

@@ -9,7 +9,7 @@ __all__ = ["count_words", "plural", "ranks_words", "state_parameter", "summary",
 
 _NAMES_SHOWN = 4
 _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
-_UPDATED = ("state", "weight", "buffer")  # kinds that are recorded when the optimizer has stepped
+_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded when the optimizer has stepped
 _COUNTED = {
     "value": ("recorded value", "recorded values"),
     "output": ("output", "outputs"),
@@ -21,6 +21,7 @@ _COUNTED = {
     "weight": ("parameter", "parameters"),
     "buffer": ("buffer", "buffers"),
     "rate": ("learning rate", "learning rates"),
+    "saved": ("saved tensor", "saved tensors"),
 }
 
 
@@ -33,7 +34,7 @@ def value_words(kind: str, name: str) -> str:
     """
     if kind in {"loss", "norm"}:
         return f"the {name}"
-    if kind in {"weight", "buffer", "value"}:
+    if kind in {"weight", "buffer", "value", "saved"}:
         return f"{_COUNTED[kind][0]} {name}"
     if kind == "state":
         entry = name.rpartition(":")[2]
@@ -106,4 +107,4 @@ def _listed(kind: str, patterns: list[str]) -> str:
     if kind in {"loss", "norm"}:
         return f"the {shown}"
     words = "optimizer state" if kind == "state" else plural(kind)
-    return f"{words} {shown}" if kind in {"weight", "buffer", "value"} else f"{words} of {shown}"
+    return f"{words} {shown}" if kind in {"weight", "buffer", "value", "saved"} else f"{words} of {shown}"

@@ -29,7 +29,7 @@ __all__ = ["FEW_UNITS", "ROUNDING", "check_deterministic", "check_rounding"]
 FEW_UNITS = 16.0
 """How many units in the last place of its array's largest number the first value that differs may be off."""
 
-_UPDATED = ("state", "weight", "buffer")  # kinds that are recorded when the optimizer has stepped
+_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded when the optimizer has stepped
 
 ROUNDING = "differs from run to run"
 """``Run.settings`` of a reference: the first value that its repetition rounded otherwise, in words."""

@@ -951,3 +951,37 @@ def test_gradients_of_a_closure_are_those_that_the_optimizer_uses():
     assert report.verdict.counts["gradient"] == 12
     first = verify_program(lambda: program(1.5), 2, platform="torch").verdict.first
     assert (first.kind, first.step) == ("gradient", 0)
+
+
+def test_what_a_program_saves_is_compared(tmp_path):
+    """An average of weights that no module has is compared when it is saved, gathered or as shards; others are not."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    def program(rate_of_others=0.5):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6))
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        average = {name: value.to_local().clone() for name, value in get_model_state_dict(model).items()}
+        for _ in range(2):
+            model(torch.randn(12, 5).tensor_split(world)[rank]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, value in get_model_state_dict(model).items():
+                average[name].lerp_(value.to_local(), 0.5 if rank == 0 else rate_of_others)
+        whole = {}
+        for name, value in get_model_state_dict(model).items():
+            whole[name] = type(value).from_local(average[name], value.device_mesh, value.placements).full_tensor()
+        checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=str(tmp_path / f"sharded{world}"))
+        if rank == 0:
+            torch.save({"average": whole, "local": torch.full((3,), float(world))}, tmp_path / "whole.pt")
+
+    report = verify_program(program, 2, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["saved"] == 12  # of four parameters, both shards and the average on rank 0
+    first = verify_program(lambda: program(0.25), 2, platform="torch").verdict.first
+    assert (first.kind, first.step, first.ranks) == ("saved", 1, (0,))
+    assert first.name.startswith("average.")

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 __all__ = ["KINDS", "Group", "LocalValue", "Pending", "RankRecords", "Record", "Region", "Run"]
 
-KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate")
+KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
 """What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
 backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
-weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group."""
+weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
+tensor that the program saves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in its stubs
 
-from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
@@ -177,6 +177,24 @@ class Recorder:
         self.log.add("norm", "gradient norm", taken, site=site)
         factor = taken._replace(array=np.minimum(1.0, largest / (taken.array + 1e-6)))
         self.log.add("norm", "clip factor", factor, site=site)
+
+    # -- what the program saves ----------------------------------------------------------------------------------------
+
+    def record_saved(self, state: Any) -> None:
+        """Record the floating tensors of a state that the program saves, if their names end with a parameter's.
+
+        Averages of weights and other copies that no module and no optimizer has are seen here alone. Other tensors may
+        be a rank's own: random states, local metrics.
+        """
+        parameters = self._names.parameters()
+        for path, value in paths(state, CONTAINERS):
+            name = ".".join(map(str, path))
+            parts = name.split(".")
+            known = any(".".join(parts[start:]) in parameters for start in range(len(parts)))
+            taken = read_tensor(value) if known and getattr(value, "is_floating_point", bool)() else None
+            if taken is not None:
+                step = max(self.log.step - 1, _BEFORE)
+                self.log.add("saved", name, taken, module=_owner(name), step=step, site=user_site(_FRAMEWORK))
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed import distributed_c10d, fsdp
+from torch.distributed import checkpoint, distributed_c10d, fsdp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import clip_grad
@@ -139,6 +139,8 @@ class _Installation:
         self._replace(DeviceMesh, "__init__", _mesh_made)
         self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
         self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
+        for owner, name in ((torch, "save"), (checkpoint, "save"), *_safetensors()):
+            self._replace(owner, name, _save)
         for owner, name in _NORMS:
             self._replace(owner, name, _norm)
         for name in _DROPOUTS:
@@ -205,6 +207,25 @@ def _clipped(plain: Any) -> Any:
         return plain(parameters, max_norm, total_norm, *args, **kwargs)
 
     return clip
+
+
+def _safetensors() -> list[tuple[Any, str]]:
+    """Return the function by which safetensors writes tensors of PyTorch, if it is installed."""
+    try:
+        import safetensors.torch as written
+    except ImportError:
+        return []
+    return [(written, "save_file")]
+
+
+def _save(plain: Any) -> Any:
+    def save(state: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _RECORDER.get()
+        if recorder is not None:
+            recorder.record_saved(state)
+        return plain(state, *args, **kwargs)
+
+    return save
 
 
 def _norm(plain: Any) -> Any:
