@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from hyper_parallel.transport.c10d.simulated_store import SimulatedStore
 from hyper_parallel.transport.endpoint import Contribution, RankAbortedError, Resumption
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.message_board import Posted
+from hyper_parallel.transport.owned_folders import owned_folder
 from hyper_parallel.transport.processes import SharedFile, search_path
 from hyper_parallel.transport.rank_pool import Worker, asks_for_rank, stacks_of, warm_server
 from hyper_parallel.transport.rank_process import RankReport, RankTask
@@ -69,9 +69,9 @@ def run_forked(
     Raises:
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
     """
-    where = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix=f"hyper_parallel_shared_{os.getpid()}_", dir=where) as folder:
-        world = _ForkedWorld(_tasks(fn, args, world_size, folder))
+    where = Path(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
+    with owned_folder("hyper_parallel_shared_", where) as folder:
+        world = _ForkedWorld(_tasks(fn, args, world_size, str(folder)))
         try:
             world.start([*_LATE, *packages])
             return run_threads(world.rank, world_size, cast("Any", _NoState()), timeout, world)

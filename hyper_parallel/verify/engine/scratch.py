@@ -7,8 +7,6 @@ that a killed run left behind has no lock any more: the next verification in the
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.transport.owned_folders import OwnedFolder
 
 __all__ = ["Scratch", "ScratchError", "megabytes"]
 
 _PREFIX = "hyper_parallel_scratch_"
-_LOCK = "lock"
 
 
 class ScratchError(HyperParallelError, ValueError):
@@ -44,14 +42,12 @@ class Scratch:
 
     def __init__(self, parent: str | Path | None = None, limit: int | None = None) -> None:
         self.parent = Path(tempfile.gettempdir() if parent is None else parent)
-        self.removed = _remove_abandoned(self.parent)
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.parent))
+            self._folder: OwnedFolder | None = OwnedFolder(_PREFIX, self.parent)
         except OSError as error:
             msg = f"--scratch {self.parent}: no folder can be made there ({error.strerror})"
             raise ScratchError(msg) from error
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path, self.removed = self._folder.path, self._folder.removed
         self.limit = shutil.disk_usage(self.parent).free if limit is None else limit
 
     @property
@@ -86,13 +82,12 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        if self._folder is not None:
+            self._folder.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a rank's process needs, which writes to the folder and does not own it."""
-        return {**self.__dict__, "_lock": -1}
+        return {**self.__dict__, "_folder": None}
 
     def __enter__(self) -> Scratch:  # noqa: PYI034 - Self is in typing from Python 3.11 on
         """Return the scratch folder itself."""
@@ -108,23 +103,3 @@ def megabytes(size: int) -> str:
     if size < 1e6:
         return f"{size} bytes"
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-def _remove_abandoned(parent: Path) -> list[str]:
-    """Remove the folders in ``parent`` whose owner is gone, and return their paths."""
-    removed = []
-    for folder in parent.glob(f"{_PREFIX}*") if parent.is_dir() else ():
-        try:
-            descriptor = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:  # another run's, which has not locked it yet, or another user's
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(str(folder))
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-        finally:
-            os.close(descriptor)
-    return removed

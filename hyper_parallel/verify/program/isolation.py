@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from hyper_parallel.transport.owned_folders import owned_folder
 from hyper_parallel.verify.program.file_functions import redirected
 from hyper_parallel.verify.program.private_files import PrivateFiles
 from hyper_parallel.verify.program.write_guard import audited, denied_by_kernel, kernel_denies
@@ -25,7 +26,7 @@ DENIED = (
 @contextmanager
 def run_folder() -> Iterator[Path]:
     """Yield an empty folder for the files of one run, which is deleted at the end."""
-    with tempfile.TemporaryDirectory(prefix="hyper_parallel_files_", ignore_cleanup_errors=True) as name:
+    with owned_folder("hyper_parallel_files_") as folder, tempfile.TemporaryDirectory(dir=folder) as name:
         yield Path(name)
 
 

@@ -119,7 +119,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path):
     running = Scratch(tmp_path)
     killed = Scratch(tmp_path)
     (killed.path / "arrays").write_bytes(b"1234")
-    os.close(killed._lock)  # as the kernel does for a process that was killed
+    os.close(killed._folder._lock)  # as the kernel does for a process that was killed
     with Scratch(tmp_path) as third:
         assert third.removed == [str(killed.path)]
         assert running.path.is_dir()

@@ -1,0 +1,77 @@
+"""Temporary folders that a process owns while it runs, and that the next process removes if their owner was killed.
+
+The owner holds a lock on a file in its folder. The kernel gives the lock up when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["OwnedFolder", "owned_folder"]
+
+_LOCK = "lock"
+
+
+class OwnedFolder:
+    """A new temporary folder, locked by this process until :meth:`close` removes it.
+
+    Args:
+        prefix: of its name; folders with this prefix whose owner is gone are removed first.
+        parent: where it is made; by default the system's folder for temporary files.
+
+    Attributes:
+        path: of the folder.
+        removed: paths of folders of killed processes.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        parent = Path(tempfile.gettempdir()) if parent is None else parent
+        self.removed = _remove_abandoned(parent, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+
+@contextlib.contextmanager
+def owned_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield the path of an :class:`OwnedFolder`, which is removed at the end."""
+    folder = OwnedFolder(prefix, parent)
+    try:
+        yield folder.path
+    finally:
+        folder.close()
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> list[str]:
+    """Remove the folders in ``parent`` whose owner is gone, and return their paths."""
+    removed = []
+    for folder in parent.glob(f"{prefix}*"):
+        try:
+            descriptor = os.open(folder / _LOCK, os.O_RDWR)
+        except OSError:  # its owner has not locked it yet, or is another user
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its owner runs
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(str(folder))
+        finally:
+            os.close(descriptor)
+    return removed
