@@ -9,6 +9,8 @@ from hyper_parallel.compat.paths import install
 
 if TYPE_CHECKING:
     from hyper_parallel._caches import cache_info as cache_info
+    from hyper_parallel._release import __version__ as __version__
+    from hyper_parallel.core.checkpoint import load as load, save as save
     from hyper_parallel.core.context_parallel import (
         balanced_order as balanced_order,
         context_parallel_attention as context_parallel_attention,
@@ -143,6 +145,8 @@ __getattr__, __dir__ = lazy_exports(
         ),
         "hyper_parallel.core.tensor_parallel": None,
         "hyper_parallel._caches": ("cache_info",),
+        "hyper_parallel._release": ("__version__",),
+        "hyper_parallel.core.checkpoint": ("load", "save"),
         "hyper_parallel.platform.select": (
             "get_mindspore_platform",
             "get_platform",

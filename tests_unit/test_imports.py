@@ -48,7 +48,7 @@ FRAMEWORK_HOMES = {
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"_caches", "_lazy", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
+BASE = {"_caches", "_lazy", "_release", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
 CORE = {
     "core.dtensor",
     "core.shard",
@@ -61,6 +61,7 @@ CORE = {
 ARROWS = {
     "_caches": set(),
     "_lazy": set(),
+    "_release": set(),
     "compat.paths": {"_lazy"},
     "compat": BASE | CORE,
     "_text": set(),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -95,3 +96,31 @@ def test_value_and_grad_on_torch_names_what_to_do():
 
     with use_platform("torch"), pytest.raises(UnsupportedOnBackend, match=r"call loss\.backward\(\)"):
         hyper_parallel.value_and_grad(abs)
+
+
+def test_checkpoints_and_the_version_are_at_the_top():
+    """``save`` and ``load`` are those of the checkpoint package, and the version is that of the installed package."""
+    import hyper_parallel
+    from hyper_parallel.core import checkpoint
+
+    assert hyper_parallel.save is checkpoint.save
+    assert hyper_parallel.load is checkpoint.load
+    assert hyper_parallel.__version__ == importlib.metadata.version("hyper-parallel")
+
+
+def test_the_version_of_a_checkout_is_that_of_its_settings(tmp_path, monkeypatch):
+    """Where the package is not installed, the version is read from the project's settings, if there are any."""
+    from hyper_parallel import _release as module
+
+    settings = tmp_path / "pyproject.toml"
+    assert module._checkout_version(settings) == "unknown"
+    settings.write_text('[project]\nversion = "3.4"\n')
+    assert module._checkout_version(settings) == "3.4"
+    settings.write_text("[project]\n")
+    assert module._checkout_version(settings) == "unknown"
+
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    assert module._installed_version() is None

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hyper_parallel._release import __version__
 from hyper_parallel.cli import (
     compare,
     completion,
@@ -29,7 +30,7 @@ from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import no_file_twice, only_the_answer_on_stdout
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.out_of_memory import advice
-from hyper_parallel.verify.run_header import command_line, library_version
+from hyper_parallel.verify.run_header import command_line
 
 __all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]
 
@@ -109,7 +110,7 @@ class _ShowVersion(argparse.Action):
     """Prints the version, which is looked up only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"hyper-parallel {library_version()}")
+        print(f"hyper-parallel {__version__}")
         parser.exit()
 
 

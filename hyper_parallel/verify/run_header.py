@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel._release import __version__
 from hyper_parallel.platform.tested import TESTED, newer_than_tested
 from hyper_parallel.verify.report_files import write_text
 
@@ -26,7 +26,6 @@ __all__ = [
     "PROPERTY",
     "RunHeader",
     "command_line",
-    "library_version",
     "report_json",
     "report_text",
     "revision_of",
@@ -67,7 +66,7 @@ class RunHeader:
     def versions(self) -> dict[str, str]:
         """Versions of Python, of this library, and of the installed packages that compute."""
         installed = {name: version for name in _PACKAGES if (version := _version(name))}
-        return {"python": platform.python_version(), "hyper-parallel": library_version(), **installed}
+        return {"python": platform.python_version(), "hyper-parallel": __version__, **installed}
 
     @property
     def platform(self) -> str:
@@ -158,19 +157,7 @@ def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], te
 
 def revision_of(root: Path) -> str:
     """Return the commit of the checkout at ``root``, with a plus if files differ; elsewhere this library's version."""
-    return _commit(root) or f"version {library_version()}"
-
-
-def library_version() -> str:
-    """Return the version of this library: of the installed package, or that of the checkout."""
-    return _version("hyper-parallel") or _checkout_version(Path(__file__).parents[2] / "pyproject.toml")
-
-
-def _checkout_version(project: Path) -> str:
-    """Return the version in the project's settings, ``unknown`` where there are none."""
-    text = project.read_text(encoding="utf-8") if project.exists() else ""
-    line = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
-    return line[1] if line else "unknown"
+    return _commit(root) or f"version {__version__}"
 
 
 def _version(name: str) -> str | None:

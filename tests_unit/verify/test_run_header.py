@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+import hyper_parallel
 from hyper_parallel.cli import main
 from hyper_parallel.verify import run_header as module
 from hyper_parallel.verify.pages import page
@@ -73,7 +74,7 @@ def test_a_revision_is_a_commit_and_says_that_files_differ(tmp_path, monkeypatch
     (tmp_path / "a").write_text("2")
     assert re.fullmatch(r"[0-9a-f]{12,}\+", module._commit(tmp_path))
     monkeypatch.setattr(module.shutil, "which", lambda _: None)
-    assert RunHeader(()).revision == f"version {module.library_version()}"
+    assert RunHeader(()).revision == f"version {hyper_parallel.__version__}"
 
 
 def test_a_package_that_is_not_installed_has_no_version():
@@ -86,19 +87,7 @@ def test_the_command_prints_its_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"hyper-parallel {module.library_version()}\n"
-
-
-def test_the_version_of_a_checkout_is_that_of_its_settings(tmp_path, monkeypatch):
-    """Where the package is not installed, the version is read from the project's settings, if there are any."""
-    settings = tmp_path / "pyproject.toml"
-    assert module._checkout_version(settings) == "unknown"
-    settings.write_text('[project]\nversion = "3.4"\n')
-    assert module._checkout_version(settings) == "3.4"
-    settings.write_text("[project]\n")
-    assert module._checkout_version(settings) == "unknown"
-    monkeypatch.setattr(module, "_version", lambda _: None)
-    assert re.fullmatch(r"\d+\.\d+\.\d+.*|unknown", module.library_version())
+    assert capsys.readouterr().out == f"hyper-parallel {hyper_parallel.__version__}\n"
 
 
 def test_git_that_fails_is_no_revision(tmp_path, monkeypatch):

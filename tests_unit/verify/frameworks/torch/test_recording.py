@@ -228,7 +228,7 @@ def test_records_that_do_not_fit_are_an_error():
     assert str(caught.value) == (
         "the records of rank 0 do not fit in memory: gradient 'second.weight' of step 1 takes 84 bytes, and 1944 of "
         "the 2000 bytes of this rank are taken; record fewer steps (--steps 1), record only some outputs "
-        "(--only 'layers.0.*'), or allow more (--memory)"
+        "(--only 'layers.0.*')"
     )
 
 
