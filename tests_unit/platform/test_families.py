@@ -21,6 +21,7 @@ OTHERS = {
         "loss_scale": "scaling of losses, and the check of all gradients for overflow",
         "numpy_api": "functions of mindspore.numpy",
         "older_methods": "methods in older spellings, which MindSpore wrote in Python",
+        "optimizer_steps": "steps of optimizers that MindSpore runs as operators",
         "kernels": "copy, fill, write and sample, which several families use",
         "python_api": "functions of MindSpore's Python layer",
     },

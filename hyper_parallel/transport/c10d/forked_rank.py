@@ -9,17 +9,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-from torch._C import _distributed_c10d
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.c10d.comm_debug import count_of_transport
@@ -45,16 +45,11 @@ from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.warm_packages import ASKED
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch._C._distributed_c10d import Store
-
 __all__ = ["PORT", "ForkedTask", "PostedElsewhere", "rank_distributed", "serve"]
 
 PORT = "29500"
 _TIMEOUT = timedelta(seconds=300)
-_Store: Any = _distributed_c10d.Store
+_Store: Any = Store
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from hyper_parallel.platform.torch.versions import execution_engine
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.c10d.comm_debug import count_of_transport
 from hyper_parallel.transport.c10d.forked_rank import rank_distributed
@@ -74,5 +75,6 @@ def _emptied_queue() -> Iterator[None]:
     try:
         yield
     finally:
-        run: Any = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - what backward() calls
-        run((oldest,), (torch.ones_like(oldest),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        execution_engine.run_backward(  # what backward() calls
+            (oldest,), (torch.ones_like(oldest),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )

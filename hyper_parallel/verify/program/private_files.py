@@ -73,7 +73,8 @@ class PrivateFiles:
     Every method is to be called inside :meth:`inside`, in which file functions are Python's own.
 
     Args:
-        folder: an empty folder; each process of the run names the same one.
+        folder: an empty folder among the user's temporary files; each process of the run names the same one, for a
+            rank that was forked from a server may know another place for temporary files.
         written: a folder that this library writes to in the run; empty if there is none.
 
     Attributes:
@@ -91,7 +92,7 @@ class PrivateFiles:
         self.temporary = f"{root}/t"
         for name in (self._upper, self.temporary):
             Path(name).mkdir(parents=True, exist_ok=True)
-        self.temporary_root = os.path.realpath(tempfile.gettempdir())
+        self.temporary_root = os.path.dirname(root)
         temporary = f"{self.temporary_root}/"
         self._own = (f"{temporary}{_OWN}", f"{temporary}{_COMPILED}", *_measurements())
         self.compiler_cache = f"{self.temporary_root}/{_COMPILED}{getpass.getuser()}"

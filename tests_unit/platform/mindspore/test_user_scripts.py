@@ -26,12 +26,10 @@ EQUAL = (
     "mlp_and_train_one_step", "convolutions_with_batch_norm", "transformer_encoder", "two_optimizers",
     "dynamic_loss_scale", "accumulation", "clipped_by_global_norm", "model_train_with_callbacks", "checkpoint",
     "optimizers_of_mint", "language_model_with_a_tied_head", "mixed_dtypes", "cell_with_hooks",
-    "a_training_step_of_its_own",
+    "a_training_step_of_its_own", "gru", "lstm",
 )  # fmt: skip
 PLANNED = ("model_train_with_callbacks",)  # its inputs are plain: its cell gets a plan of parallelize_module
 REFUSED = {
-    "gru": "MixedTensorError: argument x is a plain tensor [7, 6], but other operands are DTensors",
-    "lstm": "UnsupportedOperatorError: operator LSTM has no sharding rule",
     "backward_hooks": "UnsupportedOperatorError: backward hooks of Dense would get this rank's parts of the gradients",
 }
 WORLDS = [2, pytest.param(3, marks=pytest.mark.sweep)]

@@ -342,7 +342,6 @@ def _calls(make):
     from mindspore import mint, ops
 
     x, q = make((2, 3)), make((1, 2, 3, 4))
-    lattice, image = make((1, 1, 4, 4, 4)), make((1, 1, 4, 4))
     flash = "operator FlashAttentionScore"
     return {
         "operator ops.bernoulli: a tensor as p has no sharding rule; pass a number, or use mint.bernoulli": lambda: (
@@ -371,12 +370,6 @@ def _calls(make):
         f"operator PromptFlashAttention: pre_tokens=3 has no sharding rule, pre_tokens=2147483647 has; {WAY_OUT}": (
             lambda: ops.prompt_flash_attention(q, q, q, num_heads=2, input_layout="BNSD", pre_tokens=3)
         ),
-        f"operator AvgPool3D: pad_mode='same' has no sharding rule, pad_mode='valid' has; {WAY_OUT}": lambda: (
-            ops.AvgPool3D(2, 2, "same")(lattice)
-        ),
-        f"operator MaxPool: pad_mode='same' has no sharding rule, pad_mode='valid' has; {WAY_OUT}": lambda: ops.MaxPool(
-            2, 2, "same"
-        )(image),
         "operator nothing is not implemented on MindSpore; write it with others, or use PyTorch": lambda: (
             platform_named("mindspore").local_op("nothing")
         ),
