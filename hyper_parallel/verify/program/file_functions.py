@@ -92,6 +92,7 @@ def _restore_variable(name: str, value: str | None) -> None:
 def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
     """Put replacements wherever a module has bound the plain functions, but for the machinery of imports."""
     by_identity = {id(plain): replacement for plain, replacement in replacements}
+    stack.callback(_unbind, {id(replacement): plain for plain, replacement in replacements})
     for names in (getattr(os, supported) for supported in _SETS):
         for plain, replacement in replacements:
             if plain in names:
@@ -107,6 +108,14 @@ def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
     for name, value in list(vars(accessor).items()) if accessor is not None else ():
         if id(value) in by_identity:
             _set(stack, accessor, name, value=staticmethod(by_identity[id(value)]))
+
+
+def _unbind(plain: dict[int, Any]) -> None:
+    """Put the plain functions into modules that were imported meanwhile, which have bound replacements."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in plain:
+                setattr(module, name, plain[id(value)])
 
 
 def _bind_mapped(stack: ExitStack, functions: _Functions) -> None:

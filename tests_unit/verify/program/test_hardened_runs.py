@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,36 +50,39 @@ def run(*losses):
 BEFORE = SimpleNamespace(bounds=SimpleNamespace(reference={"loss": Record("loss", "loss", "", 0, 0, np.ones(()))}))
 
 
+SCRATCH = SimpleNamespace(path=Path(os.devnull))
+
+
 class ReferenceOf(contextlib.nullcontext):
     """A reference whose repeats have all run."""
 
-    bounds, scratch, complete = None, None, True
+    bounds, scratch, complete = None, SCRATCH, True
 
     def __init__(self, losses):
         super().__init__()
         self.run = losses
 
 
-REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=None, complete=True)
+REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=SCRATCH, complete=True)
 CHANGES = Changes(CaseChanges(), [CaseChanges(), CaseChanges()], {"equal-masks": "masks select fewer elements"})
 
 
 def test_a_reference_that_refuses_the_change(hardened):
     """The change is left out with the first line of the reference's error."""
-    case, why, spots = hardened(reference=InputError("no\nmore"))._run_changed(CHANGES, BEFORE, None)
+    case, why, spots = hardened(reference=InputError("no\nmore"))._run_changed(CHANGES, BEFORE, SCRATCH)
     assert (case.words, why, spots) == (["masks select fewer elements"], "no", [])
 
 
 def test_a_change_that_makes_the_loss_infinite(hardened):
     """A change under which the single device's loss overflows shows nothing."""
-    _, why, _ = hardened(reference=run(np.inf))._run_changed(CHANGES, BEFORE, None)
+    _, why, _ = hardened(reference=run(np.inf))._run_changed(CHANGES, BEFORE, SCRATCH)
     assert why == "the single device's loss is not finite then"
 
 
 def test_a_change_that_a_rank_went_around(hardened):
     """A run that did not make its changes is not compared."""
     changes = Changes(CaseChanges(share=0.5), [CaseChanges()], {"equal-data": "losses are weighted"})
-    _, why, _ = hardened(reference=run(1.0), ranks=run(1.0))._run_changed(changes, BEFORE, None)
+    _, why, _ = hardened(reference=run(1.0), ranks=run(1.0))._run_changed(changes, BEFORE, SCRATCH)
     assert why == "the single device calls no backward"
 
 
@@ -92,7 +97,7 @@ def test_a_hardened_run_that_is_not_compared(hardened, facts, expected):
     """A case in which no difference was sought is not said to be equal."""
     verdict = SimpleNamespace(first=None, differences=[], replicas=[], ok=False, equal=False, spots=[], **facts)
     built = hardened(reference=run(1.0), ranks=Run([RankRecords(0), RankRecords(1)]), verdict=verdict)
-    assert built._run_changed(CHANGES, BEFORE, None)[1] == expected
+    assert built._run_changed(CHANGES, BEFORE, SCRATCH)[1] == expected
     other = SimpleNamespace(size=3, mesh={})
     assert built._run_size(other, REFERENCE)[1] == expected
 

@@ -1,5 +1,6 @@
 """What a run writes goes to a private copy, and is read there; the user's files stay as they are."""
 
+import importlib.util
 import io
 import os
 import shutil
@@ -301,3 +302,25 @@ def test_the_kernel_denies_native_code_and_subprocesses(user, tmp_path, monkeypa
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "plain").exists() == (kind == "thread")
+
+
+def test_a_module_imported_in_a_run_has_the_plain_functions_afterwards(user, tmp_path):
+    """What a module binds while files are redirected is redirected in the next run, too, and not after it."""
+    module = tmp_path / "binds.py"
+    module.write_text("from os import mkdir\n")
+    for run in ("one", "two"):
+        files = PrivateFiles(tmp_path / run)
+        with redirected(files, this_thread=True):
+            binds = sys.modules.get("binds") or _imported("binds", module)
+            binds.mkdir("made")
+        assert (files.written_in(user) / "made").is_dir()
+    binds.mkdir(tmp_path / "plain")
+    assert (tmp_path / "plain").is_dir()
+    del sys.modules["binds"]
+
+
+def _imported(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
