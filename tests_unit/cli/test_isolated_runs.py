@@ -177,7 +177,7 @@ def test_a_subprocess_that_writes_is_denied_and_the_message_says_why(project, mo
         "if ended.returncode:\n    raise RuntimeError(ended.stderr)\n"
     )
     with pytest.raises(InputError) as caught:
-        verify_program("calls.py", 2, platform="torch", launch="threads")  # whose folder for temporary files is set here
+        verify_program("calls.py", 2, platform="torch", launch="threads")  # which take the folder set here
     assert str(caught.value).startswith(
         "calls.py in a world of 1: RuntimeError: touch: cannot touch 'made': Permission denied; a program's files are "
         "redirected to a private copy of each run, so that nothing of yours is overwritten, and what cannot be "
