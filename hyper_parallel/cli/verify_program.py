@@ -39,13 +39,13 @@ is deleted with it (--keep-files). Writes that cannot be redirected, of subproce
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
-The case is looked at, too: ranks that all do the same work hide a missing average, constant weights the gradients
+The case is inspected, too: ranks that all do the same work hide a missing average, constant weights the gradients
 behind them, one step what is stale in the second. A case in which no rank does work of its own, or no gradient is other
 than zero, is refused; what else it cannot show is listed. --harden runs a program that is equal once more in a case
 that can show it, without editing the program: constant initial weights become random, losses of ranks with equal data
 are weighted, outputs that the loss adds up are multiplied by random numbers, symmetric inputs get noise, masks unequal
 counts, inputs other strides, --steps 1 becomes 3, and more ranks make axes unequal and parts uneven. What it cannot
-repair it says.
+repair is listed.
 
 Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 3 if all is equal and the case is
 refused, 130 after Ctrl-C."""
