@@ -43,15 +43,16 @@ def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles |
 
 
 @contextmanager
-def files_of_process(folder: Path, *, ends: bool, written: str = "") -> Iterator[None]:
+def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_root: str = "") -> Iterator[None]:
     """Inside, this process writes to ``folder``, which other ranks of the run may share.
 
     Args:
         folder: of the run.
         ends: whether the process ends with the run, so that the kernel may deny it to write the user's files for good.
         written: folder that this library writes its records to; empty if there is none.
+        temporary_root: as in :class:`PrivateFiles`.
     """
-    files = PrivateFiles(folder, written)
+    files = PrivateFiles(folder, written, temporary_root)
     denies = ends and kernel_denies()
     with redirected(files, this_thread=True), nullcontext() if denies else audited(files, this_thread=True):
         if denies:

@@ -73,9 +73,9 @@ class PrivateFiles:
     Every method is to be called inside :meth:`inside`, in which file functions are Python's own.
 
     Args:
-        folder: an empty folder among the user's temporary files; each process of the run names the same one, for a
-            rank that was forked from a server may know another place for temporary files.
+        folder: an empty folder; each process of the run names the same one.
         written: a folder that this library writes to in the run; empty if there is none.
+        temporary_root: the user's folder of temporary files, where this process may know another; empty if it does not.
 
     Attributes:
         folder: the argument.
@@ -85,14 +85,14 @@ class PrivateFiles:
         shared: folders that all runs write for real: caches of packages, compilers and downloads.
     """
 
-    def __init__(self, folder: Path, written: str = "") -> None:
+    def __init__(self, folder: Path, written: str = "", temporary_root: str = "") -> None:
         self.folder = folder
         root = os.path.realpath(folder)
         self._upper, self._removed = f"{root}/files", f"{root}/removed"
         self.temporary = f"{root}/t"
         for name in (self._upper, self.temporary):
             Path(name).mkdir(parents=True, exist_ok=True)
-        self.temporary_root = os.path.dirname(root)
+        self.temporary_root = os.path.realpath(temporary_root or tempfile.gettempdir())
         temporary = f"{self.temporary_root}/"
         self._own = (f"{temporary}{_OWN}", f"{temporary}{_COMPILED}", *_measurements())
         self.compiler_cache = f"{self.temporary_root}/{_COMPILED}{getpass.getuser()}"

@@ -31,6 +31,7 @@ def run_in_process(
     changes: Sequence[CaseChanges] | None,
     folder: Path,
     ends: bool,
+    temporary_root: str,
 ) -> RankRecords:
     """Run the program on this rank as ``python FILE ARGS`` would, and leave nothing of it in the process.
 
@@ -43,6 +44,7 @@ def run_in_process(
         changes: of the case, by rank.
         folder: of the files that the ranks write.
         ends: whether this process ends with the run.
+        temporary_root: the caller's folder of temporary files: this process was forked by a server that knows its own.
     """
     transport = get_platform().transport()
     ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
@@ -50,7 +52,7 @@ def run_in_process(
         started_by_python(program, output, ranks),
         guarded(program.name) if ends else forget_own_modules(),
         _environment(),
-        files_of_process(folder, ends=ends, written=sink_folder(limits)),
+        files_of_process(folder, ends=ends, written=sink_folder(limits), temporary_root=temporary_root),
     ):
         return run_program(program, mesh, limits, perturbation, changes=changes)
 

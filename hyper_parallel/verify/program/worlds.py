@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,14 +121,15 @@ def _ranks(
     torch_ranks = world.platform == "torch" and world.launch != "processes"
     threads = torch_ranks and (world.launch == "threads" or not program.is_script)
     ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # drivers of devices write files
+    where = (folder, ends, tempfile.gettempdir())
     if not torch_ranks:
-        arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, folder, ends)
+        arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, *where)
         run = launch_processes if world.launch == "processes" else simulate
         return run(run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device)
     platform_named(world.platform)  # imports the framework, whose functions are redirected
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
     if not threads:
-        forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, folder, ends)
+        forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, *where)
         packages = [*_OF_RANKS, *imported_packages(Path(program.path))]
         with started_by_python(program, world.output, ranks):
             return simulate_forked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_the_corpus_leaves_the_same_bits_as_threads(bug):
 
 def _forked(program, world):
     with run_folder() as folder:
-        arguments = (program, world.mesh, world.limits, None, world.output, None, folder, True)
+        arguments = (program, world.mesh, world.limits, None, world.output, None, folder, True, gettempdir())
         return simulate_forked(run_in_process, world.size, arguments, timeout=world.timeout)
 
 

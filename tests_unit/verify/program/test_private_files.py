@@ -298,7 +298,7 @@ def test_the_kernel_denies_native_code_and_subprocesses(user, tmp_path, monkeypa
     del user
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    command = [sys.executable, "-c", _DENIED, str(tmp_path / "temporary" / "run"), kind, str(tmp_path / "plain")]
+    command = [sys.executable, "-c", _DENIED, str(tmp_path / "run"), kind, str(tmp_path / "plain")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "plain").exists() == (kind == "thread")
