@@ -32,7 +32,8 @@ class LocalNode(Node):
         return getattr(self.autograds, name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalNode) and self.autograds is other.autograds
+        # Also the node itself: who walks from a plain tensor's node finds those of DTensors.
+        return self.autograds is (other.autograds if isinstance(other, LocalNode) else other)
 
     def __hash__(self) -> int:
         return hash(self.autograds)

@@ -23,7 +23,7 @@ def lost_peers(monkeypatch):
     from hyper_parallel.transport.c10d import lost_peers
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(lost_peers.distributed_c10d, "_get_default_store", lambda: dist.PrefixStore("a", store))
+    monkeypatch.setattr(lost_peers, "default_store", lambda: dist.PrefixStore("a", store))
     monkeypatch.setattr(lost_peers, "_ANSWER_SECONDS", 60.0)  # so that a rank is late only where a test wants it
     monkeypatch.setattr(lost_peers, "_ENDED_SECONDS", 0.2)
     return lost_peers, store
@@ -110,7 +110,7 @@ def test_a_world_without_a_network_says_so(lost_peers, monkeypatch, tmp_path):
 
     module, _ = lost_peers
     store = dist.FileStore(str(tmp_path / "store"), 2)
-    monkeypatch.setattr(module.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(module, "default_store", lambda: store)
     _, told, _ = failed(module.LostPeers(0), GAVE_UP, (0, 1))
     assert told == "nothing is known of rank 1: this world has no store that ranks reach over the network"
 
