@@ -985,3 +985,32 @@ def test_what_a_program_saves_is_compared(tmp_path):
     first = verify_program(lambda: program(0.25), 2, platform="torch").verdict.first
     assert (first.kind, first.step, first.ranks) == ("saved", 1, (0,))
     assert first.name.startswith("average.")
+
+
+def test_a_closure_that_calls_the_model_first():
+    """An optimizer whose closure makes the first forward has parameters by their names, and no other weights."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        x = torch.randn(12, 5, dtype=torch.float64).tensor_split(world)[rank]
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            return total
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    assert report.verdict.counts["weight"] == 3 * 4 * 3
+    assert not [spot for spot in report.verdict.spots if spot.kind == "zero-gradients"]

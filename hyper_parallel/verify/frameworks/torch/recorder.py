@@ -89,7 +89,7 @@ class Recorder:
             self.log.notes["optimizers that call the model"] = True
         self._names.add(module)
         self._evaluates = not torch.is_grad_enabled()
-        if not self._steps:
+        if not self._steps or not self._initial:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
@@ -215,11 +215,11 @@ class Recorder:
         self.add_optimizer(optimizer)
         if self._steps.get(id(optimizer)) == self.log.step:
             self._end_step()
-        if not self._steps:
+        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
+        if not self._steps and (self._names.parameters() or not closures):  # a closure may call the model first
             self._record_initial()
         self.add_groups()
         step = self._steps.setdefault(id(optimizer), 0)
-        closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
         if not closures:
             self._record_gradients(optimizer, step)
         number = self._optimizers.index(optimizer)
