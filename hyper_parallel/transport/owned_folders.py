@@ -37,12 +37,14 @@ class OwnedFolder:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         self.removed = _remove_abandoned(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        self._owner = os.getpid()
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove the folder and what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder and what is in it; a process that was forked from the owner leaves it alone."""
+        if os.getpid() == self._owner:
+            shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._lock)
 

@@ -11,6 +11,7 @@ from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.case import blind_spots
 from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.hypotheses import find_cause
+from hyper_parallel.verify.engine.matching import compact, find_part, rows_of
 from hyper_parallel.verify.engine.order import execution_order
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.power import power_of
@@ -76,6 +77,7 @@ class _Comparison:
         self.ratios: dict[Key, float] = {}
         self.staged: set[tuple[Key, int]] = set()
         self.end = np.inf
+        self.joined: set[tuple[str, int]] = set()
 
     def run(self) -> None:
         """Compare everything, put the differences into the order of execution, and find causes."""
@@ -89,6 +91,7 @@ class _Comparison:
         self._unheld()
         self._unrecorded()
         self._replicas()
+        self._unions_of_calls()
         self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
@@ -317,6 +320,54 @@ class _Comparison:
                 count = int(np.size(self.runs.bounds.reference[key].value))
                 self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
 
+    def _unions_of_calls(self) -> None:
+        """Compare outputs that differ call by call as the union of a step's calls.
+
+        A rank may cut its own part of a batch into calls, as accumulation and evaluation do: then call k of the rank is
+        no part of call k of the single device, but its rows are among those of all its calls. Every row that a rank has
+        must be one of them, within the bounds, and every one of them must be on a rank.
+        """
+        unplaced = [name for kind, name in self.runs.activations.unplaced if kind == "output"]
+        keys = [key for name in unplaced for key, _ in self._without_place("output", name) if key[2] < self.end]
+        groups = dict.fromkeys((key[1], key[2]) for key in (*self.wrong, *keys) if key[0] == "output")
+        joined: dict[tuple[str, str], None] = {}
+        for name, step in groups:
+            if self._is_union(name, step):
+                joined.setdefault(("output", name))
+                self.joined.add((name, step))
+                for key in [key for key in self.wrong if (key[0], key[1], key[2]) == ("output", name, step)]:
+                    del self.wrong[key]
+                    self.ratios.pop(key, None)
+        if joined:
+            self.verdict.notes.append(f"{summary(list(joined))}: compared as the union of a step's calls")
+        self.verdict.replicas = [
+            unequal
+            for unequal in self.verdict.replicas
+            if unequal.kind != "output" or (unequal.name, unequal.step) not in self.joined
+        ]
+
+    def _is_union(self, name: str, step: int) -> bool:
+        """Return whether the rows of a step's calls are the same on the ranks together as on the single device."""
+        reference = self.runs.bounds.reference
+        keys = [key for key in reference if (key[0], key[1], key[2]) == ("output", name, step)]
+        values = [np.asarray(reference[key].value) for key in keys]
+        if not values or any(value.ndim < 2 or value.shape[1:] != values[0].shape[1:] for value in values):
+            return False
+        whole, allowed = np.concatenate(values), np.concatenate([self.runs.bounds.allowed(key) for key in keys])
+        covered = np.zeros(len(whole), dtype=bool)
+        for rank in range(self.runs.parallel.world_size):
+            index = self.runs.ranks[rank]
+            own = [np.asarray(index[key].value) for key in index if (key[0], key[1], key[2]) == ("output", name, step)]
+            if any(value.ndim < 2 or value.shape[1:] != whole.shape[1:] for value in own):
+                return False
+            match = find_part(np.concatenate(own), whole, allowed) if own else None
+            rows = None if match is None else rows_of(compact(match.positions, whole.shape), whole.shape)
+            if own and rows is None:
+                return False
+            if rows is not None:
+                covered[rows[0]] = True
+        return bool(covered.all())
+
     def _outputs_of_right_gradients(self) -> None:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.
 
@@ -425,7 +476,8 @@ class _Comparison:
             self.verdict.unplaced.append(line)
             self.verdict.incomplete.append(f"the placement of {name} cannot be told")
         for (kind, name), why in self.runs.activations.unplaced.items():
-            if all((key, rank) in self.staged for key, rank in self._without_place(kind, name)):
+            places = list(self._without_place(kind, name))
+            if all(place in self.staged or (name, place[0][2]) in self.joined for place in places):
                 continue
             axis = next(iter(self.runs.axes.groups))
             self.verdict.unplaced.append(

@@ -150,7 +150,7 @@ class Verdict:
             return "NOT VERIFIED: nothing was compared"
         if self.incomplete:
             return f"NOT VERIFIED: {self.incomplete[0]}"
-        counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items())
+        counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items() if count)
         return (
             f"equal on {self.world_size} ranks: {counted} ({self.checked} elements); "
             f"the largest error is {self.largest:.2g} of what rounding may do"

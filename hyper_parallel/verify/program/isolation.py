@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,8 +25,10 @@ DENIED = (
 @contextmanager
 def run_folder() -> Iterator[Path]:
     """Yield an empty folder for the files of one run, which is deleted at the end."""
-    with owned_folder("hyper_parallel_files_") as folder, tempfile.TemporaryDirectory(dir=folder) as name:
-        yield Path(name)
+    with owned_folder("hyper_parallel_files_") as folder:
+        inner = folder / "run"
+        inner.mkdir()
+        yield inner
 
 
 @contextmanager
