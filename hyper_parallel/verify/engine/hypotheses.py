@@ -72,6 +72,8 @@ def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
     """A tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
     if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
         return None
+    if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
+        return None
     factors = [factor for factor, _ in _factors(evidence).values()]
     bound = runs.bounds.whole(evidence.key)
     for axis, groups in runs.axes.sets():
