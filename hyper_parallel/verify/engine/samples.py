@@ -18,7 +18,8 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
     """Return what is wrong if the ranks saw samples that the reference did not see; None otherwise.
 
     Compared are the rows of each input of the ranks' first call of a model with those of all calls of the reference's
-    first step. Nothing is claimed about inputs that differ in their other sizes, as slices of sequences do.
+    first step. Nothing is claimed about inputs that differ in their other sizes, as slices of sequences do, nor where
+    some ranks have their part of the reference's batch: then the data of the others is what is wrong.
 
     Args:
         reference: the run on one rank.
@@ -29,7 +30,10 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
     for key, rows in _input_rows((rank.notes for rank in parallel.ranks), calls=1).items():
         if key not in known or not rows - known[key]:
             continue
-        per_rank = max(len(_input_rows([rank.notes], calls=1).get(key, ())) for rank in parallel.ranks)
+        parts = [_input_rows([rank.notes], calls=1).get(key, set()) for rank in parallel.ranks]
+        per_rank = max(map(len, parts))
+        if per_rank < len(known[key]) and any(part and part <= known[key] for part in parts):
+            continue  # ranks share one batch, and some have their part of it: the others' data is the error
         fix = (
             f"if its batch size of {per_rank} is per rank, give the reference the whole batch with --single-args and "
             "the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are to see the same "

@@ -1044,3 +1044,24 @@ def test_calls_that_ranks_cut_otherwise_are_compared_together(lost):
         assert report.ok, report.text()
         assert any(note.endswith("compared as the union of a step's calls") for note in report.verdict.notes)
         assert not report.verdict.unplaced
+
+
+def test_other_data_on_some_ranks_is_a_bug_of_the_program():
+    """Where some ranks have their part of one batch and others have not, the verdict is a difference, no bad input."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            x = torch.randn(12, 5, generator=torch.Generator().manual_seed(7 if rank < 2 else 8))
+            model(x.tensor_split(world)[rank]).square().sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.status == 1
+    assert report.verdict.first.cause.kind == "data"
