@@ -55,6 +55,7 @@ ALLOWED = {
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "resolve_name"): (1, NAME),
     ("verify/fuzz/language.py", "importlib.import_module"): (1, OWN),
+    ("verify/engine/store.py", "pickle.loads"): (1, RANK),
     ("verify/launch.py", "pickle.loads"): (1, RANK),
     ("verify/launch_worker.py", "import_module"): (1, "modules of the task of the process that started this rank"),
     ("verify/launch_worker.py", "pickle.loads"): (1, "the task of the process that started this rank"),
