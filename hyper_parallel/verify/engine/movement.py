@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hyper_parallel.verify.engine.scratch import Scratch
-from hyper_parallel.verify.engine.store import largest
+from hyper_parallel.verify.engine.store import largest, read_at, write_at
 
 __all__ = [
     "MOVEMENTS",
@@ -236,7 +236,7 @@ class Movements:
             return self._codes[kind, key].reshape(shape)
         codes = np.empty(int(np.prod(shape, dtype=np.int64)), np.uint8)
         if codes.size:
-            _read(self._file(kind), codes, self._offsets[key])
+            read_at(self._file(kind), codes, self._offsets[key])
         return codes.reshape(shape)
 
     def whole(self, kind: MovementKind, key: Any) -> WholeMovement:
@@ -277,12 +277,9 @@ class Movements:
             return
         offset, file = self._offsets[key], self._file(kind)
         known = np.empty_like(codes)
-        _read(file, known, offset)
+        read_at(file, known, offset)
         np.maximum(known, codes, out=known)
-        data = memoryview(known)
-        while data:
-            count = os.pwrite(file, data, offset)
-            data, offset = data[count:], offset + count
+        write_at(file, known, offset)
 
     def _file(self, kind: MovementKind) -> int:
         """Return the descriptor of a kind's codes: a file as long as all values have elements, of zeros at first."""
@@ -294,12 +291,3 @@ class Movements:
                 self._files[kind] = os.open(path, os.O_CREAT | os.O_RDWR)
                 os.ftruncate(self._files[kind], self._size)
             return self._files[kind]
-
-
-def _read(descriptor: int, array: Any, offset: int) -> None:
-    data = memoryview(array)
-    while data:
-        count = os.preadv(descriptor, [data], offset)
-        if not count:
-            raise OSError("a file of the scratch folder is shorter than what was written to it")
-        data, offset = data[count:], offset + count

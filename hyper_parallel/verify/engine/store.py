@@ -18,7 +18,18 @@ import numpy as np
 
 from hyper_parallel.verify.engine.scratch import Scratch
 
-__all__ = ["ArrayFile", "StoredArray", "digest_of", "forget", "is_constant", "is_finite", "largest", "same_values"]
+__all__ = [
+    "ArrayFile",
+    "StoredArray",
+    "digest_of",
+    "forget",
+    "is_constant",
+    "is_finite",
+    "largest",
+    "read_at",
+    "same_values",
+    "write_at",
+]
 
 _SMALL = 32
 """Arrays with this many elements at most stay in memory."""
@@ -115,7 +126,7 @@ class ArrayFile:
                 self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY)
             self._scratch.require(array.nbytes, what)
             offset, self._end = self._end, self._end + array.nbytes
-        _write(self._descriptor, array, offset)
+        write_at(self._descriptor, array, offset)
         stored = StoredArray(
             self.path, offset, array.shape, array.dtype, digest, largest(array), is_constant(array), is_finite(array)
         )
@@ -210,7 +221,7 @@ def is_finite(value: Any) -> bool:
 def read_array(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Return the array that was written at ``offset`` of a file."""
     array = np.empty(shape, dtype)
-    _read(_descriptor(path), array, offset)
+    read_at(_descriptor(path), array, offset)
     return array
 
 
@@ -226,14 +237,16 @@ def _descriptor(path: str) -> int:
         return _DESCRIPTORS[path]
 
 
-def _write(descriptor: int, array: Any, offset: int) -> None:
+def write_at(descriptor: int, array: Any, offset: int) -> None:
+    """Write the bytes of a contiguous array to an open file."""
     data = memoryview(array.reshape(-1).view(np.uint8))
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
 
 
-def _read(descriptor: int, array: Any, offset: int) -> None:
+def read_at(descriptor: int, array: Any, offset: int) -> None:
+    """Fill a contiguous array with bytes of an open file; an OSError says that the file ends before."""
     data = memoryview(array.reshape(-1).view(np.uint8))
     while data:
         count = os.preadv(descriptor, [data], offset)
