@@ -90,7 +90,7 @@ def _message(x: torch.Tensor, peer: int, tag: int, group: Any, *, sending: bool)
     channel = Channel(ranks=tuple(dist.get_process_group_ranks(group)), build=f"named {name!r}") if name else WORLD
     facts = (("shape", tuple(x.shape)), ("dtype", str(x.dtype)))
     source, destination = (rank, peer) if sending else (peer, rank)
-    return MessageFingerprint(source, destination, tag, facts, call_site(*LIBRARY_FILES), channel)
+    return MessageFingerprint(source, destination, tag, facts, call_site(*LIBRARY_FILES), channel, counted=True)
 
 
 def _send(messages: _Messages, x: torch.Tensor, message: MessageFingerprint) -> SimulatedWork:

@@ -48,7 +48,7 @@ class MessageGroup(CollectiveGroup):
         posted = self._board.post(message, sending=False)
 
         def finish() -> list[torch.Tensor]:
-            x.data.copy_(self._board.matched(posted))
+            x.data.copy_(self._board.matched(posted).reshape(x.shape))
             return [x]
 
         def source() -> int:
@@ -82,4 +82,5 @@ class MessageGroup(CollectiveGroup):
             (("shape", tuple(x.shape)), ("dtype", str(x.dtype))),
             call_site(*LIBRARY_FILES),
             Channel(ranks=self.ranks, build=f"named {name!r}") if name else WORLD,
+            counted=True,
         )

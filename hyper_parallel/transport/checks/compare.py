@@ -105,11 +105,11 @@ def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
 
 def message_mismatch(sent: MessageFingerprint, posted: MessageFingerprint) -> str | None:
     """The text of the error if a message does not fit the receive that was posted for it; else None."""
-    if sent.facts == posted.facts:
+    if sent.agreed == posted.agreed:
         return None
     return (
         f"ranks {sent.source} and {sent.destination} disagree about the "
-        f"{_first_fact(sent.facts, posted.facts)} of a message:\n"
+        f"{_first_fact(sent.agreed, posted.agreed)} of a message:\n"
         f"  rank {sent.source}: {sent.text(sending=True)} at {sent.site}\n"
         f"  rank {sent.destination}: {posted.text(sending=False)} at {posted.site}"
     )

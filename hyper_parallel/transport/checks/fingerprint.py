@@ -5,6 +5,7 @@ No framework is needed here: shapes are tuples, dtypes are strings.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -81,7 +82,17 @@ class CollectiveFingerprint:
 
 @dataclass(slots=True)
 class MessageFingerprint:
-    """A point-to-point message, as its sender or its receiver describes it."""
+    """A point-to-point message, as its sender or its receiver describes it.
+
+    Attributes:
+        source: rank that sends it.
+        destination: rank that receives it.
+        tag: by which it is found.
+        facts: on which both sides must agree.
+        site: where it was called.
+        channel: through which it travels.
+        counted: whether the number of elements must agree, and not the shape: engines see no shapes.
+    """
 
     source: int
     destination: int
@@ -89,11 +100,19 @@ class MessageFingerprint:
     facts: Facts
     site: Site
     channel: Channel = WORLD
+    counted: bool = False
 
     @property
     def key(self) -> tuple[int, int, int, Channel]:
         """Mailbox that the message travels through."""
         return (self.source, self.destination, self.tag, self.channel)
+
+    @property
+    def agreed(self) -> Facts:
+        """What the other side must have as well."""
+        if not self.counted:
+            return self.facts
+        return tuple((name, math.prod(value) if name == "shape" else value) for name, value in self.facts)
 
     def text(self, *, sending: bool) -> str:
         """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""

@@ -240,3 +240,18 @@ def test_a_message_that_nobody_waits_for_is_still_compared():
     lost = str(run(body, 2, (False,)).failure).splitlines()
     assert lost[0] == "messages were lost:"
     assert lost[1].startswith(f"  rank 0: send(f32[2], dst=1, tag=0) was never received; sent at {__file__}:")
+
+
+def test_sides_agree_about_the_number_of_elements():
+    """A receive over gloo takes as many elements as were sent, in its own shape: pipelines send [] into [1]."""
+
+    def body():
+        import torch
+        import torch.distributed as dist
+
+        taken = [torch.zeros(1), torch.zeros(3, 2)]
+        for sent, x in zip([torch.tensor(7.0), torch.arange(6.0)], taken, strict=True):
+            dist.send(sent, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
+        return [x.tolist() for x in taken]
+
+    assert results(body, 2)[1] == [[7.0], [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]]

@@ -106,6 +106,26 @@ def test_sides_that_differ_are_both_shown(fact, text, tensor):
     )
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sides_agree_about_the_number_of_elements(world_size):
+    """A receive takes as many elements as were sent, in its own shape, as engines do: they see no shapes."""
+
+    def body():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        sent = [torch.full((), 5.0 + rank), torch.arange(6.0).reshape(2, 3) + rank, torch.ones(0, 3)]
+        taken = [torch.zeros(1), torch.zeros(3, 1, 2), torch.zeros(0)]
+        for x, y in zip(sent, taken, strict=True):
+            calls = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, y, (rank - 1) % size)]
+            for work in dist.batch_isend_irecv(calls):
+                work.wait()
+        return [y.tolist() for y in taken]
+
+    for rank, values in enumerate(simulate(body, world_size, "torch")):
+        peer = (rank - 1) % world_size
+        flat = torch.arange(6.0) + peer
+        assert values == [[5.0 + peer], flat.reshape(3, 1, 2).tolist(), []]
+
+
 def test_different_tags_are_a_deadlock():
     """Sides whose tags differ wait for each other, which is told at once."""
 
