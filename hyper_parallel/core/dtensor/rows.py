@@ -55,8 +55,11 @@ class _Rows:
     @classmethod
     def of(cls, shapes: Sequence[Shape], dim: int) -> Self | None:
         """Return the rows of parts of ``shapes`` along ``dim``; None if one is longer than an earlier, unfilled one."""
-        if not _fill_rows([shape[dim] for shape in shapes]):
-            return None
+        return cls.filled(shapes, dim) if _fill_rows([shape[dim] for shape in shapes]) else None
+
+    @classmethod
+    def filled(cls, shapes: Sequence[Shape], dim: int) -> Self:
+        """Return the rows of parts of ``shapes``, of which only the last are shorter, as the shards of one axis are."""
         return cls(tuple(map(tuple, shapes)), dim, math.prod(shapes[0][:dim]) > 1)
 
     @property

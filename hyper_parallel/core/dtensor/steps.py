@@ -394,22 +394,12 @@ class AllToAll(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
-        if self.rows is not None:
-            sent, received, missing = self.rows
-            if missing:
-                local = padded(local, received.dim, missing, platform)
-            rows = sent.split(local, platform)
-            arrived = platform.transport().all_to_all_rows(rows, self.ranks, *self._exchanged_shapes)
-            return _shortened(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
-        positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
-        box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
-        chunks = [
-            platform.contiguous(narrow_box(local, box, intersect(box, self.target.box_at(position)), platform))
-            for position in positions
-        ]
-        shapes = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
-        parts = platform.transport().all_to_all(chunks, self.ranks, shapes)
-        return platform.cat(parts, self._gathered_dim())
+        sent, received, missing = self.rows
+        if missing:
+            local = padded(local, received.dim, missing, platform)
+        rows = sent.split(local, platform)
+        arrived = platform.transport().all_to_all_rows(rows, self.ranks, *self._exchanged_shapes)
+        return _shortened(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
 
     @cached_property
     def _exchanged_shapes(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
@@ -420,19 +410,17 @@ class AllToAll(Step):
         return sends, tuple(sizes_of(intersect(target, self.source.box_at(position))) for position in positions)
 
     @cached_property
-    def rows(self) -> tuple[ScatteredRows, GatheredRows, int] | None:
+    def rows(self) -> tuple[ScatteredRows, GatheredRows, int]:
         """How the shard is split and the parts are joined, and by how much this rank's parts are padded to that.
 
-        None where other shards than the last ones are shorter. The members of a slice agree: all rows have the sizes of
-        the first member's along both dims.
+        The members of a slice agree: all rows have the sizes of the first member's along both dims. Shards of one axis
+        are shorter only at the end.
         """
         gathered, split = self._gathered_dim(), self._split_dim()
         sends, expects = self._exchanged_shapes
         longest, widest = expects[0][gathered], sends[0][split]
-        sent = ScatteredRows.of([_resized(shape, gathered, longest) for shape in sends], split)
-        received = GatheredRows.of([_resized(shape, split, widest) for shape in expects], gathered)
-        if sent is None or received is None:
-            return None
+        sent = ScatteredRows.filled([_resized(shape, gathered, longest) for shape in sends], split)
+        received = GatheredRows.filled([_resized(shape, split, widest) for shape in expects], gathered)
         return sent, received, longest - sends[0][gathered]
 
     def _gathered_dim(self) -> int:

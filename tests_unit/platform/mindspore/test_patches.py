@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -78,6 +81,24 @@ def _gradients(placement):
         assert calls == [random.get_rng_state()]
         results[name] = float(value.full_tensor().asnumpy()), grad.full_tensor().asnumpy().tolist(), calls
     return results
+
+
+def test_a_version_without_the_attribute_gets_no_patch():
+    """What another MindSpore does not have is not replaced, and a warning names it and what is lost."""
+    import mindspore
+
+    from hyper_parallel.platform.mindspore.patches import Patch
+
+    needed = "gradients of recorders need mindspore.recorder, which MindSpore 9.9 does not have"
+    plain = Patch(((mindspore.mint, "no_such_function"),), lambda call: call, "it takes DTensors")
+    place = (
+        f"MindSpore {mindspore.__version__} has no mindspore.mint.no_such_function; it would be replaced, because it"
+    )
+    gone = Patch(((Missing(needed), "record"),), lambda call: call, "it takes DTensors")
+    for patch, text in ((plain, place), (gone, f"{needed}; it would be replaced, because it takes DTensors")):
+        with pytest.warns(UserWarning, match=re.escape(text)):
+            patch.install()
+    assert not hasattr(mindspore.mint, "no_such_function")
 
 
 @pytest.mark.parametrize("world, place", [(2, Shard(0)), (3, Replicate())])

@@ -24,7 +24,7 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, Patch, install
+from hyper_parallel.platform.torch.patches import LATE_PATCHES, PATCHES, Patch, _keeping_dtensors, install
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -72,6 +72,41 @@ def test_a_version_without_the_attribute_gets_no_patch():
         with pytest.warns(UserWarning, match=re.escape(text)):
             patch.install()
     assert not hasattr(torch.nn.utils, "no_such_function")
+
+
+class Saved(torch.autograd.Function):
+    """Saves a recomputed forward's inputs, as PyTorch 2.11 and older do: backward gets them back by ``get_args``."""
+
+    @staticmethod
+    def forward(ctx, dummy, kwargs, *args):
+        """Return a new tensor, whose node gives the arguments back as tensors of the graph."""
+        ctx.get_args = lambda _saved: [kwargs, *(arg.detach() for arg in args)]
+        return dummy.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Pass the gradient on."""
+        return grad, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_older_versions_keep_the_dtensors_of_a_recomputed_forward(grad):
+    """Its inputs come back as themselves if a DTensor is among them, and as PyTorch saves them otherwise."""
+    save = _keeping_dtensors(lambda _cls, *args: Saved.apply(*args))
+
+    def rank():
+        dummy = torch.empty((0,), requires_grad=grad)
+        plain = torch.ones(3)
+        x = distribute_tensor(torch.arange(5.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for given, kept in (([x, plain], True), ([plain], False)):
+            saver = save(Saved, dummy, {"y": 1}, *given)
+            assert (saver.grad_fn is None) != grad
+            if grad:
+                kwargs, *args = saver.grad_fn.get_args(())
+                assert kwargs == {"y": 1}
+                assert [arg is value for arg, value in zip(args, given, strict=True)] == [kept] * len(given)
+
+    simulate(rank, 2, "torch")
 
 
 def test_modules_that_are_imported_later_are_patched():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel import (
+    DeviceMesh,
     DTensor,
     NoParallel,
     Replicate,
@@ -13,6 +14,7 @@ from hyper_parallel import (
     parallelize_module,
 )
 from hyper_parallel.errors import MixedTensorError
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -134,6 +136,41 @@ def test_positions_counted_in_forward_fit_a_mesh_of_two_axes(twin, grid):
         ref.assert_gradients(model)
 
     twin.on_mesh(grid, rank, ("dp", "tp"))
+
+
+def test_positions_on_ranks_outside_of_a_mesh_of_two_axes(twin):
+    """A rank that is not in the mesh gets a DTensor without elements, and takes no part in the comparison of ranks."""
+    import torch
+    from torch import nn
+
+    table = twin.randomized(nn.Embedding(7, 5)).weight.detach().float()
+
+    def rank():
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        module = nn.Embedding(7, 5)
+        with torch.no_grad():
+            module.weight.copy_(table)
+        y = parallelize_module(module, mesh, NoParallel(use_local_output=False))(torch.arange(4))
+        return list(y.to_local().shape), y.to_local().tolist()
+
+    *inside, outside = simulate(rank, 5, "torch")
+    assert inside == [([4, 5], table[:4].tolist())] * 4
+    assert outside == ([0, 5], [])
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 2)])
+def test_positions_on_meta_are_not_compared(twin, grid):
+    """A rehearsal on meta tensors has no values: the plain input counts as equal on all ranks."""
+    import torch
+    from torch import nn
+
+    def rank(mesh):
+        module = parallelize_module(nn.Embedding(7, 5, device="meta"), mesh, NoParallel(use_local_output=False))
+        y = module(torch.arange(4, device="meta"))
+        assert y.placements == (Replicate(), Replicate())
+        return list(y.shape), y.device.type
+
+    assert set(map(str, twin.on_mesh(grid, rank, ("dp", "tp")))) == {"([4, 5], 'meta')"}
 
 
 def test_plain_inputs_that_differ_between_ranks_are_refused_on_several_axes(twin):
