@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["first_line", "near_hint", "near_names", "printable"]
+__all__ = ["first_line", "near_hint", "near_names", "printable", "ranked"]
 
 
 def first_line(value: object) -> str:
@@ -38,3 +38,8 @@ def printable(text: str, *, keep: str = "") -> str:
         letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def ranked(ranks: Sequence[int]) -> str:
+    """``rank 1``, or ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.pytest_plugin import SkipReason, capability, hooks, junit, ranks, skip_without
-from hyper_parallel.transport.launched_processes import run_launched, warm_up
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
+from hyper_parallel.transport.real.launched_processes import run_launched, warm_up
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.transport.timeouts import rank_seconds
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named

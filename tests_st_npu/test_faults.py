@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ report = verify_scenario(
 print("fault found:", not report.ok and report.error == "" and sum(report.counts.values()) > 0)
 """
 _COLLECTIVES = """
-from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 
 

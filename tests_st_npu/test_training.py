@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from hyper_parallel.transport.launched_processes import close_launched_teams
+from hyper_parallel.transport.real.launched_processes import close_launched_teams
 from hyper_parallel.verify.frameworks import harness_of
 
 _STEPS = {"rehearsal": 30, "night": 300}

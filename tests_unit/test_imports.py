@@ -26,29 +26,29 @@ FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {
     "platform.torch",
     "platform.torch.versions",
-    "transport.c10d",
     "transport.checks.torch_distributed",
-    "transport.gloo",
+    "transport.frontends.c10d",
+    "transport.host.torch",
+    "transport.real.c10d",
 }
 MINDSPORE_ZONES = {
     "platform.mindspore",
     "platform.mindspore.versions",
-    "transport.mindspore",
-    "transport.mindspore_cards",
-    "transport.mindspore_comm",
-    "transport.mindspore_rehearsal",
+    "transport.frontends.mindspore_comm",
+    "transport.real.mindspore",
 }
 # The bug corpus holds users' programs: plain PyTorch or MindSpore, which import nothing of the library, and of which it
 # imports nothing: they are run like a user's file.
 FRAMEWORK_HOMES = {
     # MindSpore's CPU rehearsal borrows gloo from PyTorch
-    "torch": TORCH_ZONES | {"transport.mindspore", "verify.bugs.torch", "verify.frameworks.torch"},
+    "torch": TORCH_ZONES | {"transport.real.mindspore", "verify.bugs.torch", "verify.frameworks.torch"},
     "torch_npu": TORCH_ZONES,
     "mindspore": MINDSPORE_ZONES | {"verify.bugs.mindspore", "verify.frameworks.mindspore"},
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"_caches", "_lazy", "_release", "_text", "_tree", "errors", "platform.contract", "platform", "transport"}
+TRANSPORT = {"transport", "transport.host", "transport.checks", "transport.simulated", "transport.real"}
+BASE = {"_caches", "_lazy", "_release", "_text", "_tree", "errors", "platform.contract", "platform", *TRANSPORT}
 CORE = {
     "core.dtensor",
     "core.shard",
@@ -72,35 +72,58 @@ ARROWS = {
     "platform.torch.versions": {"_versions", "errors"},
     "platform.mindspore.versions": {"_versions"},
     # The transport is part of what a platform answers with: contracts name its interface.
-    "platform.contract": {"_text", "_tree", "errors", "transport"},
+    "platform.contract": {"_text", "_tree", "errors", "transport", "transport.checks", "transport.host"},
     "platform": {"_lazy", "errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
+    # Levels of the transport: each imports those before it.
     "transport": {"_caches", "_text", "errors"},
-    "transport.c10d": {
+    "transport.host": {"errors", "transport"},
+    "transport.host.torch": {"errors", "platform.torch.versions", "transport", "transport.host"},
+    "transport.checks": {"_text", "errors", "transport"},
+    "transport.checks.torch_distributed": {"errors", "platform.torch.versions", "transport", "transport.checks"},
+    "transport.simulated": {"_caches", "_text", "errors", "transport", "transport.host", "transport.checks"},
+    "transport.frontends": set(),
+    "transport.frontends.c10d": {
         "_text",
         "errors",
         "platform.torch.versions",
         "transport",
+        "transport.checks",
         "transport.checks.torch_distributed",
-        "transport.gloo",
+        "transport.host",
+        "transport.host.torch",
+        "transport.simulated",
     },
-    "transport.checks.torch_distributed": {"errors", "platform.torch.versions", "transport"},
-    "transport.gloo": {"errors", "platform.torch.versions", "transport"},
-    "transport.mindspore": {
-        "errors",
-        "transport",
-        "transport.c10d",
-        "transport.mindspore_comm",
-    },  # its CPU rehearsal runs over gloo
-    "transport.mindspore_comm": {"errors", "platform.mindspore.versions", "transport"},
-    "transport.mindspore_rehearsal": {"errors", "transport", "transport.mindspore_comm"},
-    "transport.mindspore_cards": {
+    "transport.frontends.mindspore_comm": {
         "errors",
         "platform.mindspore.versions",
         "transport",
-        "transport.c10d",
-        "transport.mindspore",
-        "transport.mindspore_rehearsal",
-    },  # the rehearsal of a card's path runs over gloo
+        "transport.checks",
+        "transport.host",
+        "transport.simulated",
+    },
+    "transport.real": {"_text", "errors", "transport", "transport.checks", "transport.host", "transport.simulated"},
+    "transport.real.c10d": {
+        "_text",
+        "errors",
+        "platform.torch.versions",
+        "transport",
+        "transport.checks",
+        "transport.frontends.c10d",
+        "transport.host",
+        "transport.host.torch",
+        "transport.real",
+    },
+    "transport.real.mindspore": {
+        "errors",
+        "platform.mindspore.versions",
+        "transport",
+        "transport.checks",
+        "transport.frontends.mindspore_comm",
+        "transport.host",
+        "transport.real",
+        "transport.real.c10d",  # its CPU rehearsal runs over gloo
+        "transport.simulated",
+    },
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {
         "_caches",
@@ -111,8 +134,10 @@ ARROWS = {
         "_tree",
         "errors",
         "platform.contract",
-        "transport",
-        "transport.c10d",
+        *TRANSPORT,
+        "transport.frontends.c10d",
+        "transport.host.torch",
+        "transport.real.c10d",
         *CORE,
     },
     "platform.mindspore": {
@@ -123,10 +148,9 @@ ARROWS = {
         "_tree",
         "errors",
         "platform.contract",
-        "transport",
-        "transport.mindspore",
-        "transport.mindspore_cards",
-        "transport.mindspore_comm",
+        *TRANSPORT,
+        "transport.frontends.mindspore_comm",
+        "transport.real.mindspore",
         *CORE,
     },
     "core": set(),
@@ -139,7 +163,8 @@ ARROWS = {
     "core.checkpoint": BASE | {"core.dtensor"},
     "verify": BASE
     | CORE
-    | {"transport.c10d", "transport.mindspore", "transport.mindspore_cards", "verify.frameworks", ""},
+    | {"transport.frontends.c10d", "transport.host.torch", "transport.real.c10d", "transport.real.mindspore"}
+    | {"verify.frameworks", ""},
     # What the harness needs of a framework; the rest of it comes here only by name, through `harness_of`.
     "verify.frameworks": BASE | CORE,
     "verify.frameworks.torch": BASE | CORE | TORCH_ZONES | {"verify.frameworks"},
@@ -147,7 +172,7 @@ ARROWS = {
     "verify.bugs.torch": set(),  # programs as users write them, who do not have this library
     "verify.bugs.mindspore": set(),
     "cli": BASE | CORE | {"verify", ""},
-    "pytest_plugin": {"_text", "errors", "platform", "transport", "verify", ""},
+    "pytest_plugin": {"_text", "errors", "platform", *TRANSPORT, "verify", ""},
     "__main__": {"cli"},
     "": BASE | CORE | {"compat.paths", "verify"},  # hyper_parallel/__init__.py: public names, lazily
 }
@@ -362,7 +387,6 @@ def test_every_import_of_the_library_is_allowed():
 
 # Packages that still import each other, although their files do not: these sets may only shrink.
 KNOTS = [
-    {"transport", "transport.c10d", "transport.checks", "transport.mindspore_comm"},
     {"verify", "verify.program"},
 ]
 
@@ -472,8 +496,8 @@ GOOD = {
     "platform/select.py": "def get():\n    from hyper_parallel.platform.torch import tensors\n",
     "platform/torch/tensors.py": "import torch\nfrom hyper_parallel.core.dtensor.mesh import Mesh\n",
     "transport/base.py": "from hyper_parallel.errors import X\n",
-    "transport/c10d.py": "import torch.distributed\nfrom hyper_parallel.transport.base import T\n",
-    "transport/mindspore.py": "import mindspore\nimport torch\n",
+    "transport/real/c10d.py": "import torch.distributed\nfrom hyper_parallel.transport.base import T\n",
+    "transport/real/mindspore.py": "import mindspore\nimport torch\n",
     "verify/run.py": "import hyper_parallel\nfrom hyper_parallel.core.shard import rule\n",
     "verify/bugs/torch/case.py": "import torch\n",
     "verify/frameworks/torch/recorder.py": "import torch\nfrom hyper_parallel.platform.torch import tensors\n",
@@ -505,7 +529,7 @@ def test_a_good_tree_passes(tree):
         ("verify/frameworks/torch/recorder.py", "import hyper_parallel.verify.run", "must not import"),
         ("platform/torch/tensors.py", "from hyper_parallel.verify.frameworks import torch", "must not import"),
         ("verify/run.py", "import hyper_parallel.verify.bugs.torch", "must not import"),
-        ("core/dtensor/mesh.py", "import hyper_parallel.transport.c10d", "must not import"),
+        ("core/dtensor/mesh.py", "import hyper_parallel.transport.real.c10d", "must not import"),
         ("core/shard/rule.py", "import hyper_parallel", "must not import hyper_parallel"),
         (
             "core/dtensor/mesh.py",
@@ -531,11 +555,11 @@ def test_a_wrong_arrow_is_reported(tree, name, source, message):
         ("platform/select.py", "import importlib\nimportlib.import_module('torch')"),
         ("platform/torch/tensors.py", "import mindspore"),
         ("platform/mindspore/tensors.py", "import torch"),
-        ("transport/c10d.py", "import mindspore"),
+        ("transport/real/c10d.py", "import mindspore"),
         ("verify/bugs/corpus.py", "import torch"),
         ("verify/bugs/mindspore/case.py", "import torch"),
         ("verify/frameworks/mindspore/recorder.py", "import torch"),
-        ("transport/simulated.py", "if True:\n    pass\nelse:\n    import torch"),
+        ("transport/simulated/transport.py", "if True:\n    pass\nelse:\n    import torch"),
         ("cli/__init__.py", "try:\n    import torch_npu\nexcept ImportError:\n    pass"),
     ],
 )

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import hyper_parallel
-from hyper_parallel.transport.coordinator_server import CoordinatorServer, peer_user
 from hyper_parallel.transport.processes import local_environment
+from hyper_parallel.transport.real.coordinator_server import CoordinatorServer, peer_user
 
 PACKAGE = Path(hyper_parallel.__file__).parent
 SCRIPTS = Path(__file__).parents[1] / "ci"
@@ -40,13 +40,13 @@ ALLOWED = {
     ("platform/select.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/groups.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
-    ("transport/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at the user's MASTER_ADDR"),
-    ("transport/cluster.py", "importlib.import_module"): (1, OWN),
-    ("transport/launched_rank.py", "importlib.import_module"): (8, OWN),
-    ("transport/rank_process.py", "importlib.import_module"): (1, OWN),
+    ("transport/real/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at MASTER_ADDR"),
+    ("transport/real/cluster.py", "importlib.import_module"): (1, OWN),
+    ("transport/real/launched_rank.py", "importlib.import_module"): (8, OWN),
+    ("transport/simulated/rank_process.py", "importlib.import_module"): (1, OWN),
     ("transport/serialization.py", "pickle.loads"): (1, RANK),
-    ("transport/simulated.py", "pickle.loads"): (1, RANK),
-    ("transport/warm_packages.py", "__import__"): (2, "packages that the user's own script imports"),
+    ("transport/simulated/transport.py", "pickle.loads"): (1, RANK),
+    ("transport/simulated/warm_packages.py", "__import__"): (2, "packages that the user's own script imports"),
     ("verify/bugs/registry.py", "importlib.import_module"): (1, OWN),
     ("verify/frameworks/__init__.py", "import_module"): (1, OWN),
     ("verify/frameworks/torch/programs.py", "resolve_name"): (1, NAME),
@@ -140,7 +140,7 @@ def test_sockets_are_local():
     assert made == {
         ("cli/doctor.py", "socket.create_server"): 1,
         ("verify/frameworks/torch/torch_dtensor_reproducer.py", "socket.socket"): 1,
-        ("transport/coordinator_server.py", "socket.socket"): 2,
+        ("transport/real/coordinator_server.py", "socket.socket"): 2,
         ("transport/processes.py", "socket.create_server"): 1,
     }
     bound = [ast.unparse(node) for _, name, node in calls(PACKAGE) if name.endswith((".bind", "create_server"))]

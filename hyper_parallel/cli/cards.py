@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hyper_parallel.transport.card_types import VISIBLE
+from hyper_parallel.transport.device_types import VISIBLE
 
 __all__ = ["contradictions", "described", "present", "require_settings"]
 

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and write the trace."""
-    from hyper_parallel.transport.flight_trace import read_flight
+    from hyper_parallel.transport.checks.flight_trace import read_flight
 
     flight = read_flight(Path(arguments.folder))
     can_be_written("--perfetto", arguments.perfetto)

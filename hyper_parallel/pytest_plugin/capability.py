@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from hyper_parallel.transport.card_types import VISIBLE
+from hyper_parallel.transport.device_types import VISIBLE
 
 __all__ = ["DEVICES", "SkipReason", "count_cards", "reason_of", "requirement", "skip_without"]
 

@@ -205,7 +205,7 @@ def _without_debug_log() -> Iterator[None]:
 
 
 def _run_processes(test: RankedTest, body: bytes) -> RankedOutcome:
-    from hyper_parallel.transport.launched_processes import run_launched, warm_up
+    from hyper_parallel.transport.real.launched_processes import run_launched, warm_up
     from hyper_parallel.transport.serialization import pack
 
     for module in _USUAL:

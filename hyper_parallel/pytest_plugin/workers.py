@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.processes import available, end_ranks, stay_on
-from hyper_parallel.transport.rank_pool import register_rank
+from hyper_parallel.transport.simulated.rank_pool import register_rank
 
 if TYPE_CHECKING:
     import pytest

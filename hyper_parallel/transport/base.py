@@ -22,7 +22,6 @@ from hyper_parallel.transport.row_collectives import RowCollectives
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hyper_parallel.transport.checks.sequence import AgreedSequence
     from hyper_parallel.transport.work import Work
 
 __all__ = [
@@ -148,8 +147,8 @@ class Transport(RowCollectives):
         return {}
 
     @functools.cached_property
-    def sequences(self) -> dict[Ranks, AgreedSequence]:
-        """Open windows of collectives that were agreed upon beforehand, by their sorted ranks."""
+    def sequences(self) -> dict[Ranks, Any]:
+        """Open :class:`AgreedSequence`, collectives that were agreed upon beforehand, by their sorted ranks."""
         return {}
 
     @abc.abstractmethod

@@ -6,8 +6,8 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 
+from hyper_parallel._text import ranked
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.checks.compare import ranked
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.shown_traceback import trace
 

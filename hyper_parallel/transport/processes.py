@@ -129,7 +129,10 @@ def _searching_here() -> str:
 
 def end_ranks() -> None:
     """End the warm ranks that were started; they save their coverage data and delete their files."""
-    for module, close in (("launched_processes", "close_launched_teams"), ("rank_pool", "close_workers")):
+    for module, close in (
+        ("real.launched_processes", "close_launched_teams"),
+        ("simulated.rank_pool", "close_workers"),
+    ):
         loaded: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
         if loaded is not None:
             getattr(loaded, close)()

@@ -16,18 +16,18 @@ __all__ = ["fold_frames", "trace"]
 
 # Modules of this package that run ranks and check their collectives: their frames say nothing about the program.
 _OWN = (
-    "transport/simulated_threads.py",
-    "transport/simulated.py",
-    "transport/coordinator.py",
-    "transport/c10d/simulated_world.py",
-    "transport/c10d/simulated_work.py",
-    "transport/c10d/simulated_group.py",
-    "transport/simulated_processes.py",
-    "transport/rank_process.py",
-    "transport/launched_rank.py",
-    "transport/checks/guarded.py",
+    "transport/simulated/threads.py",
+    "transport/simulated/transport.py",
+    "transport/simulated/coordinator.py",
+    "transport/frontends/c10d/simulated_world.py",
+    "transport/frontends/c10d/simulated_work.py",
+    "transport/frontends/c10d/simulated_group.py",
+    "transport/simulated/processes.py",
+    "transport/simulated/rank_process.py",
+    "transport/real/launched_rank.py",
+    "transport/real/guarded.py",
     "transport/checks/torch_distributed.py",
-    "transport/c10d/checked_messages.py",
+    "transport/frontends/c10d/checked_messages.py",
 )
 
 _ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')

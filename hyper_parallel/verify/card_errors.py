@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hyper_parallel._text import first_line
-from hyper_parallel.transport.card_types import TOOLS, VISIBLE
+from hyper_parallel.transport.device_types import TOOLS, VISIBLE
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["card_errors"]

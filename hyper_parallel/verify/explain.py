@@ -19,8 +19,8 @@ import numpy as np
 from hyper_parallel.errors import HyperParallelError, UnsupportedOnBackend
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, use_transport
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.single_process import FakeTransport
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.simulated.single_process import FakeTransport
 from hyper_parallel.verify.card_errors import card_errors
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.explanation import Explanation
@@ -193,10 +193,10 @@ def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any
 def rehearsed_transport(platform: str, world_size: int, rank: int) -> Transport:
     """Return the transport of ``rank`` in a world that has no other ranks: its collectives return zeros."""
     if platform == "torch":
-        from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
+        from hyper_parallel.transport.real.c10d import TorchOps  # the other framework stays unimported
 
         return FakeTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape), rank, _INSTEAD)
-    from hyper_parallel.transport.mindspore import NumpyBridge
+    from hyper_parallel.transport.real.mindspore.transport import NumpyBridge
 
     fake = FakeTransport(world_size, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype), rank, _INSTEAD)
     return NumpyBridge(fake)

@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for
-from hyper_parallel.transport.coordinator import Coordinator
-from hyper_parallel.transport.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.failures import WorldFailedError, exit_text, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.processes import SharedFile, free_port, local_environment, search_path
-from hyper_parallel.transport.rank_process import RankReport, RankTask
+from hyper_parallel.transport.real.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.serialization import pack, unpack
+from hyper_parallel.transport.simulated.coordinator import Coordinator
+from hyper_parallel.transport.simulated.rank_process import RankReport, RankTask
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.simulate import bind_imported, on_platform, require_device, require_ranks
@@ -102,8 +102,8 @@ class _Processes:
     """
 
     def __init__(self, folder: Path, world_size: int, platform: str, device: str) -> None:
-        from hyper_parallel.transport.cluster import RankStart
-        from hyper_parallel.transport.rank_pool import start_process  # starts a fork server when used
+        from hyper_parallel.transport.real.cluster import RankStart
+        from hyper_parallel.transport.simulated.rank_pool import start_process  # starts a fork server when used
 
         self.ended: set[int] = set()
         self._lost_at: float | None = None
@@ -133,7 +133,7 @@ class _Processes:
 
     def end(self) -> None:
         """End the ranks by SIGTERM, then by SIGKILL."""
-        from hyper_parallel.transport.rank_pool import end_processes
+        from hyper_parallel.transport.simulated.rank_pool import end_processes
 
         self.ended = {rank for rank, process in enumerate(self._processes) if process.is_alive()}
         end_processes(self._processes)
@@ -153,7 +153,7 @@ def _write_task(
 
 def _environment() -> dict[str, str]:
     """The variables of this process, and those that ranks have beside them."""
-    from hyper_parallel.transport.rank_pool import ENVIRONMENT
+    from hyper_parallel.transport.simulated.rank_pool import ENVIRONMENT
 
     return {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **local_environment()}
 

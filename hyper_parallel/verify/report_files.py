@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from hyper_parallel.transport.whole_files import write_whole
+from hyper_parallel.transport.atomic_files import write_whole
 
 __all__ = ["other_version", "read_json", "read_json_rows", "reading", "write_text"]
 

@@ -74,12 +74,14 @@ def simulate(
     platform = platform or framework_for(fn, args)
     require_device(device, platform)
     if platform == "torch":
-        from hyper_parallel.transport.c10d.simulated_world import run_ranks  # the other framework stays unimported
+        from hyper_parallel.transport.frontends.c10d.simulated_world import (
+            run_ranks,  # the other framework stays unimported
+        )
 
         body = functools.partial(on_platform, platform, device, fn, *args)
         return run_ranks(body, world_size, timeout, own_modules=own_modules)
     if platform == "mindspore":
-        from hyper_parallel.transport.simulated_processes import run_processes
+        from hyper_parallel.transport.simulated.processes import run_processes
 
         bind_imported(platform)
         given = (platform, device, fn, *args)
@@ -112,7 +114,7 @@ def simulate_forked(
     """
     require_ranks(world_size)
     require_device(device, "torch")
-    from hyper_parallel.transport.c10d.forked_world import run_forked  # the other framework stays unimported
+    from hyper_parallel.transport.frontends.c10d.forked_world import run_forked  # the other framework stays unimported
 
     return run_forked(on_platform, ("torch", device, fn, *args), world_size, timeout, packages)
 
@@ -161,7 +163,7 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
 
 def _cards_of_mindspore() -> Any:
     """Return the module of MindSpore's ranks on cards."""
-    from hyper_parallel.transport import mindspore_cards  # PyTorch's users have no MindSpore
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards  # PyTorch's users have no MindSpore
 
     return mindspore_cards
 

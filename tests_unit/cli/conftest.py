@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 
 
 @pytest.fixture

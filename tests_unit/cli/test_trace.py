@@ -9,9 +9,9 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
-from hyper_parallel.transport.endpoint import Contribution
+from hyper_parallel.transport.checks.flight_recorder import FlightRecorder
 from hyper_parallel.transport.failures import WorldFailedError
-from hyper_parallel.transport.flight_recorder import FlightRecorder
+from hyper_parallel.transport.simulated.endpoint import Contribution
 
 
 def test_a_record_is_shown_and_converted(tmp_path, capsys):

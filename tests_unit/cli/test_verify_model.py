@@ -414,7 +414,7 @@ def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, m
 def test_more_ranks_of_mindspore_than_cards_have_exit_status_2(capsys, monkeypatch):
     """A card takes one real rank; simulated ranks share a card, and need one."""
     from hyper_parallel.platform.select import platform_named
-    from hyper_parallel.transport import mindspore_cards
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
     monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)

@@ -7,7 +7,7 @@ import pytest
 from hyper_parallel.errors import RankFailedError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.transport.simulated import SimulatedTransport
+from hyper_parallel.transport.simulated.transport import SimulatedTransport
 from hyper_parallel.transport.work import Work
 from workshop.conformance import suite
 from workshop.conformance.communication import in_flight

@@ -18,9 +18,9 @@ FRAMEWORKS = ("torch", "mindspore")
 HOMES = {f"platform/{name}/{file}.py" for name in FRAMEWORKS for file in ("versions/__init__", "patches")}
 # Attributes that PyTorch reads itself, so that they are set where they are: the number of places only falls.
 SET_IN_PLACE = {
-    "transport/c10d/groups.py": 3,  # _hash_ranks_to_str, by which PyTorch names a new group
-    "transport/c10d/installation.py": 1,  # _thread_id, PyTorch's mark for worlds in threads
-    "transport/c10d/process_state.py": 5,  # what parametrize.cached() keeps, of which each rank has its own
+    "transport/real/c10d/groups.py": 3,  # _hash_ranks_to_str, by which PyTorch names a new group
+    "transport/frontends/c10d/installation.py": 1,  # _thread_id, PyTorch's mark for worlds in threads
+    "transport/host/torch/process_state.py": 5,  # what parametrize.cached() keeps, of which each rank has its own
 }
 
 

@@ -55,9 +55,9 @@ def loaded(platform_name):
     """Import the inner runs' frameworks here: pytester unloads modules, and no framework can be imported twice."""
     platform_named(platform_name)
     for name in (
-        "transport.launched_processes",
-        "transport.simulated_threads",
-        "transport.simulated_processes",
+        "transport.real.launched_processes",
+        "transport.simulated.threads",
+        "transport.simulated.processes",
         "verify.simulate",
         "core.dtensor.factories",
     ):

@@ -79,7 +79,7 @@ def test_a_module_that_cannot_be_read_explains_nothing(tmp_path):
 def loaded(platform_name):
     """Import what the inner run needs here: pytester unloads modules, and no framework can be imported twice."""
     platform_named(platform_name)
-    ranks = "c10d.simulated_world" if platform_name == "torch" else "simulated_processes"
+    ranks = "frontends.c10d.simulated_world" if platform_name == "torch" else "simulated.processes"
     for name in (f"transport.{ranks}", "verify.simulate"):
         importlib.import_module(f"hyper_parallel.{name}")
     return platform_name

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import coverage
 
-from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.real.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 
 sys.path.append(str(Path(__file__).parents[2] / "ci"))
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hyper_parallel.transport.checks.flight_recorder import FlightRecorder
 from hyper_parallel.transport.failures import WorldFailedError
-from hyper_parallel.transport.flight_recorder import FlightRecorder
-from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.real.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.verify.report_files import write_text
 
 BIG = 4 << 20

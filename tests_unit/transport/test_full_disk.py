@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.transport.processes import search_path
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 
 pytestmark = [pytest.mark.platforms("torch"), pytest.mark.fault]
 

@@ -10,8 +10,8 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.transport.installed import installed_package, is_installed, package_place
-from hyper_parallel.transport.own_modules import _is_users
 from hyper_parallel.transport.serialization import _by_value
+from hyper_parallel.transport.simulated.own_modules import _is_users
 from hyper_parallel.verify import simulate, spec
 
 

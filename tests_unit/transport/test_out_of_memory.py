@@ -18,9 +18,10 @@ import pytest
 import hyper_parallel
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.pytest_plugin.ranks import require_transport
-from hyper_parallel.transport import launched_processes, rank_pool
 from hyper_parallel.transport.out_of_memory import advice, is_out_of_memory, starting
+from hyper_parallel.transport.real import launched_processes
 from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.simulated import rank_pool
 
 LIMIT = """
 import os, resource, sys
@@ -45,8 +46,8 @@ THREADS = (
     + """
 import threading
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.simulated_threads import run_threads
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.simulated.threads import run_threads
 
 ran = []
 threading.stack_size(16 << 20)

@@ -11,10 +11,11 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.pytest_plugin.ranks import require_transport
-from hyper_parallel.transport import launched_processes, rank_pool
-from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
+from hyper_parallel.transport.real import launched_processes
+from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.simulated import rank_pool
 
 # Every way in which the library starts Python: warm ranks, live teams, torchrun and the fork servers.
 SCRIPT = """
@@ -22,7 +23,7 @@ import importlib.util, sys
 
 import hyper_parallel
 from hyper_parallel import cli
-from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import launch, simulate
 

@@ -5,8 +5,8 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.simulated_threads import run_threads
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.simulated.threads import run_threads
 from hyper_parallel.transport.work import Work
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.coordinator_server import CoordinatorServer
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.orphaned_rank import RankFlight
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
-from hyper_parallel.transport.rank_process import RankTask
+from hyper_parallel.transport.checks.orphaned_rank import RankFlight
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.real.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.serialization import pack, unpack
-from hyper_parallel.transport.single_process import SingleTransport
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.simulated.rank_process import RankTask
+from hyper_parallel.transport.simulated.single_process import SingleTransport
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -263,7 +263,7 @@ def test_ranks_are_as_torchrun_starts_them(tmp_path, monkeypatch, capfd):
 @pytest.mark.platforms("torch")
 def test_a_world_whose_later_rank_cannot_start_ends_at_once(monkeypatch):
     """The ranks that have started are ended, where they would wait for the others until their limit."""
-    from hyper_parallel.transport import rank_pool
+    from hyper_parallel.transport.simulated import rank_pool
 
     started, start = [], rank_pool.start_process
 

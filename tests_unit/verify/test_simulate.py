@@ -187,7 +187,8 @@ def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeyp
     """Simulated ranks are processes that compute on this process's card; real ones are refused where cards are few."""
     from hyper_parallel.errors import UnsupportedOnBackend
     from hyper_parallel.platform.select import platform_named
-    from hyper_parallel.transport import mindspore_cards, simulated_processes
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards
+    from hyper_parallel.transport.simulated import processes as simulated_processes
     from hyper_parallel.verify import launch
     from hyper_parallel.verify.simulate import on_platform
 
@@ -197,7 +198,7 @@ def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeyp
     monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)
     monkeypatch.setattr(simulated_processes, "run_processes", lambda *arguments: arguments)
     called = simulate(print, 2, "mindspore", ("x",), device="npu", timeout=5)
-    start = "hyper_parallel.transport.mindspore_cards:start_simulated"
+    start = "hyper_parallel.transport.real.mindspore.devices:start_simulated"
     assert called == (on_platform, ("mindspore", "npu", print, "x"), 2, 5.0, start, 3)
     with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: 2 ranks of MindSpore need 2 cards, one each, and "):
         launch(print, 2, "mindspore", device="npu")

@@ -11,14 +11,17 @@ import numpy as np
 
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
-from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
 from hyper_parallel.transport.work import Work
 
 __all__ = ["DTYPES", "check_transport"]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
 
-_HOSTS = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
+_HOSTS = {
+    "torch": "hyper_parallel.transport.host.torch.ops",
+    "mindspore": "hyper_parallel.transport.frontends.mindspore_comm.host",
+}
 _UNORDERED = ("max", "min")
 
 Array = np.ndarray[Any, Any]

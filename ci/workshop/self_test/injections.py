@@ -17,9 +17,9 @@ from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.launched_processes import LaunchedRun, close_launched_teams, run_launched, warm_up
-from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.real.launched_processes import LaunchedRun, close_launched_teams, run_launched, warm_up
 from hyper_parallel.transport.serialization import pack
+from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.verify import faults
 from hyper_parallel.verify.faults import FAULTS, FAULTY_RANK
 from hyper_parallel.verify.run_arguments import LAUNCHES

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.safetensors_file import check_regular
-from hyper_parallel.transport.numpy_ops import BFLOAT16
-from hyper_parallel.transport.whole_files import write_whole
+from hyper_parallel.transport.atomic_files import write_whole
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

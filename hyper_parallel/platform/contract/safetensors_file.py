@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError
-from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from mindspore import mint
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.mindspore import connect, start_rehearsal
+from hyper_parallel.transport.real.mindspore.transport import connect, start_rehearsal
 
 __all__ = ["MindSporeGroups"]
 

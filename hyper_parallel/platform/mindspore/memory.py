@@ -19,7 +19,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.selective import fingerprint
 from hyper_parallel.platform.mindspore.versions import cell_base
-from hyper_parallel.transport.mindspore import from_host, to_host
+from hyper_parallel.transport.real.mindspore.transport import from_host, to_host
 
 __all__ = ["MindSporeMemory"]
 

@@ -12,7 +12,7 @@ from mindspore import Parameter, ops
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.persistence import PersistenceFacet
-from hyper_parallel.transport.mindspore import from_host, to_host
+from hyper_parallel.transport.real.mindspore.transport import from_host, to_host
 
 __all__ = ["MindSporePersistence"]
 

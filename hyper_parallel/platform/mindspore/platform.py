@@ -27,9 +27,9 @@ from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
-from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.single_process import SingleTransport
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.real.mindspore.transport import HcclTransport, NumpyBridge
+from hyper_parallel.transport.simulated.single_process import SingleTransport
 
 __all__ = ["MindSporePlatform", "build"]
 

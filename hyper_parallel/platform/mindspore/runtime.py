@@ -12,7 +12,7 @@ import mindspore
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream, RuntimeFacet, host_stream_context
 from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.versions import no_grad
-from hyper_parallel.transport.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
 
 __all__ = ["MindSporeRuntime", "device_type"]
 

@@ -25,7 +25,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.intercept import LEGACY_PARTS
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 from hyper_parallel.platform.mindspore.runtime import device_type
-from hyper_parallel.transport.mindspore import to_host
+from hyper_parallel.transport.real.mindspore.transport import to_host
 
 __all__ = ["Selection", "contexts", "fingerprint"]
 

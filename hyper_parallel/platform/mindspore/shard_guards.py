@@ -18,7 +18,7 @@ from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.versions import JitExecutor, PIJitCaptureContext, RecomputeCell
-from hyper_parallel.transport.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
 
 __all__ = [
     "BY_ELEMENT",

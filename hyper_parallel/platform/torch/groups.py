@@ -10,8 +10,8 @@ import torch
 
 from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.transport.base import Ranks, active_transport
-from hyper_parallel.transport.c10d import join_world
-from hyper_parallel.transport.c10d.rank_groups import current_rank
+from hyper_parallel.transport.frontends.c10d.rank_groups import current_rank
+from hyper_parallel.transport.real.c10d import join_world
 
 __all__ = ["TorchGroups"]
 

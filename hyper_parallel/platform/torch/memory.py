@@ -12,7 +12,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile
 from hyper_parallel.platform.torch.runtime import device_type
-from hyper_parallel.transport.c10d import from_host, to_host
+from hyper_parallel.transport.real.c10d import from_host, to_host
 
 __all__ = ["TorchMemory"]
 

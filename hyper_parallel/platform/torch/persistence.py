@@ -9,7 +9,7 @@ import torch
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.persistence import PersistenceFacet
-from hyper_parallel.transport.c10d import from_host, to_host
+from hyper_parallel.transport.real.c10d import from_host, to_host
 
 __all__ = ["TorchPersistence"]
 

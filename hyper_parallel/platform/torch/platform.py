@@ -26,8 +26,8 @@ from hyper_parallel.platform.torch.versions import (
     will_engine_execute_node,
 )
 from hyper_parallel.transport.base import Transport, active_transport_of
-from hyper_parallel.transport.c10d import TorchOps
-from hyper_parallel.transport.single_process import SingleTransport
+from hyper_parallel.transport.real.c10d import TorchOps
+from hyper_parallel.transport.simulated.single_process import SingleTransport
 
 __all__ = ["TorchPlatform", "build"]
 
@@ -80,7 +80,7 @@ class TorchPlatform(
 
     def _connected(self) -> Transport:
         """The transport of the default group, whose ranks change where a process joins another world."""
-        from hyper_parallel.transport.c10d import C10dTransport
+        from hyper_parallel.transport.real.c10d import C10dTransport
 
         with _JOINING:
             world, engine = self._joined_world

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.transport.c10d.host import reduce_in_order
+from hyper_parallel.transport.host.torch.ops import reduce_in_order
 
 __all__ = ["rank_order_hook"]
 

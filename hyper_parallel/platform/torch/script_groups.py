@@ -11,7 +11,7 @@ from torch import distributed
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.interop import require_ascending
-from hyper_parallel.transport.c10d import C10dTransport
+from hyper_parallel.transport.real.c10d import C10dTransport
 
 __all__ = ["built_within_the_limit", "group_of_mesh"]
 

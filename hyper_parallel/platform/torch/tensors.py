@@ -13,8 +13,8 @@ from hyper_parallel._caches import register
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.tensors import Rearrangement, TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
-from hyper_parallel.transport.c10d import materialized
-from hyper_parallel.transport.c10d.missing_cards import missing_card
+from hyper_parallel.transport.real.c10d import materialized
+from hyper_parallel.transport.real.c10d.missing_devices import missing_card
 
 __all__ = ["TorchTensors"]
 

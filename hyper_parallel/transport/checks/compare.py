@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from hyper_parallel._text import ranked
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, MessageFingerprint
 
@@ -14,7 +15,6 @@ __all__ = [
     "message_mismatch",
     "mismatch",
     "odd_ranks",
-    "ranked",
     "title",
 ]
 
@@ -84,11 +84,6 @@ def odd_ranks(fingerprints: _Fingerprints) -> tuple[int, ...]:
         same.setdefault((fingerprint.operation, fingerprint.facts), []).append(rank)
     usual = max(same.values(), key=len)
     return tuple(rank for rank in fingerprints if rank not in usual) if 2 * len(usual) > len(fingerprints) else ()
-
-
-def ranked(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:

@@ -32,7 +32,7 @@ __all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of", "replace
 _Arguments = Mapping[str, Any]
 _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 
-_TRANSPORT = "hyper_parallel.transport.c10d."  # its calls are part of a collective that is compared already
+_TRANSPORT = "hyper_parallel.transport."  # its calls are part of a collective that is compared already
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
 """Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""

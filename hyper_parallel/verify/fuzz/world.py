@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.transport.endpoint import unwinding
+from hyper_parallel.transport.simulated.endpoint import unwinding
 from hyper_parallel.verify.fuzz.execution import Key, execute
 from hyper_parallel.verify.fuzz.language import language_of
 from hyper_parallel.verify.fuzz.leaves import local_array

@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.sample import exemption, samples_of
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError, UnsupportedOperatorError
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.endpoint import RankAbortedError
+from hyper_parallel.transport.simulated.endpoint import RankAbortedError
 from hyper_parallel.verify.ops.audit import OUTCOMES, TARGETS, WORLDS, AuditFinding, OperatorAudit
 from hyper_parallel.verify.ops.claims import mesh_of
 from hyper_parallel.verify.ops.compare import difference

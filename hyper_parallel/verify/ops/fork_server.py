@@ -4,8 +4,8 @@
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
 A worker that computes on an Ascend card by MindSpore is a fresh interpreter, as its ranks are there (``cluster.py``).
 
-It is not the fork server of ``transport/rank_pool.py``, which is multiprocessing's: a worker starts ranks of its own,
-which a daemonic process may not, and its stderr is read for the traceback.
+It is not the fork server of ``transport/simulated/rank_pool.py``, which is multiprocessing's: a worker starts ranks of
+its own, which a daemonic process may not, and its stderr is read for the traceback.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import sys
 import time
 from typing import Any
 
-from hyper_parallel.transport.cluster import meets_in_cluster
 from hyper_parallel.transport.processes import end_ranks, python_command, stay_on
+from hyper_parallel.transport.real.cluster import meets_in_cluster
 
 __all__ = ["main"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hyper_parallel.transport.flight_recorder import CALLS
-from hyper_parallel.transport.flight_trace import Flight
+from hyper_parallel.transport.checks.flight_recorder import CALLS
+from hyper_parallel.transport.checks.flight_trace import Flight
 from hyper_parallel.verify.pages import svg
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from hyper_parallel.transport.rank_process import LEAVE_FORKED
+from hyper_parallel.transport.simulated.rank_process import LEAVE_FORKED
 from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["guarded"]
@@ -89,7 +89,7 @@ class _Forks:
             os.write(write, site.encode())
             leave(0)
 
-        from hyper_parallel.transport import simulated_threads
+        from hyper_parallel.transport.simulated import threads as simulated_threads
 
         world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - in a child, whose other ranks do not exist
         world.pause = world._pass_on = tell  # noqa: SLF001 - as above

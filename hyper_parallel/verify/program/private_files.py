@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.transport.flight_recorder import FOLDER_VARIABLE
+from hyper_parallel.transport.checks.flight_recorder import FOLDER_VARIABLE
 
 __all__ = ["Place", "PrivateFiles"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.frames import hide_file
-from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.transport.simulated.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords

@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.frames import hide_file
-from hyper_parallel.transport.own_modules import PROGRAM_MODULE
+from hyper_parallel.transport.simulated.own_modules import PROGRAM_MODULE
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.transport.own_modules import forget_own_modules
+from hyper_parallel.transport.simulated.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.isolation import files_of_process, run_folder
@@ -48,7 +48,7 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
         InputError: (a ValueError) what ``compare`` raises, on every rank; or the world has another size.
         HyperParallelError: torchrun keeps no store.
     """
-    from hyper_parallel.transport.c10d.torchrun import TorchrunProcesses  # PyTorch's launcher
+    from hyper_parallel.transport.real.c10d.torchrun import TorchrunProcesses  # PyTorch's launcher
 
     processes = TorchrunProcesses(world.timeout)
     if world.size != processes.world_size:

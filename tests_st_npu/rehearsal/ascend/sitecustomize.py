@@ -185,8 +185,8 @@ def _cards(cards):
 
 _CHANGES = {
     "mindspore": _mindspore,
-    "hyper_parallel.transport.mindspore_comm.host": _host,
-    "hyper_parallel.transport.mindspore_cards": _cards,
+    "hyper_parallel.transport.frontends.mindspore_comm.host": _host,
+    "hyper_parallel.transport.real.mindspore.devices": _cards,
 }
 
 

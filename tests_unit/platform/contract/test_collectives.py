@@ -17,7 +17,7 @@ from hyper_parallel.errors import (
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport.base import active_transport, use_transport
-from hyper_parallel.transport.checks.guarded import GuardedTransport
+from hyper_parallel.transport.real.guarded import GuardedTransport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 

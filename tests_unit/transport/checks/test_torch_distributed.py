@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.launched_processes import run_launched
+from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 
 pytestmark = pytest.mark.platforms("torch")

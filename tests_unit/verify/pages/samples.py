@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.transport.flight_trace import Flight
+from hyper_parallel.transport.checks.flight_trace import Flight
 from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
 from hyper_parallel.verify.compare import TensorCheck

@@ -2,7 +2,7 @@
 
 import re
 
-from hyper_parallel.transport.flight_trace import Flight
+from hyper_parallel.transport.checks.flight_trace import Flight
 from hyper_parallel.verify.pages.timeline_page import timeline_page
 
 

@@ -75,7 +75,7 @@ def test_a_child_that_never_ends_is_ended():
 
 def test_a_child_that_goes_on_is_an_error():
     """It is ended when it returns to the simulation."""
-    from hyper_parallel.transport import simulated_threads
+    from hyper_parallel.transport.simulated import threads as simulated_threads
 
     def program():
         if not os.fork():

@@ -62,7 +62,7 @@ def test_another_world_size_is_refused_once():
 def test_a_store_that_ends_with_the_program_is_refused(monkeypatch):
     """Where torchrun keeps no store, records could not be gathered once the program has left its world."""
     from hyper_parallel.errors import HyperParallelError
-    from hyper_parallel.transport.c10d.torchrun import TorchrunProcesses, torchrun_world
+    from hyper_parallel.transport.real.c10d.torchrun import TorchrunProcesses, torchrun_world
 
     assert torchrun_world() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

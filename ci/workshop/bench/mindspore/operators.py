@@ -19,9 +19,9 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.transport.base import use_transport
-from hyper_parallel.transport.mindspore import NumpyBridge
-from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.single_process import FakeTransport
+from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.real.mindspore.transport import NumpyBridge
+from hyper_parallel.transport.simulated.single_process import FakeTransport
 from workshop.bench import turns as benchmark
 from workshop.bench.call_profile import CallProfile
 from workshop.bench.mindspore.step import training_steps

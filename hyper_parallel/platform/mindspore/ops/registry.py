@@ -31,7 +31,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import ops as families
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, set_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import BY_NUMBER, copied, requires_grad, write_over
-from hyper_parallel.transport.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
 
 __all__ = [
     "METHOD",

@@ -12,8 +12,8 @@ from mindspore.experimental import optim
 
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
 from hyper_parallel.platform.mindspore.versions import Function
-from hyper_parallel.transport.mindspore import compute_on_cpu
-from hyper_parallel.transport.mindspore_cards import exact_products, missing_ascend
+from hyper_parallel.transport.real.mindspore.devices import exact_products, missing_ascend
+from hyper_parallel.transport.real.mindspore.transport import compute_on_cpu
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (

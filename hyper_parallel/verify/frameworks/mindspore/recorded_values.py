@@ -8,8 +8,8 @@ import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.transport.mindspore_comm.host import overwrite, to_host
-from hyper_parallel.transport.numpy_ops import BFLOAT16, widen
+from hyper_parallel.transport.frontends.mindspore_comm.host import overwrite, to_host
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16, widen
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
 
 __all__ = ["read_tensor", "write_tensor"]

@@ -16,8 +16,8 @@ from mindspore.mint import nn as mint_nn
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.mindspore.ops.kernels import HALF
 from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function
-from hyper_parallel.transport.mindspore import to_host
-from hyper_parallel.transport.mindspore_comm.world import active_world
+from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
+from hyper_parallel.transport.real.mindspore.transport import to_host
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue
 from hyper_parallel.verify.frameworks.mindspore.changed_case import ChangedCase

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hyper_parallel.transport.c10d.card_rounding import exact_products
-from hyper_parallel.transport.c10d.missing_cards import missing_card
+from hyper_parallel.transport.host.torch.device_rounding import exact_products
+from hyper_parallel.transport.real.c10d.missing_devices import missing_card
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor as TorchDTensor, Partial, Replicate, Shard
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.transport.c10d import to_host
+from hyper_parallel.transport.real.c10d import to_host
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
 
 __all__ = ["HALF_TYPES", "local_of", "read_part", "read_tensor"]

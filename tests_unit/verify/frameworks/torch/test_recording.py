@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport, use_transport
-from hyper_parallel.transport.endpoint import RankAbortedError
+from hyper_parallel.transport.simulated.endpoint import RankAbortedError
 from hyper_parallel.verify import simulate, verify_program
 from hyper_parallel.verify.frameworks.contract.recording import (
     ProgramStopped,

@@ -1,0 +1,179 @@
+"""The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
+
+It lives in the process that starts the ranks and serves their comparisons, so that a rank which is killed, stopped or
+ends in C++ leaves its calls as well. Each rank keeps its own calls, too, and writes them if that process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.transport.atomic_files import write_all_whole, write_whole
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
+from hyper_parallel.transport.failures import WorldFailedError, lost_peer
+
+__all__ = ["CALLS", "FOLDER_VARIABLE", "FlightRecorder", "recorder_from_environment"]
+
+FOLDER_VARIABLE = "HP_FLIGHT_FOLDER"
+"""Names the folder that receives the record of a failed world; without it nothing is recorded."""
+CALLS = 256
+"""Calls that are kept per rank."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a rank.
+
+    ``state`` is ``started``; ``matched`` once all members have called the same; ``completed`` when the rank went on.
+    """
+
+    number: int
+    sequence: int
+    called: CollectiveFingerprint | MessageFingerprint
+    sending: bool
+    blocking: bool
+    started: float
+    state: str = "started"
+    ended: float | None = None
+
+
+class FlightRecorder:
+    """The last :data:`CALLS` calls of each rank of one world.
+
+    Args:
+        world_size: number of ranks.
+        folder: that receives one file per rank when the world has failed.
+    """
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self._folder = folder
+        self._begun = time.time()
+        self._calls: list[deque[_Call]] = [deque(maxlen=CALLS) for _ in range(world_size)]
+        self._numbers = [0] * world_size
+        self._sequences: dict[tuple[int, Any, str], int] = {}
+        self._tickets: dict[tuple[int, int], _Call] = {}
+        self._current: dict[int, _Call] = {}
+
+    def asked(self, rank: int, kind: str, content: Any) -> None:
+        """Note a request of a rank: see :meth:`Requests.carry_out`."""
+        self._went_on(rank)
+        if kind in ("join", "start"):
+            call = self._add(rank, content.fingerprint, sending=False, blocking=kind == "join")
+            if content.awaited:
+                self._follow(rank, call, content.ticket)
+        elif kind in ("send", "receive"):
+            self._follow(rank, self._add(rank, content if kind == "receive" else content[0], sending=kind == "send"))
+        elif kind == "post":
+            ticket, message, _, sending, _ = content
+            self._follow(rank, self._add(rank, message, sending=sending), ticket)
+        elif kind in ("await", "settle") and (rank, content) in self._tickets:
+            self._current[rank] = self._tickets.pop((rank, content))
+
+    def answered(self, rank: int, error: BaseException | None) -> None:
+        """Note that a rank goes on with the answer to what it waited for."""
+        call = self._current.get(rank)
+        if call is not None and error is None:
+            call.state = "matched"
+
+    def _went_on(self, rank: int) -> None:
+        call = self._current.get(rank)
+        if call is not None and call.state == "matched":
+            call.state, call.ended = "completed", time.time()
+            del self._current[rank]
+
+    def _add(
+        self, rank: int, called: CollectiveFingerprint | MessageFingerprint, *, sending: bool, blocking: bool = False
+    ) -> _Call:
+        key = (
+            (rank, called.ranks, called.group) if isinstance(called, CollectiveFingerprint) else (rank, called.key, "")
+        )
+        sequence = self._sequences[key] = self._sequences.get(key, -1) + 1
+        call = _Call(self._numbers[rank], sequence, called, sending, blocking, time.time())
+        self._numbers[rank] += 1
+        self._calls[rank].append(call)
+        return call
+
+    def _follow(self, rank: int, call: _Call, ticket: int | None = None) -> None:
+        if ticket is None:
+            self._current[rank] = call
+        else:
+            self._tickets[rank, ticket] = call
+
+    def write(self, failed: WorldFailedError) -> None:
+        """Write the record of a failed world, one file per rank, in place of any earlier one.
+
+        A folder that cannot be written is no reason to lose the error itself: its message says so instead, and the
+        earlier record is as it was.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            texts = {
+                self._folder / f"rank-{rank}.json": json.dumps(self._record(rank, failed), indent=1)
+                for rank in range(len(self._calls))
+            }
+            write_all_whole(texts)
+            for earlier in set(self._folder.glob("rank-*.json")) - set(texts):
+                earlier.unlink()
+        except OSError as error:
+            failed.args = (f"{failed}\nthe flight record could not be written to {self._folder}: {error}",)
+        else:
+            failed.args = (f"{failed}\nflight record: hyper-parallel trace {self._folder}",)
+
+    def write_orphaned(self, rank: int) -> None:
+        """Write the record of ``rank`` alone, which outlives the process that started it.
+
+        Records of earlier worlds are removed; those of other ranks of this one are as new as this recorder.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        orphaned = WorldFailedError("", {}, {rank: "was running when the process that had started it ended"})
+        write_whole(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, orphaned), indent=1))
+        for path in self._folder.glob("rank-*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < self._begun:
+                    path.unlink()
+
+    def _record(self, rank: int, failed: WorldFailedError) -> dict[str, Any]:
+        error = failed.failures.get(rank)
+        cause = error is not None and not lost_peer(error) and not isinstance(error, TimeoutError)
+        return {
+            "version": 1,
+            "rank": rank,
+            "world_size": len(self._calls),
+            "written": time.time(),
+            "error": f"{type(error).__name__}: {error}" if cause else None,
+            "doing": failed.activities.get(rank, ""),
+            "calls": [_json(call) for call in self._calls[rank]],
+        }
+
+
+def recorder_from_environment(world_size: int) -> FlightRecorder | None:
+    """A recorder for a world if :data:`FOLDER_VARIABLE` names a folder; else None."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return FlightRecorder(world_size, Path(folder)) if folder else None
+
+
+def _json(call: _Call) -> dict[str, Any]:
+    called = call.called
+    row = {"number": call.number, "sequence": call.sequence, "state": call.state, "started": call.started}
+    row |= {"ended": call.ended, "site": str(called.site), "facts": _plain(called.facts)}
+    if isinstance(called, CollectiveFingerprint):
+        kind = {"kind": "collective", "operation": called.operation, "ranks": list(called.ranks), "group": called.group}
+        return row | kind | {"text": str(called)}
+    verb = "send" if call.sending else "recv"
+    text, peers = called.text(sending=call.sending), [called.source, called.destination]
+    return row | {"kind": "message", "operation": verb, "ranks": peers, "group": str(called.channel), "text": text}
+
+
+def _plain(facts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value if isinstance(value, (int, str)) else str(value) for name, value in facts}

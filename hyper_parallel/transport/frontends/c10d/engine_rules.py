@@ -1,0 +1,163 @@
+"""What the accelerators' engines refuse, so that a run without a card refuses it as well.
+
+Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
+sizes. A program that uses this runs on CPU and fails on its first card. With the variable
+``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, what the engine would refuse raises here, too.
+
+Sources: what is documented and known of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and the
+dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. No card has confirmed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.transport.frontends.c10d.arguments import described, listed, op_of
+from hyper_parallel.transport.processes import ENGINE_VARIABLE
+
+__all__ = ["ENGINES", "EngineRules", "rules_of", "tensors_in"]
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_MOVED = _FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64}
+_REDUCING = frozenset({
+    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "_reduce_scatter_base",
+})  # fmt: skip
+_EQUAL = {
+    "allgather": "the tensors of all members",
+    "gather": "the tensors of all members",
+    "scatter": "the tensors for all members",
+    "reduce_scatter": "the tensors for all members",
+}
+_MESSAGES = frozenset({"send", "recv"})
+_NEVER = {
+    "recv_anysource": ("a receive from any rank does not exist there", "name the rank"),
+    "monitored_barrier": ("only gloo has it", "call barrier()"),
+}
+
+
+@dataclass(frozen=True)
+class EngineRules:
+    """What one engine refuses.
+
+    Attributes:
+        engine: its name, ``nccl`` or ``hccl``.
+        moved: dtypes that it moves.
+        reduced: dtypes that it reduces.
+        reductions: its reductions, by name.
+        equal: operations on lists whose tensors must all be of one size.
+    """
+
+    engine: str
+    moved: frozenset[torch.dtype]
+    reduced: frozenset[torch.dtype]
+    reductions: frozenset[str]
+    equal: frozenset[str]
+
+    def check(self, operation: str, arguments: Sequence[Any]) -> None:
+        """Refuse a process group's call that the engine would refuse.
+
+        Args:
+            operation: name of the process group's method.
+            arguments: of the call, by position.
+
+        Raises:
+            UnsupportedOnBackend: the engine refuses the call; the text says what to do.
+        """
+        if operation in _NEVER:
+            self._refuse(operation, *_NEVER[operation])
+        if operation in _MESSAGES and len(arguments) > 2 and arguments[2]:
+            fix = "send messages in the order in which they are received, with tag 0"
+            self._refuse(operation, f"tag {arguments[2]} is ignored there, so messages would be mixed up", fix)
+        for x in tensors_in(arguments):
+            self._check_tensor(operation, x)
+        if operation in _REDUCING:
+            self._check_reduction(operation, arguments)
+        if operation in self.equal:
+            self._check_sizes(operation, arguments)
+
+    def _check_tensor(self, operation: str, x: torch.Tensor) -> None:
+        if x.layout is not torch.strided:
+            self._refuse(operation, f"{described(x)} is sparse", "call .to_dense() first")
+        if not x.is_contiguous():
+            fix = "call .contiguous() first, and copy a received buffer back"
+            self._refuse(operation, f"{described(x)} with strides {list(x.stride())} is not contiguous", fix)
+        if x.dtype not in self.moved:
+            self._refuse(operation, f"{described(x)} has a dtype that it does not carry", _dtypes(self.moved))
+
+    def _check_reduction(self, operation: str, arguments: Sequence[Any]) -> None:
+        op = next((kind for kind in map(_reduction, arguments) if kind), "SUM")
+        if op not in self.reductions:
+            known = f"it has {', '.join(sorted(self.reductions))}"
+            self._refuse(operation, f"it has no reduction {op}", f"{known}; platform.all_reduce serves every reduction")
+        for x in tensors_in(arguments):
+            if x.dtype not in self.reduced:
+                self._refuse(operation, f"{described(x)} has a dtype that it does not reduce", _dtypes(self.reduced))
+
+    def _check_sizes(self, operation: str, arguments: Sequence[Any]) -> None:
+        sizes = {x.numel() for x in tensors_in(arguments)}
+        if len(sizes) > 1:
+            fix = "pad them to the largest, or use all_to_all_single with split sizes"
+            self._refuse(operation, f"{_EQUAL[operation]} have {sorted(sizes)} elements; they must be equal", fix)
+
+    def _refuse(self, operation: str, what: str, fix: str) -> None:
+        msg = f"{operation}: {self.engine} would refuse this call: {what}; {fix}"
+        raise UnsupportedOnBackend(msg)
+
+
+ENGINES = {
+    "nccl": EngineRules(
+        "nccl", _MOVED, _MOVED, frozenset({"SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM"}),
+        frozenset({"gather", "scatter"}),
+    ),
+    "hccl": EngineRules(
+        "hccl", _MOVED | {torch.int16},
+        frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int16, torch.int32, torch.int64}),
+        frozenset({"SUM", "PRODUCT", "MIN", "MAX"}), frozenset(_EQUAL),
+    ),
+}  # fmt: skip
+"""The rules of each engine. NCCL gathers lists of unequal sizes: PyTorch sends them one by one."""
+
+
+def rules_of(name: str) -> EngineRules | None:
+    """The rules of the engine ``name``; None if it is empty.
+
+    Raises:
+        ValueError: it is no engine.
+    """
+    if not name:
+        return None
+    if name not in ENGINES:
+        msg = f"{ENGINE_VARIABLE}={name!r} is no engine; set {' or '.join(sorted(ENGINES))}, or unset it"
+        raise ValueError(msg)
+    return ENGINES[name]
+
+
+def tensors_in(arguments: Iterable[Any]) -> list[torch.Tensor]:
+    """All tensors among the arguments, those in lists and in lists of lists included."""
+    tensors: list[torch.Tensor] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            tensors += listed(argument)
+        elif isinstance(argument, list | tuple):
+            tensors += tensors_in(argument)
+    return tensors
+
+
+def _reduction(argument: Any) -> str:
+    """The reduction's name in one argument of a call; empty if it has none."""
+    op = op_of(argument) if argument is not None else None
+    if isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
+        return str(getattr(op, "op", op)).rpartition(".")[2]
+    return ""
+
+
+def _dtypes(known: frozenset[torch.dtype]) -> str:
+    names = sorted(str(dtype).removeprefix("torch.") for dtype in known)
+    return f"cast to one of {', '.join(names)}"

@@ -1,0 +1,86 @@
+"""Send and receive in a simulated process group. A send is complete when its receive is posted, as over gloo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import WORLD, Channel
+from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
+from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
+from hyper_parallel.transport.frontends.c10d.simulated_group import CollectiveGroup
+from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork
+from hyper_parallel.transport.simulated.message_board import Posted
+from hyper_parallel.transport.simulated.threads import ThreadEndpoint
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MessageGroup"]
+
+
+class MessageGroup(CollectiveGroup):
+    """Collectives and messages of one rank in one group."""
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> SimulatedWork:
+        """Send a tensor to the member of group rank ``destination``."""
+        (x,) = tensors
+        message = self._message("send", x, self.rank(), destination, tag)
+        posted = self._board.post(message, x.detach().clone(), sending=True)
+
+        def finish() -> list[torch.Tensor]:
+            self._board.matched(posted)
+            return [x]
+
+        return self._given(SimulatedWork(finish, lambda: self._is_matched(posted)))
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> SimulatedWork:
+        """Receive a tensor from the member of group rank ``source``."""
+        (x,) = tensors
+        return self._receive(x, self._message("recv", x, source, self.rank(), tag))
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> SimulatedWork:
+        """Receive the first tensor that any member has sent with this tag."""
+        (x,) = tensors
+        return self._receive(x, self._message("recv", x, ANY_SOURCE, self.rank(), tag))
+
+    def _receive(self, x: torch.Tensor, message: MessageFingerprint) -> SimulatedWork:
+        posted = self._board.post(message, sending=False)
+
+        def finish() -> list[torch.Tensor]:
+            x.data.copy_(self._board.matched(posted).reshape(x.shape))
+            return [x]
+
+        def source() -> int:
+            return self.ranks.index(posted.message.source)
+
+        return self._given(SimulatedWork(finish, lambda: self._is_matched(posted), source))
+
+    def _is_matched(self, posted: Posted) -> bool:
+        if not posted.matched:
+            self._board.give_way()
+        return posted.matched
+
+    @property
+    def _board(self) -> ThreadEndpoint:
+        return cast("ThreadEndpoint", self.transport.endpoint)
+
+    def _message(self, operation: str, x: torch.Tensor, source: int, destination: int, tag: int) -> MessageFingerprint:
+        self.check_owner()
+        peer = destination if operation == "send" else source
+        if peer == self.rank() or not (peer == ANY_SOURCE or 0 <= peer < len(self.ranks)):
+            msg = (
+                f"{operation} on group rank {self.rank()} names group rank {peer}; it must be another rank of the "
+                f"group's {len(self.ranks)}"
+            )
+            raise CollectiveMismatchError(msg)
+        name = name_of(self)
+        return MessageFingerprint(
+            ANY_SOURCE if source == ANY_SOURCE else self.ranks[source],
+            self.ranks[destination],
+            int(tag),
+            (("shape", tuple(x.shape)), ("dtype", str(x.dtype))),
+            call_site(*LIBRARY_FILES),
+            Channel(ranks=self.ranks, build=f"named {name!r}") if name else WORLD,
+            counted=True,
+        )

@@ -1,0 +1,104 @@
+"""MindSpore tensors as NumPy arrays and back, and writes into a tensor's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import MSContext, ms_ctx_param
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16
+
+__all__ = ["empty", "from_host", "host_dtype", "on_card", "overwrite", "to_host", "write"]
+
+_CONTEXT, _TARGET = MSContext.get_instance(), ms_ctx_param.device_target  # get_context takes 14 us
+
+
+def _native_bfloat16() -> np.dtype[Any] | None:
+    """MindSpore's dtype of NumPy for bfloat16; None under a NumPy of another major version than it was built with."""
+    try:
+        return np.dtype(Tensor([0.0], mindspore.bfloat16).asnumpy().dtype)
+    except TypeError:
+        return None
+
+
+_NATIVE_BFLOAT16 = _native_bfloat16()
+
+
+def on_card() -> bool:
+    """Whether this process computes on Ascend: there the array of a tensor is a copy of its memory."""
+    return bool(_CONTEXT.get_param(_TARGET) == "Ascend")
+
+
+def to_host(x: Tensor) -> np.ndarray[Any, Any]:
+    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which this NumPy cannot take from MindSpore.
+    """
+    if x.dtype != mindspore.bfloat16:
+        return x.asnumpy()
+    if _NATIVE_BFLOAT16 is None:
+        raise _without_bfloat16()
+    return np.asarray(x.asnumpy()).view(np.uint16).view(BFLOAT16)
+
+
+def from_host(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a card a copy there.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which MindSpore cannot take from this NumPy.
+    """
+    if array.dtype == BFLOAT16:
+        if _NATIVE_BFLOAT16 is None:
+            raise _without_bfloat16()
+        array = array.view(np.uint16).view(_NATIVE_BFLOAT16)
+    tensor = Tensor.from_numpy(array)
+    return tensor.to("Ascend") if on_card() else tensor
+
+
+def _without_bfloat16() -> UnsupportedOnBackend:
+    return UnsupportedOnBackend(
+        f"MindSpore {mindspore.__version__} does not exchange bfloat16 with NumPy {np.__version__}, whose major "
+        "version is not the one that it was built with; pip install 'numpy<2', or convert the tensor to float32"
+    )
+
+
+def host_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of the host arrays that carry MindSpore's ``dtype``."""
+    return BFLOAT16 if dtype == mindspore.bfloat16 else np.dtype(mindspore.dtype_to_nptype(dtype))
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array for a result that is not there yet: NaN where the dtype has it, so that an early read shows."""
+    if dtype == BFLOAT16:
+        return np.full(shape, 0x7FC0, np.uint16).view(BFLOAT16)
+    return np.full(shape, np.nan if np.issubdtype(dtype, np.inexact) else 0, dtype)
+
+
+def write(tensor: Tensor, values: np.ndarray[Any, Any], operation: str) -> None:
+    """Write ``values`` into the memory of ``tensor``, which has their shape and dtype.
+
+    Raises:
+        UnsupportedOnBackend: ``tensor`` is a view, through which MindSpore's CPU build cannot write.
+    """
+    if not values.size:
+        return
+    if not on_card() and not np.shares_memory(to_host(tensor), to_host(tensor)):
+        msg = (
+            f"{operation} writes into a tensor of shape {list(tensor.shape)} that is a view of another; MindSpore's "
+            "CPU build loses such writes silently; pass a tensor of its own and copy from it"
+        )
+        raise UnsupportedOnBackend(msg)
+    overwrite(tensor, values)
+
+
+def overwrite(tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
+    """Write ``values`` into the memory of ``tensor``, off the graph: on a card by a copy, on CPU through its array."""
+    if on_card():
+        ops.stop_gradient(tensor).copy_(from_host(np.array(values, order="C")))
+    else:
+        np.copyto(to_host(tensor), values)

@@ -1,0 +1,238 @@
+"""Puts the world of :mod:`world` beneath MindSpore's own communication functions, in the process of a rank.
+
+MindSpore's Python code stays as it is: it checks arguments and calls operators, whose ``__call__`` is replaced in their
+classes, so that references that a program took before are served too. Only what sets up a connection is replaced as a
+whole function.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from mindspore import Parameter, Tensor, context, nn
+from mindspore.communication import GlobalComm, comm_func, management
+from mindspore.mint.distributed import distributed
+from mindspore.ops import Primitive
+from mindspore.ops.function import comm_func as ops_comm_func
+
+from hyper_parallel.errors import MeshError, UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import (
+    ExistingGroup,
+    SyncBatchNorm,
+    comm_helper,
+    parse,
+    primitive_cache,
+    pynative_executor,
+)
+from hyper_parallel.transport.frontends.mindspore_comm.functional import OPERATORS
+from hyper_parallel.transport.frontends.mindspore_comm.primitives import CARRIED, REFUSED, carry
+from hyper_parallel.transport.frontends.mindspore_comm.synchronized_norm import normalize, with_group
+from hyper_parallel.transport.frontends.mindspore_comm.world import GroupManager, begin_world, current_world
+from hyper_parallel.transport.simulated.endpoint import Endpoint
+
+__all__ = ["VERSIONS", "begin", "begin_again"]
+
+VERSIONS = ("2.10",)
+"""The MindSpore releases for which the replacements were checked."""
+
+_COMPILED_MODES = ("semi_auto_parallel", "auto_parallel")
+_BACKENDS = ("hccl", "nccl", "mccl")
+_MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
+_CACHES = (
+    (comm_func, _MISSPELT),
+    (ops_comm_func, _MISSPELT),
+    (distributed, ("_GROUP_SIZE_CACHE", "_GROUP_RANK_CACHE")),
+)
+_PLAIN = (Tensor, Parameter)
+
+
+def begin(rank: int, size: int, endpoint: Endpoint) -> None:
+    """Make this process a rank of a world, of which nothing of an earlier run is left.
+
+    Args:
+        rank: this rank's number.
+        size: number of ranks.
+        endpoint: the line to the coordinator.
+    """
+    begin_world(rank, size, endpoint)
+    install()
+    pynative_executor.clear_res()  # a cell that raised while it was differentiated leaves MindSpore recording
+    GlobalComm.INITED = True
+    GlobalComm.BACKEND = "hccl"
+    GlobalComm.WORLD_COMM_GROUP = management.HCCL_WORLD_COMM_GROUP
+    # What MindSpore remembers of groups, and primitives that remember the size of theirs.
+    for remembered in (
+        ExistingGroup.ITEMS,
+        ExistingGroup.GROUP_RANKS,
+        *(vars(module)[name] for module, names in _CACHES for name in names),
+        primitive_cache,
+    ):
+        remembered.clear()
+    ops_comm_func.set_comm_ops_inplace(True)
+
+
+def begin_again() -> None:
+    """The same rank of the same world, for the next run."""
+    world = current_world()
+    begin(world.rank, world.size, world.endpoint)
+
+
+@functools.cache
+def install() -> None:
+    """Replace what MindSpore calls; once per process."""
+    for operator, run in OPERATORS.items():
+        operator.__call__ = _operator(operator.__call__, run)  # type: ignore[method-assign]
+    for primitive in CARRIED:
+        primitive.__call__ = _primitive(primitive.__call__)  # type: ignore[method-assign]
+    for primitive, instead in REFUSED.items():
+        primitive.__call__ = _refused(f"ops.{primitive.__name__}", instead)  # type: ignore[method-assign]
+    SyncBatchNorm.__init__ = with_group(SyncBatchNorm.__init__)
+    SyncBatchNorm.__call__ = normalize(SyncBatchNorm.__call__)
+    for kind in (Primitive, nn.Cell):
+        kind.shard = _without_effect(kind.shard)
+    for module in (parse, parse.parser):
+        module.get_obj_type = _uncompiled(module.get_obj_type)
+    for module in (comm_helper, ops_comm_func):
+        module.CollectiveManager = GroupManager
+    for module in (distributed, ops_comm_func):
+        module._finalize_collective = _destroy  # noqa: SLF001
+        module.TCPStoreClient = _refused(
+            "TCPStore", "a rank that waits for a key would hold up the others; exchange objects by all_gather_object"
+        )
+        _replace(module.init_process_group, _init_process_group)
+    _replace(management.init, _init)
+    _replace(management.release, _release)
+    _replace(
+        management.get_comm_name, _refused("get_comm_name", "it names a communicator of HCCL, which ranks here lack")
+    )
+
+
+def _operator(plain: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any) -> Any:
+        return plain(self, *args) if _has_own_class(args) else run(*args)
+
+    return call
+
+
+def _primitive(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any) -> Any:
+        return plain(self, *args) if _has_own_class(args) else carry(self, *args)
+
+    return call
+
+
+def _has_own_class(values: Sequence[Any]) -> bool:
+    """Whether a tensor is of a subclass: MindSpore lets the subclass handle the operator, and DTensors refuse it."""
+    return any(
+        _has_own_class(value)
+        if isinstance(value, (list, tuple))
+        else isinstance(value, Tensor) and type(value) not in _PLAIN
+        for value in values
+    )
+
+
+def _uncompiled(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap what the graph compiler asks about every operator that it meets."""
+
+    @functools.wraps(plain)
+    def ask(operator: Any) -> Any:
+        if type(operator) in CARRIED or type(operator) in OPERATORS:
+            _refused(
+                f"{operator.name} in a function compiled by ms.jit, or in graph mode,",
+                "the compiled code would call HCCL; run it uncompiled, with MS_JIT=0 in the environment",
+            )()
+        return plain(operator)
+
+    return ask
+
+
+def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what states how an operator is split: the graph compiler would split it."""
+
+    @functools.wraps(shard)
+    def state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.get_auto_parallel_context("parallel_mode") in _COMPILED_MODES:
+            warnings.warn(
+                f"{type(self).__name__}.shard() has no effect on simulated or rehearsed ranks: MindSpore's graph "
+                "compiler, which splits operators, does not run there, so every rank computes the whole; state layouts "
+                "with hyper_parallel.parallelize_module or distribute_tensor",
+                stacklevel=2,
+            )
+        return shard(self, *args, **kwargs)
+
+    return state
+
+
+def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        msg = f"{name} is not served on simulated or rehearsed ranks: {instead}"
+        raise UnsupportedOnBackend(msg)
+
+    return refuse
+
+
+def _replace(function: Any, replacement: Callable[..., Any]) -> None:
+    """Replace a function in every module that has a name for it, the program's modules included."""
+    for module in list(sys.modules.values()):  # some entries are no modules
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is function:
+                setattr(module, name, replacement)
+
+
+def _init(backend_name: str | None = None) -> None:
+    """``mindspore.communication.init``: the world is there already; every backend means this one.
+
+    Raises:
+        ValueError: ``backend_name`` names no backend of MindSpore.
+    """
+    if backend_name is not None and backend_name not in _BACKENDS:
+        msg = f"init: backend_name is {backend_name!r}; it must be one of {', '.join(_BACKENDS)}, or None"
+        raise ValueError(msg)
+    current_world().initialised = True
+    GlobalComm.INITED = True
+
+
+def _init_process_group(
+    backend: str = "hccl",
+    init_method: str | None = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """``mint.distributed.init_process_group``: the world is there already; its size and rank must be those given.
+
+    Raises:
+        MeshError: ``world_size`` or ``rank`` are those of another world.
+        UnsupportedOnBackend: ``group_name`` renames the world's group.
+    """
+    del init_method, timeout, store, pg_options, device_id
+    world = current_world()
+    for what, value, actual in (("world_size", world_size, world.size), ("rank", rank, world.rank)):
+        if value not in (-1, actual):
+            msg = f"init_process_group: {what} is {value}, but this rank runs in a world where it is {actual}"
+            raise MeshError(msg)
+    if group_name:
+        msg = f"init_process_group: group_name={group_name!r} is not served; the world's group keeps its usual name"
+        raise UnsupportedOnBackend(msg)
+    _init(backend)
+
+
+def _destroy() -> bool:
+    current_world().destroy_all()
+    return True
+
+
+def _release() -> None:
+    """``mindspore.communication.release``."""
+    _destroy()

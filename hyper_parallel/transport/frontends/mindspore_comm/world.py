@@ -1,0 +1,229 @@
+"""The world that ``mindspore.communication`` sees on a rank: its groups, and the stand-in for MindSpore's manager."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hyper_parallel.errors import CollectiveMismatchError, MeshError, UnsupportedOnBackend
+from hyper_parallel.transport.base import Channel, Ranks
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.simulated.endpoint import Endpoint
+
+__all__ = ["WORLD_NAMES", "Group", "GroupManager", "World", "active_world", "begin_world", "current_world"]
+
+_FIRST_TICKET = 1 << 32  # apart from those of the transport's own collectives, on the same line
+WORLD_NAMES = ("hccl_world_group", "mccl_world_group", "nccl_world_group")
+"""What MindSpore calls the group of all ranks, by backend."""
+
+
+Mailbox = tuple[int, int, int, Channel]
+"""Source, destination, tag and channel of messages that are matched in order."""
+Arrival = tuple[Any, CollectiveMismatchError | None]
+"""The payload of a message that was received, or why it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A communication group.
+
+    Attributes:
+        name: as the program called it; empty for the world.
+        ranks: its members, ascending: group rank i is ``ranks[i]``.
+    """
+
+    name: str
+    ranks: Ranks
+
+    def __str__(self) -> str:
+        return f"group {self.name!r} of ranks {list(self.ranks)}" if self.name else "the world"
+
+
+class World:
+    """The groups of one rank.
+
+    Args:
+        rank, size: this rank's number, and the number of ranks.
+        endpoint: the line to the coordinator, which carries the payloads.
+
+    Attributes:
+        initialised: False between ``destroy_process_group`` and the next ``init``.
+    """
+
+    def __init__(self, rank: int, size: int, endpoint: Endpoint) -> None:
+        self.rank = rank
+        self.size = size
+        self.endpoint = endpoint
+        self.tickets = itertools.count(_FIRST_TICKET)
+        self.posted: dict[Mailbox, deque[MessageFingerprint]] = {}
+        self.arrived: dict[int, Arrival] = {}
+        self.initialised = True
+        self._groups: dict[str, Group] = {}
+
+    def group(self, name: str) -> Group:
+        """The group that the program calls ``name``.
+
+        Raises:
+            MeshError: there is none, or the world was destroyed.
+        """
+        if not self.initialised:
+            msg = "the process groups were destroyed; call mindspore.communication.init() before further collectives"
+            raise MeshError(msg)
+        if name in WORLD_NAMES:
+            return Group("", tuple(range(self.size)))
+        if name not in self._groups:
+            msg = f"there is no group {name!r}; known are {[*WORLD_NAMES[:1], *self._groups]}; create_group makes one"
+            raise MeshError(msg)
+        return self._groups[name]
+
+    def group_of_member(self, name: str) -> Group:
+        """The same, for a call that only members may make.
+
+        Raises:
+            CollectiveMismatchError: this rank is no member.
+        """
+        group = self.group(name)
+        if self.rank not in group.ranks:
+            msg = f"rank {self.rank} calls a collective of {group}, of which it is no member"
+            raise CollectiveMismatchError(msg)
+        return group
+
+    def create(self, name: str, ranks: Sequence[int]) -> None:
+        """Make a group; members and others may call it, and nothing is communicated.
+
+        Raises:
+            MeshError: a rank lies outside the world, or the ranks are not ascending.
+        """
+        if any(not 0 <= rank < self.size for rank in ranks):
+            msg = f"create_group({name!r}, {list(ranks)}): ranks must lie in 0..{self.size - 1}"
+            raise MeshError(msg)
+        if list(ranks) != sorted(ranks):
+            msg = (
+                f"create_group({name!r}, {list(ranks)}): list the ranks in ascending order; MindSpore numbers the "
+                "members of another order in two different ways, by the list and by the sorted list"
+            )
+            raise MeshError(msg)
+        self._groups[name] = Group(name, tuple(ranks))
+
+    def destroy(self, name: str) -> None:
+        """Forget a group.
+
+        Raises:
+            MeshError: there is none of that name.
+        """
+        self.group(name)
+        del self._groups[name]
+
+    def destroy_all(self) -> None:
+        """Forget every group, until the next ``init``."""
+        self._groups.clear()
+        self.initialised = False
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """Groups that the program made, by name."""
+        return self._groups
+
+
+_CURRENT: ContextVar[World | None] = ContextVar("hyper_parallel_mindspore_world", default=None)
+
+
+def begin_world(rank: int, size: int, endpoint: Endpoint) -> World:
+    """Make a fresh world, with no groups, the current one of this process."""
+    world = World(rank, size, endpoint)
+    _CURRENT.set(world)
+    return world
+
+
+def active_world() -> World | None:
+    """The world of this rank; None in a process that is no rank."""
+    return _CURRENT.get()
+
+
+def current_world() -> World:
+    """The world of this rank.
+
+    Raises:
+        MeshError: this thread is no rank.
+    """
+    world = _CURRENT.get()
+    if world is None:
+        msg = "a collective was called in a thread that is no rank; call collectives in the thread that runs the rank"
+        raise MeshError(msg)
+    return world
+
+
+class GroupManager:
+    """What MindSpore's Python code asks of ``CollectiveManager``, answered by the current world."""
+
+    @staticmethod
+    def get_instance() -> GroupManager:
+        """The manager; it has no state."""
+        return GroupManager()
+
+    def initialized(self) -> bool:
+        """Whether the world can be used."""
+        return current_world().initialised
+
+    def get_rank_id(self, group: str) -> int:
+        """This rank's number in the group."""
+        return self.get_group_rank_from_world_rank(current_world().rank, group)
+
+    def get_group_size(self, group: str) -> int:
+        """Number of members."""
+        return len(current_world().group(group).ranks)
+
+    def get_local_rank_id(self, group: str) -> int:
+        """This rank's number among the members on this machine, which are all of them."""
+        return self.get_rank_id(group)
+
+    def get_local_group_size(self, group: str) -> int:
+        """Number of members on this machine: all of them."""
+        return self.get_group_size(group)
+
+    def get_group_ranks(self, group: str) -> list[int]:
+        """Global ranks of the members."""
+        return list(current_world().group(group).ranks)
+
+    def get_world_rank_from_group_rank(self, group: str, group_rank: int) -> int:
+        """Global rank of a member."""
+        named = current_world().group(group)
+        if not 0 <= group_rank < len(named.ranks):
+            msg = f"{named} has no group rank {group_rank}; there are 0..{len(named.ranks) - 1}"
+            raise MeshError(msg)
+        return named.ranks[group_rank]
+
+    def get_group_rank_from_world_rank(self, world_rank: int, group: str) -> int:
+        """Number of a global rank in the group."""
+        named = current_world().group(group)
+        if world_rank not in named.ranks:
+            msg = f"rank {world_rank} is no member of {named}"
+            raise MeshError(msg)
+        return named.ranks.index(world_rank)
+
+    def create_group(self, group: str, ranks: Sequence[int], options: Any = None) -> bool:
+        """Make a group; options of a backend are ignored."""
+        del options
+        current_world().create(group, ranks)
+        return True
+
+    def destroy_group(self, group: str) -> bool:
+        """Forget a group."""
+        current_world().destroy(group)
+        return True
+
+    def get_group_map(self) -> dict[str, list[int]]:
+        """Ranks by group."""
+        return {name: list(group.ranks) for name, group in current_world().groups.items()}
+
+    def wait_all_comm_init(self) -> bool:
+        """Return at once: groups are ready when they are made."""
+        return True
+
+    def __getattr__(self, name: str) -> NoReturn:
+        msg = f"MindSpore's {name} has no meaning on ranks without devices: it asks for a communicator of HCCL"
+        raise UnsupportedOnBackend(msg)

@@ -1,0 +1,154 @@
+"""Host operations on tensors of PyTorch: how they are described, copied, reduced and brought to numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hyper_parallel.transport.base import Shape, check_reduction
+from hyper_parallel.transport.host.numpy_ops import BFLOAT16
+from hyper_parallel.transport.host.rng_state import GeneratorStates, restore_generators, save_generators
+from hyper_parallel.transport.host.torch.device_generators import (
+    CardGenerators,
+    restore_card_generators,
+    save_card_generators,
+)
+from hyper_parallel.transport.host.torch.process_state import ProcessState, restore_process, save_process
+
+__all__ = [
+    "TorchOps",
+    "bytes_of",
+    "from_bytes",
+    "from_host",
+    "materialized",
+    "reduce_in_order",
+    "seed_rank",
+    "to_host",
+]
+
+_State = tuple[torch.Tensor, CardGenerators, torch.dtype, GeneratorStates, ProcessState]
+_ACCUMULATE = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "all": torch.logical_and,
+    "any": torch.logical_or,
+}
+
+
+def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
+    plain = materialized(x.detach()).cpu()
+    if plain.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return plain.numpy()
+
+
+def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A CPU tensor that shares the memory of ``array``."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def materialized(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with its values in memory: conjugation, negation and the zeros of some gradients are only marks."""
+    if x._is_zerotensor():  # noqa: SLF001 - PyTorch has no public question
+        return x.clone()
+    return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
+    plain = materialized(x.detach()).contiguous()
+    # By strides: a single element counts as contiguous with any stride, and keeps it in reshape().
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+    """The first ``size`` bytes as a tensor; in memory of its own if ``carried`` is longer."""
+    exact = carried if carried.numel() == size else carried[:size].clone()
+    return exact.view(dtype).reshape(tuple(shape))
+
+
+class TorchOps:
+    """:class:`HostOps` for tensors of PyTorch, on any device."""
+
+    framework = "torch"
+
+    def shape(self, x: torch.Tensor) -> Shape:
+        """Sizes of ``x``."""
+        return tuple(x.shape)
+
+    def dtype(self, x: torch.Tensor) -> str:
+        """``torch.float32`` and so on."""
+        return str(x.dtype)
+
+    def inexact(self, x: torch.Tensor) -> bool:
+        """Whether ``x`` is floating or complex."""
+        return x.is_floating_point() or x.is_complex()
+
+    def device(self, x: torch.Tensor) -> str:
+        """Type of its device, unless that is the CPU."""
+        return "" if x.is_cpu else x.device.type
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """A contiguous detached copy."""
+        return x.detach().clone(memory_format=torch.contiguous_format)
+
+    def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``parts`` as rows of a new tensor."""
+        return torch.stack([part.detach() for part in parts])
+
+    def reduce(self, parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+        """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
+        return reduce_in_order(parts, op)
+
+    def save_state(self) -> _State:
+        """States of the generators (PyTorch's, Python's, NumPy's, the cards'), default dtype, switches, environment."""
+        host = torch.default_generator.get_state()
+        return host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process()
+
+    def restore_state(self, state: _State, now: _State | None = None) -> None:
+        """Put back what :meth:`save_state` returned."""
+        host, cards, dtype, others, process = state
+        torch.default_generator.set_state(host)
+        if now is None:
+            now = (host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process())
+        if cards is not None or now[1] is not None:
+            restore_card_generators(cards)
+        if dtype is not now[2]:
+            torch.set_default_dtype(dtype)
+        if others is not now[3]:
+            restore_generators(others)
+        if process is not now[4]:
+            restore_process(process)
+
+
+def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+    """Fold equal-shaped ``parts`` from the left with ``op`` of ``REDUCTIONS``; a new tensor of their dtype.
+
+    Raises:
+        ReductionError: ``op`` is unknown, or ``avg`` of integers.
+    """
+    first = parts[0]
+    check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+    accumulate: Any = _ACCUMULATE[op]
+    total = first.detach().clone(memory_format=torch.contiguous_format)
+    for part in parts[1:]:
+        accumulate(total, part.detach(), out=total)
+    if op in ("all", "any") and len(parts) == 1:
+        return total.to(torch.bool).to(first.dtype)
+    return total.div_(len(parts)) if op == "avg" else total
+
+
+def seed_rank() -> None:
+    """A fixed seed and the usual default dtype, since the process may have served another run."""
+    torch.manual_seed(0)
+    if torch.get_default_dtype() is not torch.float32:
+        torch.set_default_dtype(torch.float32)

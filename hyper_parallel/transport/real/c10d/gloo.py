@@ -1,0 +1,209 @@
+"""Messages over gloo: bytes in chunks of one size; the first begins with a header that describes the message.
+
+Gloo accepts a message that is too short as complete, and ends a process that is sent more than it asked for. So the
+receiver compares the head with what it expects, and messages travel in chunks (see ``chunked_receive``). For each
+message the receiver sends back, under a second tag, how many chunks it has had room for.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError, short_dtype
+from hyper_parallel.platform.torch.versions import default_store
+from hyper_parallel.transport.base import WORLD, Channel
+from hyper_parallel.transport.failures import lost_peer
+from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes
+from hyper_parallel.transport.real.chunked_receive import ChunkedReceiver
+from hyper_parallel.transport.work import Work
+
+__all__ = ["GlooMessages", "waiter"]
+
+# A message: the head (a mark, the size of the body, a label with dtype and shape), and the body; in chunks of one size.
+_MARK = b"message:"
+_LABEL = 64
+_HEAD = len(_MARK) + 8 + _LABEL
+_CHUNK = 1 << 20
+
+# Gloo's tags: users' small ones are kept; our own follow; the last are those under which receivers answer.
+_FIRST_OWN = 1 << 29
+_ANSWER = 1 << 30
+
+
+class GlooMessages:
+    """The messages that one rank sends and receives, in the world's group.
+
+    Args:
+        naming: a context, for a text and ranks, in which gloo's error of a lost peer becomes one that names the ranks.
+    """
+
+    def __init__(self, naming: Callable[[str, tuple[int, ...]], AbstractContextManager[None]] | None = None) -> None:
+        self._naming = naming or (lambda _, __: nullcontext())
+        self._tags: dict[tuple[int, Channel], int] = {}
+        self._receivers: dict[tuple[int, int], ChunkedReceiver] = {}
+        self._sent: dict[tuple[int, int], int] = {}
+        self._unfinished: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Leave the world: from now on waiting for a message raises."""
+        self._closed = True
+
+    def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Work:
+        """See :meth:`Transport.send`; for an empty tensor only the header is sent."""
+        own = self._tag(tag, channel)
+        carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
+        room = torch.zeros(1, dtype=torch.int64)
+        connected = functools.partial(self._connected, _description("send", x, f"to rank {dst}", tag, channel), dst)
+        with self._lock, connected():
+            answer = waiter(dist.irecv(room, dst, tag=own + _ANSWER))
+            works = [waiter(dist.isend(chunk, dst, tag=own)) for chunk in carried.split(_CHUNK)]
+            sent = self._sent[dst, own] = self._sent.get((dst, own), 0) + len(works)
+            self._unfinished[id(works)] = (carried, room, answer, works)  # gloo drops what nothing references
+
+        def finish() -> None:
+            with connected():
+                answer(room)
+                if int(room) < sent:
+                    return  # chunks without room are in flight until the receiver waits and discards them
+                for work in works:
+                    work(carried)
+            del self._unfinished[id(works)]
+
+        return Work("send", finish)
+
+    def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Work:
+        """See :meth:`Transport.recv`."""
+        own = self._tag(tag, channel)
+        calls = functools.partial(_receive_chunk, src, own), _count, functools.partial(_send_room, src, own + _ANSWER)
+        receiver = self._receivers.setdefault((src, own), ChunkedReceiver(*calls))
+        expected, size = _head(like), like.numel() * like.element_size()
+        connected = functools.partial(
+            self._connected, _description("recv", like, f"from rank {src}", tag, channel), src
+        )  # fmt: skip
+        with connected():
+            arrived = receiver.expect(_chunk_count(size))
+
+        def finish() -> torch.Tensor:
+            with connected():
+                chunks = arrived()
+            _check_head(chunks[0][:_HEAD], expected, src)
+            return from_bytes(_body(chunks, size), size, like.dtype, tuple(like.shape))
+
+        return Work("recv", finish)
+
+    @contextmanager
+    def _connected(self, message: str, peer: int) -> Iterator[None]:
+        """Raise an error that names the lost message if gloo reports a lost connection."""
+        if self._closed:
+            msg = f"{message} was not waited for before this rank left the world; wait, then call destroy_process_group"
+            raise HandleError(msg)
+        try:
+            with self._naming(message, (dist.get_rank(), peer)):
+                yield
+        except RuntimeError as error:
+            if isinstance(error, RankFailedError) or not lost_peer(error):
+                raise
+            msg = f"{message} is lost; that rank ended or died before, its output says why: {error}"
+            raise RankFailedError(msg) from error
+
+    def _tag(self, tag: int, channel: Channel) -> int:
+        """Gloo's tag for messages of this tag and channel: a small one outside of groups itself, else a new one.
+
+        New tags are assigned in the world's store, so that all members use the same and none is used twice.
+        """
+        if channel == WORLD and tag < _FIRST_OWN:
+            return tag
+        key = (tag, channel)
+        if key not in self._tags:
+            store = default_store()
+            unused = _FIRST_OWN + store.add("hyper_parallel/tags", 1)
+            self._tags[key] = int(store.compare_set(f"hyper_parallel/tags/{tag}/{channel!r}", "", str(unused)))
+        return self._tags[key]
+
+
+def waiter(work: Any) -> Callable[[Any], None]:
+    """A function that waits for the engine's ``work`` (None if there is none); its argument stays alive until then."""
+
+    def wait(alive: Any) -> None:
+        del alive
+        if work is not None:
+            work.wait()
+
+    return wait
+
+
+def _description(what: str, x: torch.Tensor, peer: str, tag: int, channel: Channel) -> str:
+    where = f"tag {tag}, {channel}" if channel != WORLD else f"tag {tag}"
+    return f"{what}: {short_dtype(x.dtype)}{list(x.shape)} {peer} ({where})"
+
+
+def _head(x: torch.Tensor) -> torch.Tensor:
+    """The head of a message: a mark, the size of the body, and a label of fixed size with dtype and shape.
+
+    A digest replaces the end of a label that is too long.
+    """
+    text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
+    if len(text) > _LABEL:
+        text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
+    size = (x.numel() * x.element_size()).to_bytes(8, "little")
+    return torch.frombuffer(bytearray(_MARK + size + text.ljust(_LABEL)), dtype=torch.uint8)
+
+
+def _count(first: torch.Tensor) -> int:
+    """Number of chunks of the message that begins with this head; 0 if another program part has sent it."""
+    head = first[: _HEAD - _LABEL].numpy().tobytes()
+    return _chunk_count(int.from_bytes(head[len(_MARK) :], "little")) if head.startswith(_MARK) else 0
+
+
+def _chunk_count(body: int) -> int:
+    """Number of chunks of a message whose body has this many bytes."""
+    return -(-(_HEAD + body) // _CHUNK)
+
+
+def _receive_chunk(src: int, tag: int) -> Callable[[], torch.Tensor]:
+    """Begin to receive a chunk; a function that waits and returns a buffer that begins with the chunk."""
+    room = torch.empty(_CHUNK, dtype=torch.uint8)
+    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find an old one here
+    work = waiter(dist.irecv(room, src, tag=tag))
+
+    def wait() -> torch.Tensor:
+        work(room)
+        return room
+
+    return wait
+
+
+def _send_room(src: int, tag: int, count: int) -> Callable[[], None]:
+    """Begin to send to a sender how many chunks it has had room for; a function that waits until that is sent."""
+    room = torch.tensor([count])
+    work = waiter(dist.isend(room, src, tag=tag))
+    return lambda: work(room)
+
+
+def _body(chunks: list[torch.Tensor], size: int) -> torch.Tensor:
+    """What follows the head, in memory of its own."""
+    left = _HEAD + size - (len(chunks) - 1) * _CHUNK
+    parts = [*chunks[:-1], chunks[-1][:left]]
+    return torch.cat([parts[0][_HEAD:], *parts[1:]])
+
+
+def _check_head(received: torch.Tensor, expected: torch.Tensor, src: int) -> None:
+    if not torch.equal(received, expected):
+        sent, awaited = (_label(head.numpy().tobytes()) for head in (received, expected))
+        msg = f"recv: rank {src} sent {sent}, {awaited} was expected"
+        raise CollectiveMismatchError(msg)
+
+
+def _label(head: bytes) -> str:
+    label = head[-_LABEL:].decode(errors="replace").rstrip()
+    return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"

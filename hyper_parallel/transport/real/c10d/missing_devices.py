@@ -1,0 +1,29 @@
+"""Why this process has no card of a type, with what to install or to set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hyper_parallel.transport.device_types import TOOLS, VISIBLE
+
+__all__ = ["missing_card"]
+
+
+def missing_card(device: str) -> str:
+    """Return what is missing and what to do, in one line; empty if PyTorch sees a card of this type.
+
+    Args:
+        device: ``cuda``, ``npu``, or a word that is neither.
+    """
+    engine: Any = getattr(torch, device, None)  # torch_npu adds torch.npu when PyTorch is imported
+    if engine is not None and engine.is_available() and engine.device_count():
+        return ""
+    if engine is None and device == "npu":
+        return f"torch_npu is not installed: install the one for PyTorch {torch.__version__}, source CANN's set_env.sh"
+    if engine is None:
+        return f"there is no torch.{device}"
+    if device == "cuda" and torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} was built without CUDA: install PyTorch's CUDA build"
+    return f"its driver shows none: look at `{TOOLS[device]}`, and at {VISIBLE[device]}, which may hide them"

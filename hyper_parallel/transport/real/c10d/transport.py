@@ -1,0 +1,394 @@
+"""Collectives over ``torch.distributed``, of every dtype, stride and size on every backend.
+
+What only moves data moves it as bytes. What reduces uses the backend's own reduction where the backend is an
+accelerator's and knows the dtype; everywhere else (gloo, bool, complex, float64 on HCCL) it gathers and reduces in the
+order of ``ranks``, as the simulation does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOnBackend
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
+from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, reduce_in_order
+from hyper_parallel.transport.real.c10d.gloo import GlooMessages, waiter
+from hyper_parallel.transport.real.c10d.lost_peers import LostPeers
+from hyper_parallel.transport.real.c10d.missing_devices import missing_card
+from hyper_parallel.transport.real.c10d.native import OPS, OPTIONS, is_native
+from hyper_parallel.transport.real.c10d.row_collectives import C10dRows
+from hyper_parallel.transport.real.c10d.staged_group import register_engine
+from hyper_parallel.transport.work import Work
+
+__all__ = ["C10dTransport", "join_world", "start_gloo", "start_world"]
+
+_ENGINES = {"cuda": "nccl", "npu": "hccl"}  # of accelerators
+# Below this many elements gathering everything beats the two steps of scattering and gathering.
+_SMALL = 16384
+
+
+class C10dTransport(C10dRows):
+    """Collectives over an initialised ``torch.distributed`` world (gloo, NCCL, HCCL).
+
+    ``torch.distributed`` orders the members of a group by global rank; results are put into the order of ``ranks``.
+    """
+
+    def __init__(self, *, watched: bool = False) -> None:
+        """Use the world that this process has joined.
+
+        Args:
+            watched: whether a coordinator in another process sees what becomes of the ranks.
+        """
+        super().__init__()
+        self._checked: set[Ranks] = set()
+        self.survives_mismatch = self.backend == "gloo"
+        self._lost = LostPeers(self.rank) if self.backend == "gloo" and not watched else None
+        self._messages = GlooMessages(self._naming)
+
+    def _naming(self, what: str, ranks: Ranks) -> AbstractContextManager[None]:
+        """Inside this context, gloo's error of a lost peer becomes one that names the ranks that do not answer."""
+        return nullcontext() if self._lost is None else self._lost.named(what, ranks)
+
+    def _finish(self, what: str, ranks: Ranks, work: Any) -> None:
+        if self._lost is None:
+            work.wait()
+        else:
+            with self._naming(f"{what} of ranks {ranks}", ranks):
+                work.wait()
+
+    def _waiter(self, what: str, ranks: Ranks, work: Any) -> Callable[[Any], None]:
+        """See :func:`waiter`; for a collective of ``ranks``."""
+        wait = waiter(work)
+
+        def named(alive: Any) -> None:
+            with self._naming(f"{what} of ranks {ranks}", ranks):
+                wait(alive)
+
+        return named
+
+    def built(self, ranks: Ranks, build: Callable[[], Any]) -> Any:
+        """Return the group that ``build`` makes.
+
+        Args:
+            ranks: the members.
+            build: called in a thread of its own, unless a coordinator watches the ranks.
+
+        Raises:
+            RankFailedError: members did not come, or the store cannot be reached; it says which ranks answer.
+        """
+        return build() if self._lost is None else self._lost.built(ranks, build)
+
+    def _limits(self) -> dict[str, Any]:
+        """The world's time limit: PyTorch gives a group half an hour, whatever the world has."""
+        return {} if self._lost is None else self._lost.limits()
+
+    def claim(self, proposal: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claim`; a store that does not answer is an error at the world's time limit."""
+        claim = super().claim
+        if self._lost is None:
+            return claim(proposal, ranks)
+        return self._lost.answered(f"start of a collective of ranks {ranks}", ranks, lambda: claim(proposal, ranks))
+
+    def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
+        """See :meth:`Transport.all_reduce`."""
+        if ranks not in self._checked:
+            check_ranks(ranks, self.rank, self.world_size)
+            self._checked.add(ranks)
+        if len(ranks) > 1 and x.numel() and is_native(self.backend, x.dtype, op):
+            own = x.detach() if x.requires_grad else x
+            total = own.clone(memory_format=torch.contiguous_format)
+            # The group's own call: the module-level function costs as much again in logging.
+            self.group(ranks).allreduce([total], OPTIONS[op]).wait()
+            return total.div_(len(ranks)) if op == "avg" else total
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel():
+            return reduce_in_order([x], op)
+        # Vector code rounds complex products by where an element lies, so those are not split.
+        if x.numel() <= _SMALL or x.is_complex():
+            return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
+        if x.numel() % len(ranks) == 0:
+            shapes = ((x.numel() // len(ranks),),) * len(ranks)
+            total = self.reduce_scatter_rows(x.detach().reshape(len(ranks), -1).contiguous(), op, ranks, shapes)
+            return self.all_gather_rows(total, ranks, shapes).reshape(x.shape)
+        chunks = x.detach().reshape(-1).tensor_split(len(ranks))
+        own = self.reduce_scatter(chunks, op, ranks)
+        return torch.cat(self.all_gather(own, ranks, [tuple(chunk.shape) for chunk in chunks])).reshape(x.shape)
+
+    def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
+        """See :meth:`Transport.send`; an empty tensor needs no message, except on gloo, where its head is one."""
+        if self._is_chunked(dst):
+            self._send(x, dst, tag, channel).wait()
+        elif x.numel():
+            dist.send(bytes_of(x), dst, tag=self._engine_tag(tag))
+
+    def recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> torch.Tensor:
+        """See :meth:`Transport.recv`."""
+        return self._recv(like, src, tag, channel).wait()
+
+    def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Work:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
+            # In one collective: large blocking ones take two steps, of which nobody would begin the second.
+            return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
+                lambda parts: reduce_in_order(parts, op)
+            )
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        work = self.group(ranks).allreduce([total], OPTIONS[op])
+
+        def finish() -> torch.Tensor:
+            work.wait()
+            return total.div_(len(ranks)) if op == "avg" else total
+
+        return Work("all_reduce", finish, total)
+
+    def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Work:
+        _check_own("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
+        sizes = [math.prod(shape) * x.element_size() for shape in shapes]
+        largest = max(sizes)
+        if len(ranks) == 1 or not largest:
+            own = [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
+                   for shape in shapes]  # fmt: skip
+            return Work("all_gather", lambda: own)
+        ours = bytes_of(x)
+        if ours.numel() < largest:
+            ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
+        parts = [torch.empty_like(ours) for _ in ranks]
+        work = self._waiter(
+            "all_gather", ranks,
+            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True),
+        )  # fmt: skip
+
+        def finish() -> list[torch.Tensor]:
+            work(ours)
+            return [from_bytes(part, size, x.dtype, shape)
+                    for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
+
+        return Work("all_gather", finish)
+
+    def _reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> Work:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        first = chunks[0]
+        check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+        own = tuple(chunks[position].shape)
+        if len(ranks) > 1 and is_native(self.backend, first.dtype, op):
+            return self._native_reduce_scatter(chunks, op, ranks, own)
+        return self._all_to_all(chunks, ranks, [own] * len(ranks)).then(lambda parts: reduce_in_order(parts, op))
+
+    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        _check_own("all_to_all", chunks[position], shapes, position, len(ranks))
+        dtype, item = chunks[0].dtype, chunks[0].element_size()
+        sizes = [math.prod(shape) * item for shape in shapes]
+        order = _by_rank(ranks)
+        outgoing = [bytes_of(chunks[position]) for position in order]
+        if len(ranks) == 1:
+            kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
+            return Work("all_to_all", lambda: [kept])
+        received, sent = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
+        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[position] for position in order]
+        work = self._waiter(
+            "all_to_all", ranks,
+            dist.all_to_all_single(received, sent, out_splits, in_splits, group=self.group(ranks), async_op=True),
+        )  # fmt: skip
+
+        def finish() -> list[torch.Tensor]:
+            work(sent)
+            arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
+            # Cloned, since results that share a storage share a version counter, which autograd would trip over.
+            return [
+                from_bytes(arrived[index].clone(), sizes[index], dtype, shapes[index]) for index in range(len(ranks))
+            ]
+
+        return Work("all_to_all", finish)
+
+    def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Work:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_ranks(ranks, src, self.world_size)
+        carried = bytes_of(x).clone()
+        result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+        if len(ranks) == 1 or not carried.numel():
+            return Work("broadcast", lambda: result)
+        work = self._waiter(
+            "broadcast", ranks, dist.broadcast(carried, src, group=self.group(ranks), async_op=True)
+        )  # fmt: skip
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return result
+
+        return Work("broadcast", finish, result)
+
+    def _is_chunked(self, peer: int) -> bool:
+        """Whether messages to and from ``peer`` travel in chunks: only gloo needs it."""
+        return self.backend == "gloo" and peer != self.rank
+
+    def _engine_tag(self, tag: int) -> int:
+        """The tag that the engine gets: NCCL and HCCL have none and match messages by their order."""
+        return 0 if self.backend in _ENGINES.values() else tag
+
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
+        if self._is_chunked(dst):
+            return self._messages.send(x, dst, tag, channel)
+        if not x.numel():
+            return Work("send", lambda: None)
+        carried = bytes_of(x).clone()
+        work = waiter(dist.isend(carried, dst, tag=self._engine_tag(tag)))
+        return Work("send", lambda: work(carried))
+
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
+        if self._is_chunked(src):
+            return self._messages.recv(like, src, tag, channel)
+        size = like.numel() * like.element_size()
+        if not size:
+            return Work("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
+        carried = torch.empty(size, dtype=torch.uint8, device=like.device)
+        work = waiter(dist.irecv(carried, src, tag=self._engine_tag(tag)))
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return from_bytes(carried, size, like.dtype, tuple(like.shape))
+
+        return Work("recv", finish)
+
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """See :meth:`Transport.all_gather_object`."""
+        check_ranks(ranks, self.rank, self.world_size)
+        gathered: list[Any] = [None] * len(ranks)
+        with self._naming(f"all_gather_object of ranks {ranks}", ranks):
+            dist.all_gather_object(gathered, obj, group=self.group(ranks))
+        ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
+        return [ordered[position] for position in range(len(ranks))]
+
+    def barrier(self, ranks: Ranks) -> None:
+        """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
+        if self.backend == "gloo":
+            check_ranks(ranks, self.rank, self.world_size)
+            with self._naming(f"barrier of ranks {ranks}", ranks):
+                dist.barrier(group=self.group(ranks))
+        else:
+            self.all_gather_object(None, ranks)
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._groups.clear()
+        self._messages.close()
+        dist.destroy_process_group()
+
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Work:
+        """The engine's own reduce-scatter, on chunks padded to the largest."""
+        largest = max(chunk.numel() for chunk in chunks)
+        padded = chunks[0].new_zeros((len(chunks), largest))
+        for row, place in enumerate(_by_rank(ranks)):
+            padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
+        mine = padded.new_empty(largest)
+        work = waiter(
+            dist.reduce_scatter(mine, list(padded.unbind()), OPS[op], group=self.group(ranks), async_op=True)
+            if largest
+            else None
+        )
+
+        def finish() -> torch.Tensor:
+            work(padded)
+            kept = mine[: math.prod(own)].clone().reshape(own)
+            return kept.div_(len(ranks)) if op == "avg" else kept
+
+        return Work("reduce_scatter", finish)
+
+
+def _by_rank(ranks: Ranks) -> list[int]:
+    """Positions in ``ranks`` in the order of a process group's members, that is, of their numbers."""
+    return sorted(range(len(ranks)), key=ranks.__getitem__)
+
+
+def _own(shape: Shape, x: torch.Tensor) -> bool:
+    return tuple(shape) == tuple(x.shape)
+
+
+def _check_own(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
+    if len(shapes) != count or not _own(shapes[position], own):
+        named = [list(shape) for shape in shapes]
+        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself, but its shapes are {named}"
+        raise CollectiveMismatchError(msg)
+
+
+def join_world(**arguments: Any) -> None:
+    """Call ``torch.distributed.init_process_group`` with these arguments.
+
+    Raises:
+        RendezvousError: the port at which ranks are to meet is in use, or they did not meet within the time limit.
+    """
+    try:
+        dist.init_process_group(**arguments)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        text = str(error).partition("\n")[0]
+        if "EADDRINUSE" in text:
+            port = re.search(r"port: (\d+)", text)
+            msg = (
+                f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
+                "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
+            )
+        elif "imeout" in text or "imed out" in text:
+            msg = _did_not_meet(arguments.get("rank", os.environ.get("RANK", "?")), text)
+        else:
+            raise
+        raise RendezvousError(msg) from error
+
+
+def _did_not_meet(rank: object, text: str) -> str:
+    """The error of a rank that waited for the others in vain, as ``text`` says."""
+    fix = "a rank that had come did not go on: its output, or the link to its host, is the cause"
+    if "connect to" in text:
+        fix = "start rank 0 there, and check MASTER_ADDR, MASTER_PORT and the link to that host"
+    elif "clients joined" in text:
+        fix = "start the others, and look at their output and at the links to their hosts"
+    return f"init_process_group: rank {rank} on host {socket.gethostname()} did not meet the other ranks: {text} {fix}"
+
+
+def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
+    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``; a coordinator watches this rank."""
+    join_world(backend="gloo", init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport(watched=True)
+
+
+def start_world(device: str, rank: int, world_size: int, init_method: str, rehearsed: str = "") -> C10dTransport:
+    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i.
+
+    With more ranks than cards, ranks share cards, and their tensors travel through host memory over gloo: engines
+    refuse two ranks on a card. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
+
+    Raises:
+        UnsupportedOnBackend: PyTorch sees no such card.
+        ValueError: the engine cannot be rehearsed here.
+    """
+    cards = None if device == "cpu" else _cards(device)
+    if cards is not None:
+        cards.set_device(rank % cards.device_count())
+    rules = rules_of(rehearsed)
+    if rules is not None:
+        engine = register_engine(rules)
+    elif cards is None:
+        return start_gloo(rank, world_size, init_method)
+    else:
+        engine = _ENGINES[device] if world_size <= cards.device_count() else register_engine(None)
+    join_world(backend=engine, init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport(watched=True)
+
+
+def _cards(device: str) -> Any:
+    """``torch.cuda`` or ``torch.npu``, which sees at least one card."""
+    problem = missing_card(device)
+    if problem:
+        msg = f"device {device}: PyTorch sees no such card; {problem}, or use --device cpu"
+        raise UnsupportedOnBackend(msg)
+    return getattr(torch, device)

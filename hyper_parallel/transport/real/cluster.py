@@ -1,0 +1,99 @@
+"""MindSpore's dynamic cluster on this machine, as msrun sets it up: variables of its processes, and its scheduler.
+
+Ranks on cards meet in it, one rank per card. The scheduler is a process beside them: it numbers nobody here, since
+every rank brings its number, and hands round what HCCL needs to connect them. It computes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from typing import Any
+
+from hyper_parallel.transport.failures import exit_text
+from hyper_parallel.transport.processes import free_port
+from hyper_parallel.transport.simulated.rank_pool import FRESH, SERVERS, start_process
+
+__all__ = ["RankStart", "meets_in_cluster", "rank_environment", "scheduler_environment", "serve_scheduler"]
+
+_CARDS = "hyper_parallel.transport.real.mindspore.devices"
+_HOST = "127.0.0.1"
+_TOPOLOGY_SECONDS = 300
+
+
+def meets_in_cluster(framework: str, device: str) -> bool:
+    """Return whether ranks meet in MindSpore's cluster: those on cards do, on CPU they meet over gloo."""
+    return framework == "mindspore" and device != "cpu"
+
+
+def rank_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
+    """Return the variables that msrun sets for a worker of one machine; rank i takes card i of those that it sees.
+
+    Args:
+        rank: of the worker.
+        world_size: number of workers.
+        port: of the scheduler.
+    """
+    own = dict.fromkeys(("MS_NODE_ID", "RANK_ID", "DEVICE_ID"), str(rank))
+    return {**_cluster(world_size, port), "MS_ROLE": "MS_WORKER", **own}
+
+
+def scheduler_environment(world_size: int, port: str) -> dict[str, str]:
+    """Return the variables that msrun sets for the scheduler of ``world_size`` workers, which listens at ``port``."""
+    return {**_cluster(world_size, port), "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
+
+
+def _cluster(world_size: int, port: str) -> dict[str, str]:
+    sizes = dict.fromkeys(("MS_WORKER_NUM", "RANK_SIZE"), str(world_size))
+    return {**sizes, "MS_SCHED_HOST": _HOST, "MS_SCHED_PORT": port, "MS_TOPO_TIMEOUT": str(_TOPOLOGY_SECONDS)}
+
+
+class RankStart:
+    """Where the ranks of a world are started, and the scheduler beside them where they meet in MindSpore's cluster.
+
+    A scheduler whose workers have gone without a word ends by itself: 30 s later, measured with MindSpore 2.10.
+
+    Args:
+        framework: of the ranks.
+        device: on which they compute.
+        world_size: number of ranks.
+
+    Attributes:
+        server: in which their processes are started; see :func:`start_process`.
+        port: of the scheduler; empty where there is none.
+    """
+
+    def __init__(self, framework: str, device: str, world_size: int) -> None:
+        self.server, self.port = SERVERS[framework], ""
+        self._scheduler: Any = None
+        if meets_in_cluster(framework, device):
+            self.server, self.port = FRESH, free_port()
+            arguments = (world_size, self.port)
+            self._scheduler = start_process(serve_scheduler, arguments, "mindspore-scheduler", self.server)
+
+    def how_it_ended(self) -> str:
+        """Return that the scheduler has ended, with its exit code; empty while it runs, and where there is none."""
+        if self._scheduler is None or self._scheduler.exitcode is None:
+            return ""
+        return f"MindSpore's scheduler ended {exit_text(self._scheduler.exitcode)}; stderr has its error"
+
+    def close(self) -> None:
+        """End the scheduler; its workers have ended, so it has nothing to finish."""
+        if self._scheduler is not None:
+            self._scheduler.kill()
+            self._scheduler.join()
+
+
+def serve_scheduler(world_size: int, port: str) -> None:
+    """Be the scheduler: MindSpore's ``init`` listens until all workers have left, in C++ that no Python thread enters.
+
+    Args:
+        world_size: number of workers.
+        port: at which it listens.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal ends it through the process that started it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would never run
+    cards: Any = importlib.import_module(_CARDS)
+    os.environ.update(scheduler_environment(world_size, port))
+    cards.communication.init()

@@ -1,0 +1,185 @@
+"""The process of a warm real rank: it joins a world once and then runs tasks."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+import numpy as np
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.checks.orphaned_rank import RankFlight, RecordedLine
+from hyper_parallel.transport.failures import NEEDS_GLOO
+from hyper_parallel.transport.real.guarded import GuardedTransport
+from hyper_parallel.transport.serialization import pack_error
+from hyper_parallel.transport.shown_traceback import trace
+from hyper_parallel.transport.simulated.endpoint import PostingEndpoint
+from hyper_parallel.transport.simulated.rank_process import (
+    PipeEndpoint,
+    RankReport,
+    RankTask,
+    end_by_sigterm,
+    leave_after,
+    next_task,
+    run_rank,
+)
+
+__all__ = ["RankSetup", "guarded", "launched_main", "real_world"]
+
+_TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
+_TORCH_MESSAGES = "hyper_parallel.transport.frontends.c10d.checked_messages"
+_HOME = {
+    "torch": "hyper_parallel.transport.real.c10d",
+    "mindspore": "hyper_parallel.transport.real.mindspore.transport",
+}
+_CARDS_OF_MINDSPORE = "hyper_parallel.transport.real.mindspore.devices"
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """How a rank joins its world.
+
+    Attributes:
+        framework: of the tensors.
+        device: ``cpu``, ``cuda`` or ``npu``.
+        rank, world_size: which rank it is, of how many.
+        store: file of the rendezvous.
+        output: file that receives what the rank prints.
+        launcher: process id of the parent; the rank ends when that process has ended.
+        engine: whose rules are rehearsed over gloo; empty for none.
+        port: of the scheduler of MindSpore's cluster; empty where ranks meet without one.
+    """
+
+    framework: str
+    device: str
+    rank: int
+    world_size: int
+    store: str
+    output: str
+    launcher: int
+    engine: str = ""
+    port: str = ""
+
+
+def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
+    """Serve tasks until the parent closes the line; never returns."""
+    leave = os._exit
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_by_sigterm()
+    with open(stack_path, "w", encoding="utf-8") as stack:  # noqa: PTH123
+        faulthandler.enable(file=stack, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        os._exit = _traced_exit(stack)
+        output = os.open(setup.output, os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        flight = RankFlight(setup.rank, setup.world_size, setup.launcher)
+        threading.Thread(target=flight.leave_with_parent, args=(leave,), daemon=True).start()
+        leave_after(lambda: _serve_all(line, setup, flight, stack, output), stack, leave)
+
+
+def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:
+    rank = _Rank(setup, PipeEndpoint(RecordedLine(line, flight)))
+    line.send(("ready", rank.report))
+    while True:
+        task, environment = next_task(line)
+        for file in (stack.fileno(), output):
+            os.ftruncate(file, 0)
+        os.lseek(stack.fileno(), 0, os.SEEK_SET)
+        report = rank.serve(task, environment, flight)
+        flight.recorder = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send(("done", report))
+
+
+class _Rank:
+    """One rank of the world that it joins; ``report`` is the error if it could not, or None."""
+
+    def __init__(self, setup: RankSetup, endpoint: PostingEndpoint) -> None:
+        self.report: RankReport | None = None
+        self._environment: set[str] = set()
+        try:
+            self._home: Any = importlib.import_module(_HOME[setup.framework])
+            self._transport = guarded(real_world(setup), setup.framework, endpoint)
+        except Exception as error:  # noqa: BLE001 - goes into the report
+            self.report = RankReport("raised", pack_error(error), trace(error))
+
+    def serve(self, task: RankTask, environment: Mapping[str, str], flight: RankFlight) -> RankReport:
+        """Run one task with the parent's search path, folder and environment."""
+        for name in self._environment - set(environment):
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        self._environment = set(environment)
+        flight.begin()
+        sys.path[:] = task.path
+        os.chdir(task.folder)
+        self._home.seed_rank()
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
+        return run_rank(task, self._transport)
+
+
+def real_world(setup: RankSetup) -> Transport:
+    """Join the world of a rank, which it alone checks; the transport carries PyTorch's tensors, over HCCL MindSpore's.
+
+    Raises:
+        UnsupportedOnBackend: there is no such card, or ranks of MindSpore on CPU find no PyTorch.
+    """
+    try:
+        if setup.framework == "mindspore" and (setup.port or setup.engine == "hccl"):
+            cards: Any = importlib.import_module(_CARDS_OF_MINDSPORE)
+            over_hccl: Transport = cards.start_world(
+                setup.device, setup.rank, setup.world_size, setup.port, setup.store
+            )
+            return over_hccl
+        c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
+    except ImportError as error:
+        raise UnsupportedOnBackend(NEEDS_GLOO) from error
+    over_torch: Transport = c10d.start_world(
+        setup.device, setup.rank, setup.world_size, f"file://{setup.store}", setup.engine
+    )
+    return over_torch
+
+
+def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Transport:
+    """The transport of a real rank whose collectives a coordinator compares first.
+
+    Those that the program calls on ``torch.distributed`` itself are compared as well, from now on in this process.
+
+    Args:
+        real: from :func:`real_world`.
+        framework: of the rank's tensors.
+        endpoint: talks to the coordinator.
+    """
+    if real.framework == "mindspore":
+        return GuardedTransport(real, importlib.import_module(_CARDS_OF_MINDSPORE).TensorFacts(), endpoint)
+    c10d: Any = importlib.import_module(_HOME["torch"])
+    checked = GuardedTransport(real, c10d.TorchOps(), endpoint)
+    if framework == "torch":
+        importlib.import_module(_TORCH_CHECKS).guard_functions(checked.agree)
+        importlib.import_module(_TORCH_MESSAGES).guard_messages(checked)
+        return checked
+    bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(checked)
+    return bridged
+
+
+def _traced_exit(stack: IO[str]) -> Any:
+    """``os._exit`` that writes its call stack first: a rank that leaves that way reports nothing else."""
+    leave = os._exit
+
+    def exit_with_stack(status: int) -> None:
+        faulthandler.dump_traceback(file=stack, all_threads=False)
+        leave(status)
+
+    return exit_with_stack

@@ -1,0 +1,1 @@
+"""MindSpore's real ranks: HCCL, and its rehearsals on CPU."""

@@ -1,0 +1,405 @@
+"""The coordinator of a simulated world: a state machine that owns every collective and picks the rank that runs next.
+
+It has no thread, pipe or tensor arithmetic. A driver (``threads.py``, ``processes.py``,
+``launched_processes.py``) passes on what ranks call and runs the rank that :meth:`Coordinator.next_rank` names. In a
+simulated world exactly one rank runs at any time, so nothing here locks. The order is round robin (the lowest ready
+rank above the one that just ran, else the lowest): every run of a deterministic program is the same run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from hyper_parallel._text import ranked
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import Channel, Ranks
+from hyper_parallel.transport.checks.compare import listed, message_mismatch
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.simulated.deadlock import Waiting, deadlock_text, stuck_ranks
+from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, Wait
+from hyper_parallel.transport.simulated.pending_collective import PendingCollective
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """Matches collectives and messages of ``world_size`` ranks and schedules the ranks.
+
+    Attributes:
+        aborted: True once the world has failed; from then on ranks only unwind.
+        aborted_in: per rank, a description of what it was doing when it ended or the world failed.
+        unreported: per rank, the error of a collective that it started and never waits for; its driver must report it.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.aborted = False
+        self.aborted_in: dict[int, str] = {}
+        self.unreported: dict[int, CollectiveMismatchError] = {}
+        self._holds_back = True
+        self._ready = set(range(world_size))
+        self._ended: dict[int, str] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._resumptions: dict[int, Resumption] = {}
+        self._counts: dict[tuple[int, Ranks, str], int] = {}
+        self._collectives: dict[tuple[Ranks, str, int], PendingCollective] = {}
+        self._mail: dict[tuple[int, int, int, Channel], deque[tuple[MessageFingerprint, Any]]] = {}
+        # Asynchronous collectives by rank and ticket: in flight, and complete but not yet waited for.
+        self._in_flight: dict[tuple[int, int], tuple[PendingCollective, Contribution]] = {}
+        self._results: dict[tuple[int, int], Resumption] = {}
+
+    # -- called by ranks -------------------------------------------------------------------------------------------
+
+    def join(self, rank: int, contribution: Contribution) -> None:
+        """``rank`` joins a collective; it becomes ready again when the last member has joined or something is wrong."""
+        self._ready.discard(rank)
+        if self.aborted:
+            self._release(rank, Resumption(error=RankAbortedError()))
+            return
+        self._contribute(rank, contribution)
+
+    def start(self, rank: int, contribution: Contribution) -> None:
+        """Start an asynchronous collective; ``rank`` continues. See :meth:`await_ticket`."""
+        if not self.aborted:
+            self._contribute(rank, contribution)
+
+    def await_ticket(self, rank: int, ticket: int) -> None:
+        """``rank`` waits for a collective that it started; it becomes ready when that is complete or has failed."""
+        self._ready.discard(rank)
+        complete = self._results.pop((rank, ticket), None)
+        if self.aborted:
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif complete is not None:
+            self._release(rank, complete)
+        else:
+            collective, _ = self._waiting[rank] = self._in_flight[rank, ticket]
+            problem = self._absence(collective)
+            if problem is not None:
+                self._fail_collective(collective, problem)
+
+    def is_complete(self, rank: int, ticket: int) -> bool:
+        """Whether a collective that ``rank`` started, and has not waited for, is complete or has failed."""
+        return self.aborted or (rank, ticket) in self._results
+
+    def give_way(self, rank: int) -> None:
+        """``rank`` stays ready, and the others run before it."""
+        if self.aborted:
+            raise RankAbortedError
+        self._release(rank, Resumption())
+
+    def _contribute(self, rank: int, contribution: Contribution) -> None:
+        fingerprint = contribution.fingerprint
+        ranks, group = fingerprint.ranks, fingerprint.group
+        number = self._counts.get((rank, ranks, group), 0)
+        self._counts[rank, ranks, group] = number + 1
+        collective = self._collectives.get((ranks, group, number))
+        if collective is None:
+            collective = self._collectives[ranks, group, number] = PendingCollective(ranks, number, group)
+        problem = collective.add(rank, contribution)
+        if not collective.differs:
+            problem = self._absence(collective) or problem
+        if contribution.ticket is not None:
+            self._in_flight[rank, contribution.ticket] = (collective, contribution)
+        if problem is not None:
+            self._fail_collective(collective, problem)
+        elif len(collective.joined) == len(ranks):
+            self._complete(collective)
+        elif contribution.ticket is None:
+            self._waiting[rank] = (collective, contribution)
+
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
+        """Put a message into its mailbox; the sender goes on at once."""
+        if self.aborted:
+            raise RankAbortedError
+        posted = self._waiting.get(message.destination)
+        self._mail.setdefault(message.key, deque()).append((message, payload))
+        if isinstance(posted, MessageFingerprint) and posted.key == message.key:
+            del self._waiting[message.destination]
+            self._deliver(posted)
+
+    def receive(self, posted: MessageFingerprint) -> None:
+        """The destination of ``posted`` waits for a message; it becomes ready when one is there."""
+        rank = posted.destination
+        self._ready.discard(rank)
+        if self.aborted:
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif self._mail.get(posted.key):
+            self._deliver(posted)
+        elif posted.source in self._ended:
+            self._release(rank, self._error(self._never_sent(posted)))
+        else:
+            self._waiting[rank] = posted
+
+    def block(self, rank: int, wait: Wait) -> None:
+        """``rank`` waits until :meth:`unblock`, or until nobody is left to wait for."""
+        self._ready.discard(rank)
+        problem = None if self.aborted else wait.hopeless(self._ended)
+        if self.aborted:
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif problem is not None:
+            wait.dismiss()
+            self._release(rank, self._error(problem))
+        else:
+            self._waiting[rank] = wait
+
+    def answer(self, rank: int, resumption: Resumption) -> None:
+        """``rank`` asked for something that is known already."""
+        self._release(rank, Resumption(error=RankAbortedError()) if self.aborted else resumption)
+
+    def unblock(self, rank: int, resumption: Resumption) -> None:
+        """What ``rank`` waits for in :meth:`block` has come."""
+        del self._waiting[rank]
+        self._release(rank, resumption)
+
+    def waits_for(self, rank: int) -> object:
+        """What ``rank`` waits for, or None."""
+        return self._waiting.get(rank)
+
+    def finish(self, rank: int) -> None:
+        """``rank`` returned. Ranks that wait for it get an error."""
+        self._end(rank, "returned")
+        if not self.aborted:
+            self._wake_orphans(rank)
+
+    def fail(self, rank: int, reason: str) -> None:
+        """``rank`` raised or died: every other rank unwinds."""
+        self._end(rank, reason)
+        self.abort()
+
+    def abort(self) -> None:
+        """Unwind every rank that has not ended."""
+        if self.aborted:
+            return
+        self.aborted = True
+        for rank in range(self.world_size):
+            if rank in self._ended:
+                continue
+            self.aborted_in[rank] = self.describe(rank)
+            self._waiting.pop(rank, None)
+            known = self._resumptions.get(rank)
+            if known is None or known.error is None:  # a rank whose own error is not delivered yet still gets it
+                self._release(rank, Resumption(error=RankAbortedError()))
+
+    # -- called by drivers -----------------------------------------------------------------------------------------
+
+    def next_rank(self, after: int) -> int | None:
+        """The rank to run now, or None when all have ended. No ready rank is a deadlock: all waiting ranks fail."""
+        if not self._ready:
+            if not self._waiting:
+                return None
+            self._deadlock(sorted(self._waiting))
+        later = [rank for rank in self._ready if rank > after]
+        return min(later or self._ready)
+
+    def resumptions(self, waiting: set[int]) -> dict[int, Resumption]:
+        """For drivers whose ranks run at the same time: those of the ``waiting`` ranks that go on now.
+
+        Ranks that wait for each other get the error of a deadlock, whatever the others do. The error of ranks that call
+        different things is held back while a member still runs that may join them: it shows which ranks are odd.
+        """
+        stuck = stuck_ranks(self._waiting, self._ready, self.world_size) if self._waiting else []
+        if stuck:
+            self._deadlock(stuck)
+        here = [rank for rank in sorted(waiting) if rank in self._resumptions and not self._is_held(rank)]
+        return {rank: self._resumptions.pop(rank) for rank in here}
+
+    def release_held(self) -> bool:
+        """Hold back no error any longer; whether there is one."""
+        held = any(self._is_held(rank) for rank in self._resumptions)
+        self._holds_back = False
+        return held
+
+    def _is_held(self, rank: int) -> bool:
+        error = self._resumptions[rank].error
+        if not self._holds_back or self.aborted or error is None:
+            return False
+        return any(
+            any(error is other for other in collective.errors) and self._may_be_joined(collective)
+            for collective in self._collectives.values()
+            if collective.differs
+        )
+
+    def _may_be_joined(self, collective: PendingCollective) -> bool:
+        """Whether a member that has not joined still runs."""
+        missing = [rank for rank in collective.ranks if rank not in collective.joined]
+        return any(rank in self._ready and rank not in self._resumptions for rank in missing)
+
+    def take(self, rank: int) -> Any:
+        """The result of the call that ``rank`` waited in.
+
+        Raises:
+            CollectiveMismatchError: the call failed.
+            RankAbortedError: the world failed.
+        """
+        resumption = self.resumption(rank)
+        if resumption.error is not None:
+            raise resumption.error
+        return resumption.value
+
+    def resumption(self, rank: int) -> Resumption:
+        """Like :meth:`take`, as a value."""
+        return self._resumptions.pop(rank, None) or Resumption()
+
+    def describe(self, rank: int) -> str:
+        """A description of what ``rank`` is doing."""
+        if rank in self._ended:
+            return self._ended[rank]
+        wait = self._waiting.get(rank)
+        if wait is None:
+            return "was not waiting for another rank"
+        if isinstance(wait, MessageFingerprint):
+            return f"waited in {wait.text(sending=False)} at {wait.site}"
+        if not isinstance(wait, tuple):
+            return f"waited in {wait.text()}"
+        collective, contribution = wait
+        missing = [other for other in collective.ranks if other not in collective.joined]
+        fingerprint = contribution.fingerprint
+        return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
+
+    def forgotten(self) -> dict[int, CollectiveMismatchError]:
+        """Per rank, the error of a collective that it never waited for, and that failed or that others never joined."""
+        errors: dict[int, CollectiveMismatchError] = {}
+        for (rank, _), resumption in self._results.items():
+            if isinstance(resumption.error, CollectiveMismatchError):
+                errors.setdefault(rank, resumption.error)
+        for (rank, _), (collective, _) in self._in_flight.items():
+            if collective.failed is None:
+                collective.fail(self._absent(collective, self._gone(collective)), self._gone(collective))
+            errors.setdefault(rank, collective.error())
+        return errors
+
+    def undelivered(self, more: Sequence[MessageFingerprint] = ()) -> str | None:
+        """The error text for messages that were sent and never received, ``more`` among them, or None."""
+        lost = [*(message for mailbox in self._mail.values() for message, _ in mailbox), *more]
+        if not lost:
+            return None
+        lines = [
+            f"  rank {message.source}: {message.text(sending=True)} was never received; sent at {message.site}"
+            for message in lost
+        ]
+        return "messages were lost:\n" + "\n".join(lines)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _release(self, rank: int, resumption: Resumption) -> None:
+        self._resumptions[rank] = resumption
+        self._ready.add(rank)
+
+    def _deliver_result(self, rank: int, contribution: Contribution, resumption: Resumption) -> None:
+        """Deliver the result of a contribution: now if ``rank`` waits for it, else when it does."""
+        waits = self._waiting.get(rank)
+        waiting = isinstance(waits, tuple) and waits[1] is contribution
+        if contribution.ticket is not None:
+            del self._in_flight[rank, contribution.ticket]
+            if not waiting:
+                if contribution.awaited:
+                    self._results[rank, contribution.ticket] = resumption
+                return
+        if waiting:
+            del self._waiting[rank]
+        self._release(rank, resumption)
+
+    @staticmethod
+    def _error(text: str) -> Resumption:
+        return Resumption(error=CollectiveMismatchError(text))
+
+    def _end(self, rank: int, how: str) -> None:
+        self._ready.discard(rank)
+        self._waiting.pop(rank, None)
+        self._ended[rank] = how
+        if not self.aborted:
+            self.aborted_in[rank] = how
+
+    def _complete(self, collective: PendingCollective) -> None:
+        del self._collectives[collective.ranks, collective.group, collective.number]
+        contributions = [collective.joined[rank] for rank in collective.ranks]
+        for position, rank in enumerate(collective.ranks):
+            received = [contribution.payloads[position] for contribution in contributions]
+            self._deliver_result(rank, contributions[position], Resumption(received))
+
+    def _fail_collective(self, collective: PendingCollective, problem: str) -> None:
+        """Members that have joined get the error now, the others when they join."""
+        collective.fail(problem, self._gone(collective))
+        for rank, contribution in collective.joined.items():
+            if not contribution.awaited and rank not in self.unreported:
+                self.unreported[rank] = collective.error()
+            if rank in self._ended:
+                continue
+            if contribution.ticket is not None:
+                if (rank, contribution.ticket) in self._in_flight:
+                    self._deliver_result(rank, contribution, Resumption(error=collective.error()))
+            elif rank not in self._resumptions and self._belongs(rank, collective):
+                self._deliver_result(rank, contribution, Resumption(error=collective.error()))
+        if len(collective.joined) == len(collective.ranks):
+            del self._collectives[collective.ranks, collective.group, collective.number]
+
+    def _belongs(self, rank: int, collective: PendingCollective) -> bool:
+        """Whether ``rank`` is in this collective right now; it may have left it with an error before."""
+        wait = self._waiting.get(rank)
+        if wait is None:
+            return rank not in self._ready
+        return isinstance(wait, tuple) and wait[0] is collective
+
+    def _absence(self, collective: PendingCollective) -> str | None:
+        gone = self._gone(collective)
+        return self._absent(collective, gone) if gone else None
+
+    def _gone(self, collective: PendingCollective) -> list[int]:
+        return [other for other in collective.ranks if other in self._ended and other not in collective.joined]
+
+    def _absent(self, collective: PendingCollective, gone: list[int]) -> str:
+        alike: dict[str, list[int]] = {}
+        for other in gone:
+            alike.setdefault(self._ended[other], []).append(other)
+        ends = ", ".join(f"{ranked(others)} {how}" for how, others in alike.items())
+        waiting = listed(collective.fingerprints)
+        return f"{ends} without joining {collective.name}, in which others wait:\n{waiting}"
+
+    def _wake_orphans(self, gone: int) -> None:
+        for rank, wait in list(self._waiting.items()):
+            if self._waiting.get(rank) is not wait:
+                continue
+            if isinstance(wait, MessageFingerprint):
+                if wait.source == gone:
+                    del self._waiting[rank]
+                    self._release(rank, self._error(self._never_sent(wait)))
+            elif not isinstance(wait, tuple):
+                problem = wait.hopeless(self._ended)
+                if problem is not None:
+                    wait.dismiss()
+                    self.unblock(rank, self._error(problem))
+            elif gone in wait[0].ranks and gone not in wait[0].joined:
+                self._fail_collective(wait[0], self._absent(wait[0], [gone]))
+        for collective, contribution in list(self._in_flight.values()):
+            missed = gone in collective.ranks and gone not in collective.joined
+            if missed and not contribution.awaited and collective.failed is None:
+                self._fail_collective(collective, self._absent(collective, [gone]))
+
+    def _never_sent(self, posted: MessageFingerprint) -> str:
+        end = f"rank {posted.source} {self._ended[posted.source]}"
+        return (
+            f"{end} without sending what rank {posted.destination} waits for:\n"
+            f"  rank {posted.destination}: {posted.text(sending=False)} at {posted.site}"
+        )
+
+    def _deliver(self, posted: MessageFingerprint) -> None:
+        mailbox = self._mail[posted.key]
+        message, payload = mailbox.popleft()
+        if not mailbox:
+            del self._mail[posted.key]
+        problem = message_mismatch(message, posted)
+        self._release(posted.destination, Resumption(payload) if problem is None else self._error(problem))
+
+    def _deadlock(self, stuck: list[int]) -> None:
+        activities = {rank: self.describe(rank) for rank in range(self.world_size)}
+        problem = deadlock_text(stuck, self._waiting, activities)
+        for rank in stuck:
+            wait = self._waiting.pop(rank)
+            if isinstance(wait, tuple):
+                wait[0].failed = problem
+                self._in_flight.pop((rank, wait[1].ticket or 0), None)
+            elif not isinstance(wait, MessageFingerprint):
+                wait.dismiss()
+            self._release(rank, self._error(problem))

@@ -1,0 +1,161 @@
+"""Transports for one process: a world of one rank, and one rank of a larger world that does not exist.
+
+No framework's communication is touched. The second one answers what a program would communicate in a world of any size:
+collectives are checked and their results have the right shapes, with zeros for what other ranks would have sent.
+Collectives whose result only other ranks know are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
+from hyper_parallel.transport.base import HostOps, Ranks, Shape
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.simulated.endpoint import Contribution
+from hyper_parallel.transport.simulated.transport import SimulatedTransport
+from hyper_parallel.transport.work import Work
+
+__all__ = ["FakeTransport"]
+
+
+class FakeTransport(SimulatedTransport):
+    """One rank of a world whose other ranks do not exist.
+
+    Args:
+        world_size: number of ranks.
+        ops: the framework's; see :class:`HostOps`.
+        zeros: ``zeros(like, shape)``, a tensor of the dtype of ``like``.
+        rank: which one, by default the first.
+        instead: what runs the program where this rank cannot answer, for the end of the error.
+    """
+
+    backend = "fake"
+
+    def __init__(
+        self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any], rank: int = 0, instead: str = ""
+    ) -> None:
+        super().__init__(rank, world_size, ops, _NoPeers(instead))
+        self._zeros = zeros
+
+    def start(self, operation: str, *args: Any) -> Work:
+        """As the blocking collective: nobody has to be waited for."""
+        result = getattr(self, operation)(*args)
+        return Work(operation, lambda: result)
+
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
+        """This rank's own operand."""
+        return self._all_reduce(x, op, ranks).contribution.payloads[0]
+
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """This rank's part, and zeros for the others'."""
+        own = self._all_gather(x, ranks, shapes).contribution.payloads[0]
+        return [own if rank == self.rank else self._zeros(x, shape) for rank, shape in zip(ranks, shapes, strict=True)]
+
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
+        """This rank's own chunk for itself."""
+        return self._reduce_scatter(chunks, op, ranks).contribution.payloads[ranks.index(self.rank)]
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """This rank's own chunk for itself, and zeros."""
+        payloads = self._all_to_all(chunks, ranks, shapes).contribution.payloads
+        return [
+            payloads[position] if rank == self.rank else self._zeros(chunks[0], shape)
+            for position, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
+        ]
+
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """This rank's row, and zeros for the others'."""
+        self._fingerprints.all_gather_rows(x, ranks, shapes)
+        return self._own_row(x, ranks)
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
+        """This rank's own row for itself."""
+        self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes)
+        return self._ops.copy(rows[ranks.index(self.rank)])
+
+    def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
+        """This rank's own row for itself, and zeros."""
+        self._fingerprints.all_to_all_rows(rows, ranks, sends, expects)
+        return self._own_row(rows[ranks.index(self.rank)], ranks)
+
+    def _own_row(self, row: Any, ranks: Ranks) -> Any:
+        """``row`` in the place of this rank, and zeros in those of the others."""
+        zeros = self._zeros(row, self._ops.shape(row))
+        return self._ops.stack([row if rank == self.rank else zeros for rank in ranks])
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """This rank's own operand."""
+        self._broadcast(x, src, ranks)
+        return self._ops.copy(x)
+
+
+class _NoPeers:
+    """The endpoint of a rank whose peers do not exist."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = f": {instead}" if instead else ""
+
+    def exchange(self, contribution: Contribution) -> list[Any]:
+        """Refuse: what other ranks hold determines the result."""
+        raise self._unknown(contribution.fingerprint)
+
+    def start(self, contribution: Contribution) -> None:
+        """Refuse: the frameworks' own asynchronous collectives are not rehearsed."""
+        raise self._unknown(contribution.fingerprint)
+
+    def wait(self, ticket: int) -> list[Any]:
+        """Refuse: nothing was started."""
+        raise self._unknown(ticket)
+
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
+        """Drop it: nobody receives it."""
+        del message, payload
+
+    def receive(self, posted: MessageFingerprint) -> Any:
+        """Refuse: nobody sent anything."""
+        raise self._unknown(posted.text(sending=False))
+
+    def _unknown(self, what: object) -> UnsupportedOnBackend:
+        return UnsupportedOnBackend(
+            f"{what}: only the other ranks know its result, and in a rehearsal there are none; run the program in a "
+            f"simulated world{self._instead}"
+        )
+
+
+class _Alone:
+    """The endpoint of the only rank of its world."""
+
+    def exchange(self, contribution: Contribution) -> list[Any]:
+        """Refuse: there is no other rank."""
+        msg = f"{contribution.fingerprint} needs ranks {contribution.fingerprint.ranks}; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+    def start(self, contribution: Contribution) -> None:
+        """Refuse: there is no other rank."""
+        self.exchange(contribution)
+
+    def wait(self, ticket: int) -> list[Any]:
+        """Nothing was ever started."""
+        raise CollectiveMismatchError(f"ticket {ticket} does not exist")
+
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
+        """Refuse: there is no other rank."""
+        del payload
+        msg = f"rank {message.destination} does not exist; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+    def receive(self, posted: MessageFingerprint) -> Any:
+        """Refuse: there is no other rank."""
+        msg = f"rank {posted.source} does not exist; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+
+class SingleTransport(SimulatedTransport):
+    """Transport of a lone process; ``ops`` copies and normalises, e.g. ``TorchOps()``."""
+
+    backend = "single"
+
+    def __init__(self, ops: HostOps) -> None:
+        super().__init__(0, 1, ops, _Alone())

@@ -1,0 +1,172 @@
+"""What is replaced beneath MindSpore's functions on a rank, and what is refused there by name."""
+
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+ARGUMENTS = {
+    "ops.AllGather gathers along the first dim, which a 0-d tensor does not have",
+    "ops.ReduceScatter splits the first dim of [3] over the world: it must be a multiple of 2",
+    "ops.Broadcast names rank 5 of the world; there are 0..1",
+    "ops.AlltoAll splits dim 0 of [3] in 3 for the world: split_count must be its size, and the dim a multiple of it",
+    "ops.AlltoAllV sends chunks of [1, 1] elements from a tensor of 3",
+    "AlltoAll in the world sends 3 chunks; it takes one per member, 2",
+    "ops.AlltoAllVC in the world takes a matrix of 2 x 2 counts; it has 3",
+    "ops.AllGatherV in the world: output_split_sizes [1, 2] do not name this rank's 3 elements",
+    "ops.NeighborExchange sends a tensor of [3], but its send_shapes name [2]",
+    "all_gather_into_tensor yields float32[6], which does not fit the output float32[5]",
+    "all_gather_into_tensor_uneven in the world: rows [1, 2] do not make up [4]",
+    "all_gather_into_tensor_uneven: output_split_sizes [1, 2] name 1 rows for this rank's 3",
+    "all_to_all sends chunks of [1, 1] elements from a tensor of 3",
+}
+
+
+def wrong_arguments():
+    """The messages of collectives whose arguments cannot be right, before anybody else is asked."""
+    import mindspore as ms
+    from mindspore import Tensor, mint, ops
+    from mindspore.ops.operations import comm_ops
+
+    dist = mint.distributed
+    x = Tensor([1.0, 2.0, 3.0])
+    calls = [
+        lambda: ops.AllGather()(Tensor(1.0)),
+        lambda: ops.ReduceScatter()(x),
+        lambda: ops.Broadcast(5)((x,)),
+        lambda: ops.AlltoAll(3, 0, 0)(x),
+        lambda: comm_ops.AlltoAllV()(x, (1, 1), (1, 1)),
+        lambda: comm_ops.AlltoAllV()(x, (1, 1, 1), (1, 1, 1)),
+        lambda: comm_ops.AlltoAllVC()(x, (1, 1, 1)),
+        lambda: comm_ops.AllGatherV()(x, (1, 2)),
+        lambda: ops.NeighborExchange([1], [1], ([3],), ([2],), ms.float32)((x,)),
+        lambda: dist.all_gather_into_tensor_uneven(mint.zeros((4,)), x, [1, 2]),
+        lambda: dist.all_gather_into_tensor_uneven(mint.zeros((3,)), x, [1, 2]),
+        lambda: dist.all_to_all_single(mint.zeros((3,)), x, [1, 1], [1, 1]),
+    ]
+    messages = set()
+    for call in calls if dist.get_rank() == 0 else ():
+        try:
+            call()
+        except CollectiveMismatchError as error:  # noqa: PERF203 - each call has its own
+            messages.add(str(error))
+    try:
+        dist.all_gather_into_tensor(mint.zeros((5,)), x)
+    except CollectiveMismatchError as error:
+        messages.add(str(error))
+    return messages
+
+
+def test_wrong_arguments():
+    """Sizes, chunks and ranks that cannot be right are named, with what would be."""
+    assert simulate(wrong_arguments, 2, "mindspore")[0] == ARGUMENTS
+
+
+def refused():
+    """The errors of what is not served."""
+    import mindspore as ms
+    from mindspore import Tensor, mint, nn, ops
+    from mindspore.ops.operations import comm_ops
+
+    from hyper_parallel import DTensor, Replicate, init_device_mesh
+
+    class Net(nn.Cell):
+        """Reduces."""
+
+        def __init__(self):
+            super().__init__()
+            self.reduce = ops.AllReduce()
+
+        def construct(self, x):
+            """Computes."""
+            return self.reduce(x)
+
+    # The compiler imports the module of what it compiles; a rank process cannot import a test module by name.
+    Net.__module__ = Net.construct.__module__ = "__main__"
+    x = Tensor([1.0, 2.0])
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    errors = []
+
+    def attempt(call):
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the types are compared
+            errors.append((type(error), str(error).splitlines()[0]))
+
+    net = Net()
+    attempt(lambda: ops.NeighborExchangeV2([1] * 8, [0] * 4, [1] * 8, [0] * 4, "NCHW")(x))
+    attempt(lambda: comm_ops._MirrorOperator("hccl_world_group", 2, False)(x))
+    attempt(lambda: ms.grad(lambda y: ops.Reduce(0)(y).sum())(x))
+    attempt(lambda: ops.AllReduce()(DTensor.from_local(x, mesh, [Replicate()])))
+    attempt(lambda: mint.distributed.all_reduce(DTensor.from_local(x, mesh, [Replicate()])))
+    attempt(lambda: mint.distributed.all_gather([DTensor.from_local(x, mesh, [Replicate()])] * 2, x))
+    attempt(lambda: mint.distributed.all_reduce(mint.zeros((3, 2))[1:]))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        attempt(lambda: net(x))
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+    return errors
+
+
+def test_what_is_not_served_is_refused_by_name():
+    """Primitives of compiled graphs, gradients that MindSpore cannot run, DTensors, views and compiled code."""
+    here = "is not served on simulated or rehearsed ranks"
+    unruled = "has no sharding rule (layouts: {0}); add one with hyper_parallel.DistributedOp, or run it replicated: "
+    assert simulate(refused, 2, "mindspore")[0] == [
+        (UnsupportedOnBackend, f"ops.NeighborExchangeV2 {here}: write it as ops.NeighborExchange of the borders"),
+        (
+            UnsupportedOnBackend,
+            (
+                f"ops._MirrorOperator {here}: it is made by MindSpore's graph compiler, which does not run on "
+                "simulated ranks"
+            ),
+        ),
+        (
+            UnsupportedOnBackend,
+            (
+                "ops.Reduce has no gradient on MindSpore that could run; stop the gradient before it, or use a "
+                "primitive whose output every member has"
+            ),
+        ),
+        (
+            UnsupportedOperatorError,
+            f"operator AllReduce {unruled.format('f32[2]')}hyper_parallel.ReplicatedOp('AllReduce')",
+        ),
+        (
+            UnsupportedOperatorError,
+            f"operator DistCommAllReduce {unruled.format('f32[2]')}hyper_parallel.ReplicatedOp('DistCommAllReduce')",
+        ),
+        (
+            UnsupportedOperatorError,
+            (
+                f"operator DistCommAllGather {unruled.format('f32[2], f32[2]')}"
+                "hyper_parallel.ReplicatedOp('DistCommAllGather')"
+            ),
+        ),
+        (
+            UnsupportedOnBackend,
+            (
+                "all_reduce writes into a tensor of shape [2, 2] that is a view of another; MindSpore's CPU build "
+                "loses such writes silently; pass a tensor of its own and copy from it"
+            ),
+        ),
+        (
+            UnsupportedOnBackend,
+            (
+                f"AllReduce in a function compiled by ms.jit, or in graph mode, {here}: the compiled code would call "
+                "HCCL; run it uncompiled, with MS_JIT=0 in the environment"
+            ),
+        ),
+    ]
+
+
+def test_replacements_are_checked_for_this_version():
+    """An upgrade of MindSpore fails here until somebody has looked at what is replaced."""
+    import mindspore
+
+    from hyper_parallel.transport.frontends.mindspore_comm.install import VERSIONS
+
+    assert mindspore.__version__.rpartition(".")[0] in VERSIONS
