@@ -90,6 +90,7 @@ class _Comparison:
         self._extra_masks()
         self._unheld()
         self._unrecorded()
+        self.verdict.skipped += self.runs.padding
         self._replicas()
         self._unions_of_calls()
         self._outputs_of_right_gradients()
@@ -467,7 +468,9 @@ class _Comparison:
     def _names(self) -> None:
         for rank, modules in enumerate(self.runs.names):
             for own, target in modules.items():
-                self.verdict.notes.append(f"{own} on rank {rank} is compared with the reference's {target}")
+                if own != target:
+                    names = [name or "the model" for name in (own, target)]
+                    self.verdict.notes.append(f"{names[0]} on rank {rank} is compared with the reference's {names[1]}")
 
     def _unplaced(self) -> None:
         for name, why in self.runs.parameters.unplaced.items():

@@ -191,11 +191,29 @@ class _Search:
         progressions = list(_progressions(own, rows, starts, tolerance))
         certain = bool((last - first == 1).all())
         blocks = [line for line in progressions if count == 1 or line[1] - line[0] == 1]
-        for line in blocks or progressions:
-            yield self._box(dim, line), certain or len(blocks or progressions) == 1
-        if not progressions and count <= total:
-            lowest = np.minimum.reduceat(np.append(order, total), np.stack([first, last], 1).reshape(-1))[::2]
-            yield self._box(dim, lowest), certain
+        for lines in (blocks, progressions):  # what their numbers admit, and the elements confirm
+            fits = [line for line in lines if certain or self.equal(self._box(dim, line))]
+            for line in fits:
+                yield self._box(dim, line), certain or len(fits) == 1
+            if fits:
+                return
+        if count <= total:
+            yield self._box(dim, self._nearest(dim, order, first, last)), certain
+
+    def _nearest(self, dim: int, order: Any, first: Any, last: Any) -> Any:
+        """Return for each row of the part that row of the whole which is nearest to it, of those from first to last."""
+        if int((last - first).sum()) * (self.part.size // len(first)) > 4 * _SIDE:
+            return np.minimum.reduceat(np.append(order, len(order)), np.stack([first, last], 1).reshape(-1))[::2]
+        own, rows = (
+            _wide(np.moveaxis(array, dim, 0)).reshape(array.shape[dim], -1) for array in (self.part, self.whole)
+        )
+        nearest = []
+        for row, start, end in zip(own, first, last, strict=True):
+            near = np.sort(order[start:end])
+            with np.errstate(invalid="ignore"):
+                distances = np.where(rows[near] == row, 0.0, np.abs(rows[near] - row)).max(axis=1)
+            nearest.append(near[np.nan_to_num(distances, nan=np.inf).argmin()])
+        return np.array(nearest)
 
     def _box(self, dim: int, rows: Any) -> Any:
         every = [np.arange(size) for size in self.whole.shape]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hyper_parallel.verify.engine.axes import Axes
 from hyper_parallel.verify.engine.bounds import Bounds, Key, index_records
 from hyper_parallel.verify.engine.declared import declaration_of, parse_declaration
 from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, whole_distance
+from hyper_parallel.verify.engine.padding import without_padding
 from hyper_parallel.verify.engine.placement import (
     ParameterPlacements,
     Placement,
@@ -50,6 +52,7 @@ class PairedRuns:
         activations: placements of outputs, masks and values.
         reference_notes: the reference's notes.
         names: by rank, modules whose names were mapped to the reference's.
+        padding: rows that only ranks have, in words.
 
     Raises:
         ValueError: the reference has more than one rank or no records, a declaration cannot be read, or the mesh has
@@ -87,6 +90,7 @@ class PairedRuns:
         ]
         if "optimizers that call the model" not in self.reference_notes:
             self.ranks = [_last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
+        self.ranks, self.padding = without_padding(self.bounds.reference, self.ranks, self.axes)
         self.parameters = ParameterPlacements(self.bounds.reference, self.ranks, self.axes, self.declared)
         self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
 
@@ -234,10 +238,12 @@ def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
 
 
 def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]]) -> list[dict[str, str]]:
-    """Return, for each rank, its modules that the reference calls otherwise: stages that count their own layers.
+    """Return, for each rank, its modules that the reference calls otherwise.
 
-    A rank's weights are looked for under other names only if the reference's weights are otherwise held by no rank, and
-    the names differ in numbers alone. Names are mapped if all of the reference's weights are held then.
+    These are stages that count their own layers, and parts of a model that a rank calls by themselves. A rank's weights
+    are looked for under other names only if the reference's weights are otherwise held by no rank, and the names differ
+    in numbers alone or in what stands before the last parts. Names are mapped if all of the reference's weights are
+    held then.
     """
     weights = {record.name: record.value for record in reference if _initial(record)}
     own = [{record.name: record.value for record in records if _initial(record)} for records in ranks]
@@ -251,9 +257,12 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
         for name, value in index.items():
             same = name in weights and same_values(weights[name], value)
             target = name if same else next(_equal_names(name, value, weights), name)
-            held.add(target)
             if target != name:
                 modules.update([_changed_prefix(name, target)])
+        if "" in modules:  # which names all that has no other name
+            same_names = [name for name in index if name in weights and same_values(weights[name], index[name])]
+            modules = {**{name.partition(".")[0]: name.partition(".")[0] for name in same_names}, **modules}
+        held.update(renamed_path(name, modules) for name in index)
         mapped.append(modules)
     return mapped if set(weights) <= held else plain
 
@@ -263,15 +272,28 @@ def _initial(record: Record) -> bool:
 
 
 def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[str]:
-    """Yield names of the reference's weights with equal values, which differ from ``name`` in numbers only."""
+    """Yield names of the reference's weights with equal values: those that differ in numbers only, then other ones."""
     pattern = re.sub(r"\d+", "#", name)
-    for other, weight in weights.items():
-        if re.sub(r"\d+", "#", other) == pattern and same_values(weight, value) and not is_constant(value):
-            yield other
+    if is_constant(value):
+        return
+    equal = [other for other, weight in weights.items() if same_values(weight, value)]
+    yield from (other for other in equal if re.sub(r"\d+", "#", other) == pattern)
+    yield from sorted(
+        (other for other in equal if _shared_end(name, other)), key=lambda other: -_shared_end(name, other)
+    )
+
+
+def _shared_end(name: str, other: str) -> int:
+    """Return how many parts the ends of two paths share."""
+    own, target = name.split("."), other.split(".")
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(own), reversed(target), strict=False))))
 
 
 def _changed_prefix(name: str, target: str) -> tuple[str, str]:
-    """Return the shortest paths of both names that differ: ``layers.0`` and ``layers.2``."""
+    """Return the shortest paths of both names that differ: ``layers.0`` and ``layers.2``, or ```` and ``last``."""
     own, other = name.split("."), target.split(".")
+    if len(own) != len(other):
+        shared = _shared_end(name, target)
+        return ".".join(own[: len(own) - shared]), ".".join(other[: len(other) - shared])
     end = 1 + next(place for place, (left, right) in enumerate(zip(own, other, strict=True)) if left != right)
     return ".".join(own[:end]), ".".join(other[:end])

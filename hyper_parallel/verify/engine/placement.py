@@ -25,6 +25,10 @@ __all__ = [
     "whole",
 ]
 
+_MODEL = "(model)"
+_UNNAMED = ("loss", "norm", "rate", "value")
+"""Kinds of values that are not called by a module or parameter."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -284,7 +288,12 @@ class ParameterPlacements:
 
 def renamed(record: Record, modules: Mapping[str, str]) -> Record:
     """Return the record under the reference's names; ``modules`` maps the rank's paths to the reference's."""
-    name, module = renamed_path(record.name, modules), renamed_path(record.module, modules)
+    if not modules or record.kind in _UNNAMED:
+        return record
+    model, rest = record.name.startswith(_MODEL), record.name.removeprefix(_MODEL)
+    path, mode, after = ("", "", rest) if model else rest.partition(" (")
+    name = renamed_path(path, modules) or (_MODEL if record.kind in {"output", "mask"} else path)
+    name, module = f"{name}{mode}{after}", renamed_path(record.module, modules)
     return record if (name, module) == (record.name, record.module) else replace(record, name=name, module=module)
 
 
@@ -293,9 +302,9 @@ def renamed_path(path: str, modules: Mapping[str, str]) -> str:
     prefix = path
     while prefix:
         if prefix in modules:
-            return modules[prefix] + path[len(prefix) :]
+            return (modules[prefix] + path[len(prefix) :]).removeprefix(".")
         prefix = prefix.rpartition(".")[0]
-    return path
+    return ".".join(filter(None, (modules[""], path))) if "" in modules else path
 
 
 def _first_values(records: Iterable[Record]) -> dict[str, Record]:

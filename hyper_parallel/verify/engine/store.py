@@ -22,6 +22,7 @@ __all__ = [
     "ArrayFile",
     "StoredArray",
     "digest_of",
+    "first_rows",
     "forget",
     "is_constant",
     "is_finite",
@@ -179,6 +180,15 @@ def digest_of(value: Any) -> bytes:
 def same_values(one: Any, other: Any) -> bool:
     """Return whether two arrays have the same shape, dtype and bits."""
     return one is other or digest_of(one) == digest_of(other)
+
+
+def first_rows(value: Any, dim: int, count: int) -> Any:
+    """Return the first ``count`` rows of ``dim`` of an array or stored array; those of dim 0 stay on disk."""
+    array = np.asarray(value)[(slice(None),) * dim + (slice(count),)]
+    if not isinstance(value, StoredArray) or dim or not array.size:
+        return array
+    facts = digest_of(array), largest(array), is_constant(array), is_finite(array)
+    return StoredArray(value.path, value.offset, array.shape, value.dtype, *facts)
 
 
 def largest(value: Any) -> float:

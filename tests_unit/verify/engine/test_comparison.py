@@ -240,6 +240,84 @@ def test_names_of_stages_are_mapped():
     assert "layers.0 on rank 1 is compared with the reference's layers.2" in verdict.notes
 
 
+def test_parts_of_a_model_that_a_rank_calls_by_themselves():
+    """A rank that calls a part of the model has its values under the part's own names; a tied weight keeps its name."""
+    rng = np.random.default_rng(0)
+    names = ("embed.weight", "first.a.weight", "last.b.weight")
+    values = {name: rng.standard_normal((3, 2)) for name in names}
+    outputs = {name: rng.standard_normal((5, 3)) for name in ("first", "last.b", "last", "last (no_grad)")}
+
+    def run(*ranks):
+        records = [
+            [
+                *(Record("weight", own, own.rpartition(".")[0], -1, 0, values[name]) for name, own in weights.items()),
+                *(Record("output", own, own.partition(" ")[0], 0, 0, outputs[name]) for name, own in outs.items()),
+                Record("rate", "optimizer 0, group 0", "", 0, 0, np.array(0.1)),
+            ]
+            for weights, outs in ranks
+        ]
+        return Run([RankRecords(rank, own) for rank, own in enumerate(records)])
+
+    whole = run(({name: name for name in names}, {name: name for name in outputs}))
+    first = ({"embed.weight": "embed.weight", "first.a.weight": "a.weight"}, {"first": "(model)"})
+    last = (
+        {"embed.weight": "embed.weight", "last.b.weight": "b.weight"},
+        {"last.b": "b", "last": "(model)", "last (no_grad)": "(model) (no_grad)"},
+    )
+    stages = run(first, last)
+    verdict = compare_runs(whole, [whole, whole], stages)
+    assert verdict.equal, verdict.text()
+    assert dict(verdict.counts) == {"weight": 4, "output": 4, "rate": 2}
+    assert verdict.skipped == []
+    assert verdict.notes == [
+        "the model on rank 0 is compared with the reference's first",
+        "the model on rank 1 is compared with the reference's last",
+    ]
+    outputs["last.b"] = outputs["last.b"] + 1
+    verdict = compare_runs(whole, [whole, whole], run(first, last))
+    assert (verdict.first.name, verdict.first.ranks) == ("last.b", (1,))
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (6, 6), (3, 3, 3, 3)])
+def test_rows_that_pad_a_parameter_are_not_compared(sizes):
+    """A vocabulary padded to a multiple of the ranks: the reference's rows are compared, in outputs as well."""
+    rng = np.random.default_rng(sum(sizes) + len(sizes))
+    total, batch = 10, 7
+    weight, gradient = rng.standard_normal((2, total, 2))
+    pad = sum(sizes) - total
+
+    def run(parts, scale=1.0):
+        ranks, start = [], 0
+        for rank, size in enumerate(parts):
+            extra = sum(parts) - total
+            own = [np.concatenate([a, np.zeros((extra, 2)) + b])[start : start + size] for a, b in
+                   ((weight, 0.25), (gradient * scale, 0.0))]  # fmt: skip
+            logits = np.concatenate([output, np.full((batch, extra), -np.inf)], 1)[:, start : start + size]
+            ranks.append(RankRecords(rank, [
+                Record("weight", "head.weight", "head", -1, 0, own[0]),
+                Record("output", "head", "head", 0, 0, logits),
+                Record("gradient", "head.weight", "head", 0, 0, own[1]),
+                Record("state", "head.weight:momentum", "head", 0, 0, own[1]),
+            ]))  # fmt: skip
+            start += size
+        return Run(ranks)
+
+    output = rng.standard_normal((batch, total))
+    reference = run([total])
+    mesh = {"tp": len(sizes)}
+    verdict = compare_runs(reference, [reference, reference], run(sizes), mesh=mesh)
+    assert verdict.equal, verdict.text()
+    assert verdict.unplaced == []
+    assert verdict.checked == 3 * 2 * total + batch * total
+    last = len(sizes) - 1
+    where = f"{pad} on rank {last}"
+    assert verdict.skipped == [
+        f"the last rows of dim 0 of head.weight, {where}: the single device has 10 rows, the ranks 12"
+    ]
+    verdict = compare_runs(reference, [reference, reference], run(sizes, 1.5), mesh=mesh)
+    assert (verdict.first.kind, verdict.first.name) == ("gradient", "head.weight")
+
+
 def test_a_stage_that_loads_another_layer_differs():
     """The same names with the weights of other layers are no mapping: a layer is held by nobody."""
     rng = np.random.default_rng(0)

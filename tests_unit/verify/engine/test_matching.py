@@ -76,3 +76,14 @@ def test_rows_and_positions_are_inverse():
     assert rows_of(np.array([[0, 5], [9, 2]]), (5, 4)) is None
     assert rows_of(np.arange(3), (5, 4)) is None
     assert box_positions((), ()).shape == ()
+
+
+@pytest.mark.parametrize("rows", [[0, 3, 6, 9], [11, 2, 7, 5], [4, 5, 6, 7]])
+def test_rows_are_told_apart_where_their_sums_are_not(rows):
+    """Wide bounds, as of half precision: a block whose rows are wrong hides neither interleaved nor shuffled rows."""
+    rng = np.random.default_rng(3)
+    whole = rng.standard_normal((12, 24))
+    part = whole[rows] + 0.02 * rng.standard_normal((4, 24))
+    match = find_part(part, whole, np.full(whole.shape, 0.15))
+    assert match is not None
+    assert rows_of(match.positions, whole.shape)[0].tolist() == rows

@@ -20,7 +20,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of, replace_function
-from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork
+from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
 from hyper_parallel.transport.host.torch.ops import bytes_of
 
 __all__ = ["guard_messages"]
@@ -94,9 +94,11 @@ def _message(x: torch.Tensor, peer: int, tag: int, group: Any, *, sending: bool)
 
 
 def _send(messages: _Messages, x: torch.Tensor, message: MessageFingerprint) -> SimulatedWork:
-    ticket = messages.post(message, _to_bytes(x), sending=True)
+    sent = _to_bytes(x)
+    ticket = messages.post(message, sent, sending=True)
 
     def finish() -> list[torch.Tensor]:
+        require_unwritten(x, sent, message.site)
         messages.settle(ticket)
         return [x]
 

@@ -9,7 +9,7 @@ from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
 from hyper_parallel.transport.frontends.c10d.simulated_group import CollectiveGroup
-from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork
+from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
 from hyper_parallel.transport.simulated.message_board import Posted
 from hyper_parallel.transport.simulated.threads import ThreadEndpoint
 
@@ -26,9 +26,11 @@ class MessageGroup(CollectiveGroup):
         """Send a tensor to the member of group rank ``destination``."""
         (x,) = tensors
         message = self._message("send", x, self.rank(), destination, tag)
-        posted = self._board.post(message, x.detach().clone(), sending=True)
+        sent = x.detach().clone()
+        posted = self._board.post(message, sent, sending=True)
 
         def finish() -> list[torch.Tensor]:
+            require_unwritten(x, sent, message.site)
             self._board.matched(posted)
             return [x]
 

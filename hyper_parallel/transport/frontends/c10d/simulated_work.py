@@ -8,7 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["SimulatedWork"]
+from hyper_parallel.errors import HandleError
+from hyper_parallel.transport.host.torch.ops import bytes_of
+
+__all__ = ["SimulatedWork", "require_unwritten"]
 
 _Work: Any = dist.Work
 
@@ -100,3 +103,20 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
             self._future = torch.futures.Future()
             self._future.set_result(self._outputs)
         return self._future
+
+
+def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: str) -> None:
+    """Raise a HandleError if a tensor that is being sent is not what it was when the send started.
+
+    Args:
+        x: the tensor, when its send is waited for.
+        sent: a copy of it, or of its bytes, from the start.
+        site: ``file:line`` of the send.
+    """
+    now, then = bytes_of(x.cpu()), bytes_of(sent.cpu()) if isinstance(sent, torch.Tensor) else sent
+    equal = torch.equal(now, then) if isinstance(then, torch.Tensor) else now.numpy().tobytes() == then
+    if not equal:
+        raise HandleError(
+            f"the tensor of the isend at {site} was written before its wait: the receiver may get the old values, the "
+            "new ones or some of both; wait for the send first, or send a copy"
+        )

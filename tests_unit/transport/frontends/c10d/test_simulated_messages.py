@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.verify import simulate
+from hyper_parallel.verify import launch as run_in_processes, simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -71,14 +71,13 @@ def test_lists_of_objects():
 
 
 def test_a_payload_is_the_value_at_the_time_of_sending():
-    """A sender that writes into its tensor after isend changes nobody's message."""
+    """A sender that writes into its tensor after an isend that it never waits for changes nobody's message."""
 
     def body():
         x = torch.ones(2)
         if dist.get_rank() == 0:
-            work = dist.isend(x, 1)
+            dist.isend(x, 1)
             x.zero_()
-            work.wait()
         else:
             dist.recv(x.zero_(), 0)
         return x.tolist()
@@ -216,3 +215,45 @@ def test_asking_lets_others_run_and_tells_the_source():
         return x.item(), work.source_rank()
 
     assert simulate(body, 2, "torch")[0] == (5.0, 1)
+
+
+def test_shapes_of_equal_size_make_no_difference():
+    """A tensor may be received into one of another shape and equal size, as over gloo, with its values in order."""
+
+    def body(sent, taken):
+        if dist.get_rank():
+            dist.send(torch.full(sent, 3.5), 0)
+            return None
+        x = torch.zeros(taken)
+        dist.recv(x, 1)
+        return x.tolist()
+
+    assert simulate(body, 2, "torch", args=((), (1,)))[0] == [3.5]
+    assert simulate(body, 2, "torch", args=((1,), ()))[0] == 3.5
+    assert simulate(body, 2, "torch", args=((3, 1, 2), (3, 2)))[0] == [[3.5] * 2] * 3
+
+
+@pytest.mark.parametrize("launch", ["simulated", "processes"])
+def test_a_tensor_is_not_written_while_its_send_is_pending(launch):
+    """Writing to what is being sent is an error at its wait; other rows of its memory and equal values are none."""
+
+    def body(rows, value):
+        room = torch.ones(3, 2)
+        if dist.get_rank():
+            work = dist.isend(room[0], 0)
+            room[rows] = value
+            work.wait()
+            return None
+        dist.recv(room[0], 1)
+        return room[0].tolist()
+
+    run = simulate if launch == "simulated" else run_in_processes
+    for rows, value in ((1, 7.0), (0, 1.0)):
+        assert run(body, 2, "torch", args=(rows, value))[0] == [1.0, 1.0]
+    with pytest.raises(RankFailedError) as caught:
+        run(body, 2, "torch", args=(0, 7.0))
+    line = body.__code__.co_firstlineno + 3
+    assert (
+        f"the tensor of the isend at {__file__}:{line} was written before its wait: the receiver may get the old "
+        "values, the new ones or some of both; wait for the send first, or send a copy" in str(caught.value)
+    )

@@ -1,0 +1,154 @@
+"""Rows that ranks have and the reference does not: a vocabulary that is padded to a multiple of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.axes import Axes
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.matching import find_part
+from hyper_parallel.verify.engine.store import first_rows, is_constant
+from hyper_parallel.verify.frameworks.contract.records import Record
+
+__all__ = ["without_padding"]
+
+_PARAMETERS = ("weight", "gradient", "state", "saved")
+_ACTIVATIONS = ("output", "mask", "value")
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """The padding of a group of ranks that hold the parts of one parameter, one after the other.
+
+    Attributes:
+        name: of the parameter.
+        group: the ranks, in order.
+        dim: that is padded.
+        sizes: of the ranks' parts, by rank.
+        total: size of the dim in the reference.
+    """
+
+    name: str
+    group: tuple[int, ...]
+    dim: int
+    sizes: Mapping[int, int]
+    total: int
+
+    def kept(self, rank: int) -> int:
+        """Return how many rows of a rank the reference has."""
+        before = sum(self.sizes[other] for other in self.group[: self.group.index(rank)])
+        return min(max(self.total - before, 0), self.sizes[rank])
+
+    def words(self) -> str:
+        """Return what is not compared."""
+        rows = {rank: self.sizes[rank] - self.kept(rank) for rank in self.group}
+        parts = [f"{count} on rank {rank}" for rank, count in rows.items() if count]
+        return (
+            f"the last rows of dim {self.dim} of {self.name}, {', '.join(parts)}: the single device has "
+            f"{self.total} rows, the ranks {sum(self.sizes.values())}"
+        )
+
+
+def without_padding(
+    reference: Mapping[Key, Record], ranks: Sequence[Mapping[Key, Record]], axes: Axes
+) -> tuple[list[dict[Key, Record]], list[str]]:
+    """Return the ranks' records without rows that pad a parameter, and what was left out.
+
+    Rows are padding if the parts of a group of ranks, one after the other, begin with the reference's parameter before
+    training and are longer. Gradients, states and outputs of those sizes lose the same rows.
+
+    Args:
+        reference: its records by key.
+        ranks: each rank's records by key.
+        axes: of the program.
+    """
+    groups = [(rank,) for rank in range(len(ranks))]
+    groups += [tuple(group) for sets in axes.groups.values() for group in sets if len(group) > 1]
+    found: dict[tuple[str, int], _Padding] = {}
+    for key, record in reference.items():
+        if key[0] == "weight" and key[2] == -1:
+            for group in groups:
+                padding = _padding_of(key, record.value, group, ranks)
+                if padding is not None:
+                    found.update({(key[1], rank): padding for rank in group})
+    trimmed = [
+        {key: _trimmed(record, rank, reference.get(key), found, ranks) for key, record in index.items()}
+        if any(other == rank for _, other in found) else dict(index)
+        for rank, index in enumerate(ranks)
+    ]  # fmt: skip
+    return trimmed, list(dict.fromkeys(padding.words() for padding in found.values()))
+
+
+def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Mapping[Key, Record]]) -> _Padding | None:
+    if any(key not in ranks[rank] for rank in group) or is_constant(value):
+        return None
+    total = np.shape(value)
+    shapes = [np.shape(ranks[rank][key].value) for rank in group]
+    if any(len(shape) != len(total) for shape in shapes):
+        return None
+    for dim, size in enumerate(total):
+        others = [shape[:dim] + shape[dim + 1 :] for shape in shapes]
+        if sum(shape[dim] for shape in shapes) <= size or any(
+            other != total[:dim] + total[dim + 1 :] for other in others
+        ):
+            continue
+        if len(group) > 1 and any(shape[dim] >= size for shape in shapes):
+            continue  # replicas
+        joined = np.concatenate([np.asarray(ranks[rank][key].value) for rank in group], axis=dim)
+        if np.array_equal(np.take(joined, np.arange(size), axis=dim), np.asarray(value)):
+            sizes = {rank: shape[dim] for rank, shape in zip(group, shapes, strict=True)}
+            padding = _Padding(key[1], group, dim, sizes, size)
+            padded = [rank for rank in group if padding.kept(rank) < sizes[rank]]
+            if all(find_part(np.asarray(ranks[rank][key].value), value) is None for rank in padded):
+                return padding
+    return None
+
+
+def _trimmed(
+    record: Record,
+    rank: int,
+    reference: Record | None,
+    found: Mapping[tuple[str, int], _Padding],
+    ranks: Sequence[Mapping[Key, Record]],
+) -> Record:
+    """Return a record without its rows of padding."""
+    if record.kind in _PARAMETERS:
+        own = next(
+            (padding for (name, other), padding in found.items() if other == rank and _is_of(record.name, name)), None
+        )
+        pads = [] if own is None else [own]
+    elif record.kind in _ACTIVATIONS and reference is not None:
+        pads = [padding for (_, other), padding in found.items() if other == rank]
+    else:
+        return record
+    for padding in pads:
+        shape = np.shape(record.value)
+        dims = [padding.dim] if record.kind in _PARAMETERS else range(len(shape))
+        for dim in dims:
+            if len(shape) <= dim or shape[dim] != padding.sizes[rank] or padding.kept(rank) == shape[dim]:
+                continue
+            if record.kind in _ACTIVATIONS and not _is_padded(record, reference, dim, padding, ranks):
+                continue
+            return replace(record, value=first_rows(record.value, dim, padding.kept(rank)), region=None)
+    return record
+
+
+def _is_of(name: str, parameter: str) -> bool:
+    """Return whether a gradient, state or saved value belongs to a parameter."""
+    own = name.partition(":")[0]
+    return own == parameter or own.endswith(f".{parameter}")
+
+
+def _is_padded(
+    record: Record, reference: Record | None, dim: int, padding: _Padding, ranks: Sequence[Mapping[Key, Record]]
+) -> bool:
+    """Return whether the ranks have more rows of an output than the reference, as many as of the parameter."""
+    total = () if reference is None else np.shape(reference.value)
+    if len(total) != np.ndim(record.value) or total[dim] != padding.total:
+        return False
+    sizes = [np.shape(ranks[rank][record.key].value) for rank in padding.group if record.key in ranks[rank]]
+    return [size[dim : dim + 1] for size in sizes] == [(padding.sizes[rank],) for rank in padding.group]
