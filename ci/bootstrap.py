@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Run the library, or its tests, from a fresh checkout: one command that needs Python 3.10-3.12 and pip only.
+"""Run the library, or its tests, from a fresh checkout: one command that needs Python 3.10 or newer and pip only.
 
     python3 ci/bootstrap.py verify model     # any `hyper-parallel` command, with both frameworks
     python3 ci/bootstrap.py workshop trend   # any command of ci/workshop
     python3 ci/bootstrap.py test [tox args]  # the tests: lint, typing, both frameworks, real processes, demo
+
+Python 3.10 to 3.12 run both frameworks; newer ones, for which MindSpore has no wheels, run PyTorch's half. Libraries
+for accelerators, of several GB, are fetched only with HP_ACCELERATOR=1 in the environment.
 
 What is needed is installed once under `.venv/` in the checkout; a second run starts at once, unless a file that
 decides what gets installed has changed. The exit status is that of the command. Nothing outside the checkout is
@@ -21,24 +24,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv"
 CONSTRAINTS = ROOT / "ci" / "constraints.txt"
-OLDEST, NEWEST = (3, 10), (3, 12)
+OLDEST, NEWEST = (3, 10), (3, 12)  # for which both frameworks publish wheels
 
 # Name of the environment -> what pip installs into it. The checkout itself is editable: new code needs no reinstall.
 REQUIREMENTS = {
     "run": ["--editable", f"{ROOT}[torch,mindspore]"],
+    "torch": ["--editable", f"{ROOT}[torch]"],
     "coverage": ["--editable", f"{ROOT}[test]"],
     "tox": ["tox", "uv"],
 }
 WHAT = {
     "run": "both frameworks, a download of about 1 GB the first time",
+    "torch": "PyTorch, a download of about 300 MB the first time",
     "coverage": "the tools of the tests, without a framework",
     "tox": "tox",
 }
 # Blocking launches are 20 times faster on few cores, and report an error where it happened; 4 silences the C++ log.
+ACCELERATOR = "HP_ACCELERATOR"
+LIBRARIES = ("nvidia-", "cuda-", "triton", "pytorch-triton")  # what PyTorch's builds for accelerators need
 FRAMEWORK_ENV = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
 VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 PIP_ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
@@ -75,20 +83,72 @@ def other_python() -> "str | None":
     return None
 
 
-def require_python() -> None:
-    """Continue under a usable Python, or print which versions are needed."""
-    if usable(sys.version_info[:2]):
-        return
+def require_python(name: str) -> str:
+    """Return the environment to use: PyTorch's alone under a Python that MindSpore has no wheels for.
+
+    Where another usable Python is on PATH, the script continues under that one. The tests need both frameworks.
+    """
+    version = sys.version_info[:2]
+    if usable(version):
+        return name
     here = ".".join(map(str, sys.version_info[:3]))
     interpreter = other_python()
-    if interpreter is None:
+    if interpreter is not None:
+        say(f"this is Python {here}; continuing with {interpreter}")
+        os.execv(interpreter, [interpreter, *sys.argv])  # noqa: S606 - replaces this process by the same script
+    if version < OLDEST or name == "tox":
         raise SetupError(
             f"this is Python {here}, and no Python 3.10, 3.11 or 3.12 with pip is on PATH. PyTorch and MindSpore "
             "share these three versions only. Install one and run:  python3.11 ci/bootstrap.py "
             + " ".join(sys.argv[1:])
         )
-    say(f"this is Python {here}; continuing with {interpreter}")
-    os.execv(interpreter, [interpreter, *sys.argv])  # noqa: S606 - replaces this process by the same script
+    if name == "run":
+        say(f"this is Python {here}, and MindSpore has wheels for 3.10 to 3.12 only: PyTorch's half runs")
+        return "torch"
+    return name
+
+
+def accelerator_libraries(python: "str | Path") -> "list[str]":
+    """Return the packages for accelerators that PyTorch's wheel on the package index asks for; none in a CPU build."""
+    report = resolved(python, "--no-deps")
+    wanted = report[0]["metadata"].get("requires_dist", []) if report else []
+    return [line for line in wanted if line.startswith(LIBRARIES)]
+
+
+def resolved(python: "str | Path", *options: str) -> "list[dict]":
+    """Return what pip would install for PyTorch, as its report says; an empty list if pip cannot say."""
+    command = [str(python), "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
+    command += ["--only-binary", ":all:", *options, "-c", str(CONSTRAINTS), "torch"]
+    done = subprocess.run(
+        command, check=False, env={**os.environ, **PIP_ENV}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return json.loads(done.stdout.decode())["install"] if done.returncode == 0 else []
+
+
+def size_of(url: str) -> int:
+    """Return the size of a file of a package index in bytes; 0 if it does not say."""
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=10) as answer:  # noqa: S310 - pip's own address
+            return int(answer.headers.get("Content-Length") or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def refuse_accelerator_libraries(python: "str | Path") -> None:
+    """Raise before pip fetches libraries for accelerators that nobody has asked for."""
+    if os.environ.get(ACCELERATOR) == "1":
+        return
+    if not accelerator_libraries(python):
+        return
+    packages = [entry for entry in resolved(python) if entry["metadata"]["name"].lower().startswith(LIBRARIES)]
+    size = sum(size_of(entry["download_info"]["url"]) for entry in packages)
+    of_size = f" of {size / 1e9:.1f} GB" if size else ", several GB"
+    raise SetupError(
+        f"PyTorch's wheel on the package index is the build for accelerators: it brings {len(packages)} packages"
+        f"{of_size}, which verification on a CPU does not need. Take PyTorch's CPU build: "
+        "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; or fetch them with "
+        f"{ACCELERATOR}=1"
+    )
 
 
 def python_of(env: Path) -> Path:
@@ -98,7 +158,8 @@ def python_of(env: Path) -> Path:
 
 def works(env: Path) -> bool:
     """Return whether an environment is there, complete, and of a usable Python, whichever one created it."""
-    code = f"import sys, pip; sys.exit(not {OLDEST!r} <= sys.version_info[:2] <= {NEWEST!r})"
+    newest = (4, 0) if env.name == "torch" else NEWEST
+    code = f"import sys, pip; sys.exit(not {OLDEST!r} <= sys.version_info[:2] <= {newest!r})"
     return python_of(env).exists() and succeeds([str(python_of(env)), "-c", code])
 
 
@@ -182,6 +243,8 @@ def ensure(name: str) -> "tuple[Path, dict[str, str]]":
 
     The stamp is written last: an interrupted install is taken up again by the next run.
     """
+    if not works(HOME / name):
+        name = require_python(name)
     env, stamp = HOME / name, HOME / name / "installed"
     if stamp.exists() and stamp.read_text() == fingerprint(name) and works(env):
         return env / "bin", checked_wheels(python_of(env)) if name == "tox" else {}
@@ -189,12 +252,13 @@ def ensure(name: str) -> "tuple[Path, dict[str, str]]":
         stamp.unlink()
     started = time.monotonic()
     if not works(env):
-        require_python()
         say(f"creating {env.relative_to(ROOT)} with Python {'.'.join(map(str, sys.version_info[:3]))}")
         HOME.mkdir(exist_ok=True)
         if not create_with_venv(env):
             create_with_virtualenv(env, held=name == "tox")
     wheels = checked_wheels(python_of(env)) if name == "tox" else {}
+    if name in {"run", "torch"}:
+        refuse_accelerator_libraries(python_of(env))
     say("installing " + WHAT[name])
     run_pip(python_of(env), "install", "--no-compile", "-c", str(CONSTRAINTS), *REQUIREMENTS[name], wheels=wheels)
     stamp.write_text(fingerprint(name))

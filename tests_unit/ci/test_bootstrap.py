@@ -32,6 +32,7 @@ def calls(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap, "create_with_venv", create)
     monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args, **_wheels: done.append(args[0]))
     monkeypatch.setattr(bootstrap, "works", lambda env: (env / "bin").exists())
+    monkeypatch.setattr(bootstrap, "resolved", lambda _python, *_options: [])
     return done
 
 
@@ -64,13 +65,81 @@ def test_an_interrupted_install_is_taken_up_again(bootstrap, calls, monkeypatch)
     assert calls == ["venv", "install"]
 
 
-@pytest.mark.parametrize("version", [(3, 8), (3, 9), (3, 13), (3, 14)])
-def test_a_python_without_wheels_says_which_is_needed(bootstrap, monkeypatch, capsys, version):
-    """Outside Python 3.10 to 3.12 the message names the versions, and the exit status is 1."""
+@pytest.mark.parametrize(
+    "version, args",
+    [((3, 8), ["verify", "model"]), ((3, 9), ["verify", "model"]), ((3, 13), ["test"]), ((3, 14), ["test"])],
+)
+def test_a_python_without_wheels_says_which_is_needed(bootstrap, monkeypatch, capsys, version, args):
+    """Before Python 3.10, and for the tests after 3.12, the message names the versions, and the exit status is 1."""
     monkeypatch.setattr(sys, "version_info", (*version, 0))
     monkeypatch.setattr(bootstrap, "other_python", lambda: None)
-    assert bootstrap.main(["verify", "model"]) == 1
+    assert bootstrap.main(args) == 1
     assert "no Python 3.10, 3.11 or 3.12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", [(3, 13), (3, 14)])
+def test_a_python_without_wheels_of_mindspore_runs_the_half_of_pytorch(bootstrap, calls, monkeypatch, capsys, version):
+    """After Python 3.12, a command gets an environment with PyTorch alone, and a line says why."""
+    monkeypatch.setattr(sys, "version_info", (*version, 0))
+    monkeypatch.setattr(bootstrap, "other_python", lambda: None)
+    scripts, wheels = bootstrap.ensure("run")
+    assert (scripts, wheels, calls) == (bootstrap.HOME / "torch" / "bin", {}, ["venv", "install"])
+    assert "MindSpore has wheels for 3.10 to 3.12 only: PyTorch's half runs" in capsys.readouterr().err
+    assert bootstrap.ensure("run")[0] == scripts
+    assert calls == ["venv", "install"]
+
+
+def package(name, size, requires=()):
+    """One package of pip's report."""
+    return {"metadata": {"name": name, "requires_dist": list(requires)}, "download_info": {"url": f"{name}:{size}"}}
+
+
+@pytest.mark.parametrize("size, words", [(3_400_000_000, " of 3.5 GB"), (0, ", several GB")])
+def test_libraries_for_accelerators_are_not_fetched_unasked(bootstrap, calls, monkeypatch, size, words):
+    """Where PyTorch's wheel asks for them, nothing is installed, and the message says their size and what to do."""
+    torch = package("torch", 1, ["sympy", "nvidia-cublas==13.1; platform_system == 'Linux'", "triton==3.7"])
+    rest = [package("sympy", 9e12), package("nvidia-cublas", size), package("triton", size / 34)]
+    monkeypatch.setattr(
+        bootstrap, "resolved", lambda _python, *options: [torch] if "--no-deps" in options else [torch, *rest]
+    )
+    monkeypatch.setattr(bootstrap, "size_of", lambda url: int(float(url.partition(":")[2])))
+    monkeypatch.delenv("HP_ACCELERATOR", raising=False)
+    with pytest.raises(bootstrap.SetupError) as raised:
+        bootstrap.ensure("run")
+    assert str(raised.value) == (
+        f"PyTorch's wheel on the package index is the build for accelerators: it brings 2 packages{words}, which "
+        "verification on a CPU does not need. Take PyTorch's CPU build: "
+        "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; or fetch them with HP_ACCELERATOR=1"
+    )
+    assert calls == ["venv"]
+    monkeypatch.setenv("HP_ACCELERATOR", "1")
+    bootstrap.ensure("run")
+    assert calls == ["venv", "install"]
+
+
+def test_a_build_for_the_cpu_is_installed(bootstrap, calls, monkeypatch):
+    """A wheel that asks for no library of an accelerator is installed without further questions."""
+    monkeypatch.setattr(bootstrap, "resolved", lambda _python, *_options: [package("torch", 1, ["sympy", "networkx"])])
+    bootstrap.ensure("run")
+    assert calls == ["venv", "install"]
+
+
+def test_what_pip_would_install_comes_from_its_report(bootstrap, monkeypatch, tmp_path):
+    """The packages are those of pip's report; none if pip fails, which the installation then says."""
+    pip = tmp_path / "python"
+    pip.write_text("#!/bin/sh\necho '{\"install\": [1, 2]}'\n")
+    pip.chmod(0o755)
+    assert bootstrap.resolved(pip) == [1, 2]
+    pip.write_text("#!/bin/sh\nexit 1\n")
+    assert bootstrap.resolved(pip) == []
+
+
+def test_the_size_of_a_file_is_what_its_server_says(bootstrap, tmp_path):
+    """The size comes without the file; what gives none counts as unknown."""
+    path = tmp_path / "file.whl"
+    path.write_bytes(bytes(321))
+    assert bootstrap.size_of(path.as_uri()) == 321
+    assert bootstrap.size_of((tmp_path / "missing.whl").as_uri()) == 0
 
 
 def test_a_python_without_venv_and_pip_says_what_to_install(bootstrap, monkeypatch):
