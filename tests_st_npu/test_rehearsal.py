@@ -90,7 +90,7 @@ print(*{engine for engine, *_ in run.results})
 _CHECKS = """
 from hyper_parallel.cli import main
 from hyper_parallel.verify import check_function
-from hyper_parallel.verify.redistribution import verify_redistribution
+from hyper_parallel.verify.checker.redistribution import verify_redistribution
 
 report = verify_redistribution("torch", (3,), (5, 3), device="npu")
 assert report.ok, report.text()

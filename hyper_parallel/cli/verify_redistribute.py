@@ -17,7 +17,7 @@ from hyper_parallel.verify.run_header import report_json
 if TYPE_CHECKING:
     from typing import Any
 
-    from hyper_parallel.verify.redistribution import RedistributionReport
+    from hyper_parallel.verify.checker.redistribution import RedistributionReport
 
 __all__ = ["add_parser", "run"]
 
@@ -50,7 +50,7 @@ def add_parser(kinds: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check every mesh on every framework; return 0 if all held."""
-    from hyper_parallel.verify.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
+    from hyper_parallel.verify.checker.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
     if arguments.quick and arguments.mesh is not None:
         msg = "--quick chooses the meshes; leave it out, or --mesh"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         shuffled,
         size,
     )
-    from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.checker.function import check_function
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.frameworks.contract.recording import record
     from hyper_parallel.verify.model import verify_model
@@ -70,7 +70,7 @@ __getattr__, __dir__ = lazy_exports(
             "indices",
         ),
         "hyper_parallel.verify.model_case": ("ModelCase", "ParallelPlan"),
-        "hyper_parallel.verify.check": ("check_function",),
+        "hyper_parallel.verify.checker.function": ("check_function",),
         "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),

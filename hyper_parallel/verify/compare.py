@@ -1,4 +1,4 @@
-"""Comparing values: a parallel run with the single-device one, and arrays element by element."""
+"""Comparing values of a parallel run with those of the single device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Comparison", "TensorCheck", "difference", "elementwise_difference", "magnitude"]
-
-_ULPS = 64
-"""Default tolerance of :func:`elementwise_difference`, in units in the last place."""
+__all__ = ["Comparison", "TensorCheck", "difference", "magnitude"]
 
 
 @dataclass(frozen=True)
@@ -136,36 +133,6 @@ def difference(actual: Any, expected: Any, bound: float, floor: float = 0.0) -> 
     index = f" at {[int(position) for position in worst]}" if worst else ""
     values = f"{actual[worst]:.9g}{index}, single device {expected[worst]:.9g}"
     return error, f"{values} (error {error:.1e}, bound {bound:.1e})"
-
-
-def elementwise_difference(
-    actual: Any, expected: Any, tolerance: float | None, scale: float | None = None
-) -> str | None:
-    """Return how two arrays differ in shape, dtype or any element; None if they do not. NaN equals NaN.
-
-    Args:
-        actual: an array.
-        expected: what it should be.
-        tolerance: relative and absolute, as in ``numpy.isclose``, times ``max(1, largest magnitude)``; None takes 64
-            units in the last place.
-        scale: magnitude that the default tolerance is relative to; None takes ``max(1, largest magnitude)``.
-    """
-    if actual.shape != expected.shape:
-        return f"has shape {actual.shape}, should have {expected.shape}"
-    if actual.dtype != expected.dtype:
-        return f"has dtype {actual.dtype}, should have {expected.dtype}"
-    if expected.size == 0:
-        return None
-    if expected.dtype.kind not in "fc":
-        return None if (actual == expected).all() else f"differs in {int((actual != expected).sum())} elements"
-    bound = float(_ULPS * np.finfo(expected.dtype).eps) if tolerance is None else tolerance
-    scale = max(1.0, magnitude(expected)) if scale is None or tolerance is not None else scale
-    close = np.isclose(actual, expected, rtol=bound, atol=bound * scale, equal_nan=True)
-    if close.all():
-        return None
-    worst = np.unravel_index(np.argmax(~close), close.shape)
-    values = f"is {actual[worst]!r} at {worst}, should be {expected[worst]!r}"
-    return f"{values} ({int((~close).sum())} of {close.size} differ)"
 
 
 def _finite_part(actual: Any, expected: Any) -> tuple[Any, Any, str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.compare import Comparison, difference, elementwise_difference
+from hyper_parallel.verify.compare import Comparison, difference
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,3 @@ def test_infinities_of_a_buffer_must_be_the_same_ones():
     comparison.compare("buffer", "", "finite", 0, mask + np.array([0.0, 0.0, 1e-3]), mask)
     comparison.compare("weight", "", "weight", 0, mask, mask)
     assert [check.name for check in comparison.checks if check.ok] == ["same"]
-
-
-def test_arrays_are_compared_element_by_element():
-    """Shape, dtype, exact values of integers and close values of floats are compared; NaN equals NaN."""
-    ones, nan = np.ones(2), np.array([np.nan, 1.0])
-    assert elementwise_difference(ones, np.ones(3), None) == "has shape (2,), should have (3,)"
-    assert elementwise_difference(ones.astype("f4"), ones, None) == "has dtype float32, should have float64"
-    assert elementwise_difference(np.array([1, 2]), np.array([1, 3]), None) == "differs in 1 elements"
-    assert elementwise_difference(ones + 1e-6, ones, None) is not None
-    assert elementwise_difference(ones + 1e-6, ones, 1e-5) is None
-    assert elementwise_difference(nan, nan, None) is None
-    assert elementwise_difference(nan, ones, None) is not None
-    assert elementwise_difference(np.ones(0), np.ones(0), None) is None

@@ -13,11 +13,11 @@ import numpy as np
 
 from hyper_parallel.core.shard.sample import DType, Value
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.checker.choices import random_placements
 from hyper_parallel.verify.fuzz import idioms
 from hyper_parallel.verify.fuzz.catalogue import Catalogue
 from hyper_parallel.verify.fuzz.execution import call_step, execute, plain_leaves, returned
 from hyper_parallel.verify.fuzz.language import language_of
-from hyper_parallel.verify.fuzz.leaves import random_placements
 from hyper_parallel.verify.fuzz.program import Leaf, Program, Step, TensorRef, operands
 from hyper_parallel.verify.ops.values import Slot, fill, substitute
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.checker.shards import printable_shard
 from hyper_parallel.verify.fuzz.idioms import MOVE
-from hyper_parallel.verify.fuzz.leaves import local_array
 from hyper_parallel.verify.fuzz.program import TensorRef
 from hyper_parallel.verify.ops.claims import mesh_of
 
@@ -131,7 +131,7 @@ def _placed(program: Program, language: Language) -> list[str]:
             continue
         layout = Layout.place(mesh, leaf.placements, leaf.array.shape)
         parts = ", ".join(
-            language.values_of(local_array(leaf.array, layout, at, integral=program.integral), leaf.dtype)
+            language.values_of(printable_shard(leaf.array, layout, at, integral=program.integral), leaf.dtype)
             for at in coordinates(mesh)
         )
         shape = tuple(leaf.array.shape)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.checker.difference import difference, is_dyadic
 from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
 from hyper_parallel.verify.fuzz.execution import Key, execute, plain_leaves
-from hyper_parallel.verify.ops.compare import is_dyadic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,19 +111,10 @@ class Truth:
         expected = result.array[box]
         if actual.shape != expected.shape:
             return f"has local shape {list(actual.shape)}, should have {list(expected.shape)}"
-        same = _equal(actual, expected)
-        if same.all():
-            return ""
+        problem = difference(actual, expected)
         for pairs in () if self.exact else _PAIRS:
-            allowed = self._allowed(key, result, pairs)[box]
-            with np.errstate(invalid="ignore", over="ignore"):
-                distance = np.abs(_wide(actual) - _wide(expected))
-            same = same | (distance <= allowed) | np.isinf(allowed)
-            if same.all():
-                return ""
-        worst = tuple(int(index) for index in np.unravel_index(int(np.argmin(same)), same.shape))
-        count = int(same.size - np.count_nonzero(same))
-        return f"is {actual[worst]} at {list(worst)}, should be {expected[worst]} ({count} of {same.size} differ)"
+            problem = problem and difference(actual, expected, self._allowed(key, result, pairs)[box])
+        return problem
 
     def _allowed(self, key: Key, result: Result, pairs: int) -> Any:
         """Return how far each element may be off; infinity where repeats disagree on integers, or on what is finite."""
@@ -220,13 +211,6 @@ def _shares_round(program: Program) -> bool:
         for leaf in program.leaves.values()
         for placement, size in zip(leaf.placements, program.mesh, strict=True)
     )
-
-
-def _equal(actual: Any, expected: Any) -> Any:
-    same = np.asarray(actual == expected)
-    if expected.dtype.kind in "fc":
-        same = same | (np.isnan(actual) & np.isnan(expected))
-    return same
 
 
 def _any(shape: tuple[int, ...], masks: list[Any]) -> Any:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.simulated.endpoint import unwinding
+from hyper_parallel.verify.checker.batch import Failed, World, run_batch
+from hyper_parallel.verify.checker.shards import printable_shard
 from hyper_parallel.verify.fuzz.execution import Key, execute
 from hyper_parallel.verify.fuzz.language import language_of
-from hyper_parallel.verify.fuzz.leaves import local_array
 from hyper_parallel.verify.fuzz.outcome import Outcome
 from hyper_parallel.verify.fuzz.program import operands
 from hyper_parallel.verify.fuzz.truth import Truth, result_of
-from hyper_parallel.verify.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.fuzz.language import Language
@@ -33,9 +33,6 @@ __all__ = ["SECONDS", "run_programs"]
 
 SECONDS = 300.0
 """After which a world that does not end is given up; ranks that wait for each other are noticed at once."""
-
-_STATE = "_hyper_parallel_fuzz_state"
-"""Attribute of an error that ended a rank: the number of programs that it had finished, and its own program's error."""
 
 _SOME_RANKS = "on some ranks only"
 
@@ -82,105 +79,48 @@ def run_programs(framework: str, programs: Sequence[Program], *, timeout: float 
         programs: what to run.
         timeout: seconds for all of them together.
     """
-    outcomes: list[Outcome] = []
-    while len(outcomes) < len(programs):
-        outcomes += _outcomes(framework, programs[len(outcomes) :], timeout)
+    platform, language = platform_named(framework), language_of(framework)
+    world = World(framework, programs[0].world_size if programs else 1, timeout)
+    outcomes = []
+    for program, ranks in zip(programs, run_batch(world, _prepare, (framework,), programs), strict=True):
+        truth = Truth.of(program, platform, language)
+        outcomes.append(_failure(ranks, truth) if isinstance(ranks, Failed) else _judged(truth, ranks))
     return outcomes
 
 
-def _outcomes(framework: str, programs: Sequence[Program], timeout: float) -> list[Outcome]:
-    """Return the outcomes of the first programs, at least of one; a program that ends the world is the last."""
-    platform, language = platform_named(framework), language_of(framework)
-    runs, failure = _run_world(framework, programs, timeout)
-    judged = [
-        _judged(Truth.of(program, platform, language), ranks) for program, ranks in zip(programs, runs, strict=False)
-    ]
-    if failure is None:
-        return judged
-    if judged or len(programs) == 1:
-        last = min(len(judged), len(programs) - 1)
-        outcome = failure.outcome
-        if outcome.text.startswith(_SOME_RANKS) and Truth.of(programs[last], platform, language).error:
-            outcome = replace(outcome, kind="refused by both")
-        return [*judged[:last], outcome]
-    # What rank processes had finished is lost with them: the programs before the failed one run again without it, half
-    # of them where it is not known which one failed.
-    before = len(programs) // 2 if failure.finished is None else min(failure.finished, len(programs) - 1)
-    return _outcomes(framework, programs[: max(1, before)], timeout)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """How a program ended the world.
-
-    Attributes:
-        outcome: of that program.
-        finished: how many programs all ranks had finished before; None if that is not known.
-    """
-
-    outcome: Outcome
-    finished: int | None
-
-
-def _run_world(
-    framework: str, programs: Sequence[Program], timeout: float
-) -> tuple[list[list[_RankRun]], _Failure | None]:
-    """Return what became of programs per rank, and how the next one ended the world, if one did.
-
-    Of ranks that are processes nothing is known after a failure but how many programs they had finished.
-    """
-    world_size = programs[0].world_size
-    shared: list[list[_RankRun]] = [[] for _ in range(world_size)]
-    failure = None
-    try:
-        per_rank = simulate(_run_rank, world_size, framework, (framework, programs, shared), timeout=timeout)
-    except RankFailedError as error:
-        per_rank, failure = shared, _failure(error)
-    done = min(map(len, per_rank))
-    return [[runs[number] for runs in per_rank] for number in range(done)], failure
-
-
-def _failure(error: RankFailedError) -> _Failure:
-    """Return how the program after the last that all ranks finished ended the world."""
-    failures = getattr(error, "failures", {})
-    cause = next(iter(failures.values()), error)
-    states = [state for failed in failures.values() if (state := getattr(failed, _STATE, None)) is not None]
-    finished = min((done for done, _ in states), default=None)
-    texts = {text for _, text in states if text}
+def _failure(failed: Failed, truth: Truth) -> Outcome:
+    """Return the outcome of a program that ended the world."""
+    failures = failed.error.failures
+    cause = next(iter(failures.values()), failed.error)
+    texts = {run.error for run in failed.results if run.error}
     if texts:
-        return _Failure(Outcome("internal error", f"{_SOME_RANKS}: {min(texts)}"), finished)
-    if any(isinstance(failed, (CollectiveMismatchError, TimeoutError)) for failed in failures.values()):
-        text = f"{type(cause).__name__}: {error if isinstance(cause, TimeoutError) else cause}"
-        return _Failure(Outcome("hang", text), finished)
-    return _Failure(Outcome("internal error", f"{type(cause).__name__}: {cause}"), finished)
+        kind = "refused by both" if truth.error else "internal error"
+        return Outcome(kind, f"{_SOME_RANKS}: {min(texts)}")
+    if any(isinstance(error, (CollectiveMismatchError, TimeoutError)) for error in failures.values()):
+        text = f"{type(cause).__name__}: {failed.error if isinstance(cause, TimeoutError) else cause}"
+        return Outcome("hang", text)
+    return Outcome("internal error", f"{type(cause).__name__}: {cause}")
 
 
 # -- on a rank ---------------------------------------------------------------------------------------------------------
 
 
-def _run_rank(framework: str, programs: Sequence[Program], shared: Sequence[list[_RankRun]]) -> list[_RankRun]:
-    """Run all programs on this rank; all ranks meet after each."""
+def _prepare(framework: str) -> Callable[[Program], _RankRun]:
+    """Return what runs one program on this rank."""
     platform, language = platform_named(framework), language_of(framework)
-    transport = platform.transport()
     meshes: dict[tuple[int, ...], Any] = {}
-    runs = shared[transport.rank]
-    for program in programs:
+
+    def run(program: Program) -> _RankRun:
         if program.mesh not in meshes:
             names = [f"m{axis}" for axis in range(len(program.mesh))]
             meshes[program.mesh] = init_device_mesh("cpu", program.mesh, mesh_dim_names=names)
-        run = _RankRun()
-        try:
-            _run_one(run, program, meshes[program.mesh], platform, language)
-            transport.barrier(tuple(range(transport.world_size)))
-        except Exception as error:
-            setattr(error, _STATE, (len(runs), run.error))
-            raise
-        runs.append(run)
-    return runs
+        return _run_one(program, meshes[program.mesh], platform, language)
+
+    return run
 
 
-def _run_one(run: _RankRun, program: Program, mesh: Any, platform: Platform, language: Language) -> None:
-    """Run one program; ``run`` becomes what became of it."""
+def _run_one(program: Program, mesh: Any, platform: Platform, language: Language) -> _RankRun:
+    run = _RankRun()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -196,13 +136,14 @@ def _run_one(run: _RankRun, program: Program, mesh: Any, platform: Platform, lan
         if unwinding(error):
             raise
         run.error = f"{type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
+    return run
 
 
 def _leaves(program: Program, mesh: Any, platform: Platform, language: Language) -> dict[int, Any]:
     leaves = {}
     for number, leaf in program.leaves.items():
         layout = Layout.place(mesh, leaf.placements, leaf.array.shape)
-        local = local_array(leaf.array, layout, mesh.coordinate, integral=program.integral)
+        local = printable_shard(leaf.array, layout, mesh.coordinate, integral=program.integral)
         tensor = platform.from_numpy(local).to(platform.str_to_dtype(leaf.dtype))
         leaves[number] = language.leaf(platform.wrap(tensor, layout), requires_grad=leaf.requires_grad)
     return leaves

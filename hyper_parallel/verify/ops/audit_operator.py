@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.sample import exemption, samples_of
-from hyper_parallel.errors import CollectiveMismatchError, RankFailedError, UnsupportedOperatorError
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.simulated.endpoint import RankAbortedError
+from hyper_parallel.verify.checker.batch import Failed, World, run_batch
+from hyper_parallel.verify.checker.checker import DistributedTensors, PlacementChecker, as_list
+from hyper_parallel.verify.checker.choices import possible_placements
 from hyper_parallel.verify.ops.audit import OUTCOMES, TARGETS, WORLDS, AuditFinding, OperatorAudit
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.compare import difference
-from hyper_parallel.verify.ops.reference import Reference, as_list, function_reference
+from hyper_parallel.verify.ops.reference import Reference, function_reference
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import QUICK
-from hyper_parallel.verify.ops.shards import can_be_partial, local_shards
 from hyper_parallel.verify.ops.sweep import Sweep
-from hyper_parallel.verify.ops.values import Slot, seed_of, size_choices, substitute
-from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.sample import Sample
+    from hyper_parallel.verify.checker.checker import Operand
     from hyper_parallel.verify.ops.reference import Case
     from hyper_parallel.verify.ops.values import FilledSample
 
@@ -40,7 +40,7 @@ __all__ = ["audit_operator"]
 
 _CHOICES = 2  # choices of sizes per sample
 _MOST = 24  # tuples of placements per sample, choice of sizes and world
-_PATIENCE = 20  # runs that may fail per operator and world: each ends its ranks
+_MAX_FAILURES = 20  # runs that may fail per operator and world: each ends its ranks
 _EARLIER = 100  # calls of the same operator whose cached results may matter
 _TIMEOUT = 300.0
 _MISMATCH = f"{CollectiveMismatchError.__module__}.{CollectiveMismatchError.__qualname__}"
@@ -77,19 +77,22 @@ class _Job:
 
     def call(self, operands: Sequence[Any]) -> list[Any]:
         """Call with ``operands`` in place of the sample's."""
-        filled = self.case.filled
+        return self.run(*self.case.filled.with_operands(operands))
 
-        def operand_of(leaf: Any) -> Any:
-            return operands[leaf.index] if isinstance(leaf, Slot) else leaf
+    def checker(self, world: int, tensors: Any = None) -> PlacementChecker:
+        """Return the check of the call on ``world`` ranks."""
+        case = self.case
+        exact = case.reference.exact and _halves(world)
+        expected = replace(case.reference.expected, exact=exact, eps=case.reference.eps * self.growth)
+        return PlacementChecker(
+            self.call, case.filled.arrays, expected, mesh_of((world,)), tensors,
+            integral=case.filled.integral, values=not case.sample.uninitialized, first_only=True,
+        )  # fmt: skip
 
-        return self.run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of))
-
-    def shards(self, index: int, world: int) -> Sequence[Any]:
-        """Return the local array of every rank of operand ``index``."""
-        array = self.case.filled.arrays[index]
-        layout = Layout.place(mesh_of((world,)), [self.places[index]], array.shape)
-        rng = np.random.default_rng([self.case.seed, index])
-        return local_shards(array, layout, rng, integral=self.case.filled.integral)
+    @property
+    def tuples(self) -> tuple[tuple[Placement, ...], ...]:
+        """The placements, as those of a mesh of one axis."""
+        return tuple((placement,) for placement in self.places)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class _Outcome:
         gradient: whether it happened in backward or shows in a gradient.
         which: index of the output, or of the operand whose gradient it is.
         backward: whether gradients were compared.
+        rank: on which it happened.
     """
 
     kind: str
@@ -111,6 +115,7 @@ class _Outcome:
     gradient: bool = False
     which: int = 0
     backward: bool = False
+    rank: int = 0
 
 
 def audit_operator(target: str, op: str) -> OperatorAudit:
@@ -244,30 +249,16 @@ class _Auditor:
 
     def _check(self, jobs: Sequence[_Job], world: int) -> None:
         """Check all jobs; where a world fails, the next one goes on after the job at which it did."""
-        outcomes: list[list[_Outcome | None]] = [[None] * world for _ in jobs]
-        start, patience = 0, _PATIENCE
-        while start < len(jobs) and patience:
-            start = self._check_from(start, jobs, world, outcomes)
-            patience -= 1
-        if start < len(jobs):
-            self.audit.skipped[f"after {_PATIENCE} runs of {world} ranks failed"] += len(jobs) - start
-        for number, (job, ranks) in enumerate(zip(jobs[:start], outcomes, strict=False)):
-            worst = min(filter(None, ranks), key=_badness)
+        ranks = World(self.sweep.platform.platform_type, world, _TIMEOUT)
+        results = run_batch(ranks, _prepare, (self.peer,), jobs, _MAX_FAILURES)
+        if len(results) < len(jobs):
+            self.audit.skipped[f"after {_MAX_FAILURES} runs of {world} ranks failed"] += len(jobs) - len(results)
+        for number, (job, outcomes) in enumerate(zip(jobs, results, strict=False)):
+            worst = _failure(outcomes) if isinstance(outcomes, Failed) else min(outcomes, key=_badness)
             self.audit.counts[worst.kind] += 1
             self.audit.backward += worst.kind == "ok" and worst.backward
             if worst.kind in ("crash", "wrong", "plain"):
                 self._note(job, worst, world, jobs[max(0, number - _EARLIER) : number])
-
-    def _check_from(self, start: int, jobs: Sequence[_Job], world: int, outcomes: list[list[_Outcome | None]]) -> int:
-        """Check the jobs from ``start`` on; return where to go on: behind the job at which the world failed."""
-        arguments = (self.peer, jobs, outcomes, start)
-        try:
-            simulate(_check_rank, world, self.sweep.platform.platform_type, arguments, timeout=_TIMEOUT)
-        except RankFailedError as error:
-            failed = max((index for index, ranks in enumerate(outcomes) if any(ranks)), default=start)
-            outcomes[failed] = [_failure(error, outcomes[failed])]
-            return failed + 1
-        return len(jobs)
 
     def _note(self, job: _Job, outcome: _Outcome, world: int, earlier: Sequence[_Job]) -> None:
         """Keep the first finding of each kind, in outputs and in gradients, with its programs."""
@@ -295,7 +286,7 @@ class _Auditor:
 
     def _recorded(self, job: _Job, world: int) -> Any:
         filled = job.case.filled
-        shards = [job.shards(index, world) for index in range(len(job.places))]
+        shards = [operand.shards for operand in job.checker(world).operands(job.tuples, job.case.seed)]
         return self.reproducer.RecordedCall(job.call, filled.arrays, shards, job.places, filled.requires_grad)
 
 
@@ -323,13 +314,13 @@ def _distance(actual: Any, expected: Any) -> float:
     return float(np.abs(actual - expected)[finite].max(initial=0.0)) / scale if scale else 0.0
 
 
-def _failure(error: RankFailedError, ranks: Sequence[_Outcome | None]) -> _Outcome:
+def _failure(failed: Failed) -> _Outcome:
     """Return what became of a check in which the ranks did not do the same: the error of a rank that left it alone."""
-    for rank, outcome in enumerate(ranks):
-        if outcome is not None and outcome.error:
-            text = f"rank {rank} alone raises {outcome.text}; the others wait for it"
+    for outcome in failed.results:
+        if outcome.error:
+            text = f"rank {outcome.rank} alone raises {outcome.text}; the others wait for it"
             return replace(outcome, kind="crash", text=text)
-    cause = error.__cause__ or error
+    cause = failed.error.__cause__ or failed.error
     return _Outcome("crash", f"{type(cause).__name__}: {cause}")
 
 
@@ -339,12 +330,7 @@ def _badness(outcome: _Outcome) -> int:
 
 def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
     """Yield all placements of all operands; a random sample where there are too many."""
-    options: list[list[Placement]] = []
-    for array in arrays:
-        kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
-        if array.dtype.kind in "fc" and can_be_partial(array, "sum"):
-            kinds.append(Partial("sum"))
-        options.append(kinds)
+    options = [possible_placements(array, ("sum",) if array.dtype.kind in "fc" else ()) for array in arrays]
     tuples = list(itertools.islice(itertools.product(*options), 20000))
     if len(tuples) > _MOST:
         order = np.random.default_rng(seed).permutation(len(tuples))[:_MOST]
@@ -355,83 +341,82 @@ def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
 # -- on a rank ---------------------------------------------------------------------------------------------------------
 
 
-def _check_rank(peer_class: Any, jobs: Sequence[_Job], outcomes: list[list[_Outcome | None]], start: int) -> None:
-    """Check the jobs from ``start`` on as one rank, in step with the others."""
+def _prepare(peer_class: Any) -> Callable[[_Job], _Outcome]:
+    """Return what checks one job on this rank."""
     transport = active_transport()
     assert transport is not None
-    ranks = tuple(range(transport.world_size))
     peer = peer_class(transport.world_size)
-    for number in range(start, len(jobs)):
-        outcomes[number][transport.rank] = _RankCheck(peer, jobs[number], transport.rank, len(ranks)).outcome()
-        transport.barrier(ranks)
+    return lambda job: _outcome(job, _PeerTensors(peer, job.places, transport.rank), transport.world_size)
 
 
-class _RankCheck:
-    """One job on one rank."""
+def _outcome(job: _Job, tensors: _PeerTensors, world: int) -> _Outcome:
+    """Run the call and its gradients, and compare."""
+    try:
+        checked = job.checker(world, tensors).check(job.tuples, job.case.seed)
+    except RankAbortedError:
+        raise
+    except _PlainResultError as plain:
+        return _Outcome("plain", str(plain), "", plain.gradient, plain.index)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
+        text = f"{type(error).__name__}: {error}"
+        refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
+        kind = "rejects" if refused and any(word in text for word in _REFUSALS) else "crash"
+        home = type(error).__module__
+        name = type(error).__qualname__ if home == "builtins" else f"{home}.{type(error).__qualname__}"
+        return _Outcome(kind, text, "" if name == _MISMATCH else name, tensors.backward, rank=tensors.rank)
+    for problem in checked.problems:
+        return _Outcome("wrong", str(problem), "", problem.gradient, problem.index)
+    return _Outcome("ok", backward=bool(checked.gradients))
 
-    def __init__(self, peer: Any, job: _Job, rank: int, world: int) -> None:
-        self.peer, self.job, self.rank, self.world = peer, job, rank, world
+
+class _PlainResultError(Exception):
+    """An output or a gradient is a plain tensor."""
+
+    def __init__(self, text: str, index: int, *, gradient: bool) -> None:
+        super().__init__(text)
+        self.index, self.gradient = index, gradient
+
+
+class _PeerTensors(DistributedTensors):
+    """The target's tensors in the placements of one job.
+
+    Attributes:
+        backward: whether the backward has started.
+    """
+
+    def __init__(self, peer: Any, places: Places, rank: int) -> None:
+        self.peer, self.places, self.rank = peer, places, rank
         self.backward = False
 
-    def outcome(self) -> _Outcome:
-        """Run the call and its gradients, and compare."""
-        try:
-            return self._compare()
-        except RankAbortedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
-            text = f"{type(error).__name__}: {error}"
-            refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
-            kind = "rejects" if refused and any(word in text for word in _REFUSALS) else "crash"
-            home = type(error).__module__
-            name = type(error).__qualname__ if home == "builtins" else f"{home}.{type(error).__qualname__}"
-            return _Outcome(kind, text, "" if name == _MISMATCH else name, self.backward)
-
-    def _compare(self) -> _Outcome:
-        filled, reference = self.job.case.filled, self.job.case.reference
+    def results(
+        self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
+    ) -> Iterator[list[Any]]:
+        """Yield gathered outputs, then gathered gradients of the global operands."""
+        peer = self.peer
         leaves = [
-            self.peer.wrap(
-                self.job.shards(index, self.world)[self.rank], place, filled.arrays[index].shape,
-                differentiated=filled.requires_grad[index],
-            )
-            for index, place in enumerate(self.job.places)
-        ]  # fmt: skip
-        outs = self.job.call(leaves)
-        for index, (out, expected) in enumerate(zip(outs, reference.outputs, strict=True)):
-            if not self.peer.is_wrapped(out):
-                return _Outcome("plain", "a result is a plain tensor", which=index)
-            problem = "" if self.job.case.sample.uninitialized else self._difference(out, expected)
-            if problem:
-                return _Outcome("wrong", f"output {index} {list(out.placements)} {problem}", which=index)
-        return self._gradients(leaves, outs)
-
-    def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any]) -> _Outcome:
-        reference = self.job.case.reference
-        if not any(out.requires_grad for out in outs):
-            return _Outcome("ok")
-        self.backward = True
-        seeds = [
-            None if seed is None else self.peer.wrap(np.array(seed), Replicate(), seed.shape)
-            for seed in reference.cotangents
+            peer.wrap(operand.shards[self.rank], place, operand.layout.shape, differentiated=operand.wanted)
+            for operand, place in zip(operands, self.places, strict=True)
         ]
-        self.peer.backward(outs, seeds)
-        compared = False
-        for index, (leaf, expected) in enumerate(zip(leaves, reference.grads, strict=True)):
-            if not leaf.requires_grad or expected is None:
-                continue
-            compared = True
-            if leaf.grad is None:
-                problem = "is none" if expected.any() else ""
-            elif not self.peer.is_wrapped(leaf.grad):
-                return _Outcome("plain", f"gradient of operand {index} is a plain tensor", "", True, index)
-            else:
-                problem = self._difference(leaf.grad, expected)
-            if problem:
-                return _Outcome("wrong", f"gradient of operand {index} {problem}", "", True, index)
-        return _Outcome("ok", backward=compared)
+        outs = call(leaves)
+        for index, out in enumerate(outs):
+            if not peer.is_wrapped(out):
+                raise _PlainResultError("a result is a plain tensor", index, gradient=False)
+        yield [(peer.whole(out), out.placements) for out in outs]
+        if not any(out.requires_grad for out in outs):
+            return
+        self.backward = True
+        seeds = [None if seed is None else peer.wrap(np.array(seed), Replicate(), seed.shape) for seed in cotangents]
+        peer.backward(outs, seeds)
+        yield [self._gradient(index, leaf) for index, leaf in enumerate(leaves)]
 
-    def _difference(self, actual: Any, expected: Any) -> str:
-        reference = self.job.case.reference
-        exact = reference.exact and _halves(self.world)
-        eps = reference.eps * self.job.growth
-        return difference(self.peer.whole(actual), expected, exact=exact, eps=eps) or ""
+    def _gradient(self, index: int, leaf: Any) -> Any:
+        if not leaf.requires_grad or leaf.grad is None:
+            return None
+        if not self.peer.is_wrapped(leaf.grad):
+            raise _PlainResultError(f"gradient of operand {index} is a plain tensor", index, gradient=True)
+        return self.peer.whole(leaf.grad)
+
+    def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
+        """Return the gradient of one device, since those of ranks are gathered."""
+        del operand
+        return gradient

@@ -15,7 +15,7 @@ from hyper_parallel.core.shard.entry import Binder, binder
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Row, Rule, Strategies, replicated_row
 from hyper_parallel.core.shard.strategy import Choice, combine
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.verify.ops.shards import can_be_partial
+from hyper_parallel.verify.checker.shards import can_be_partial
 from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 
 if TYPE_CHECKING:

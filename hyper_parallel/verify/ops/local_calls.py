@@ -17,15 +17,16 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.ops.compare import difference
-from hyper_parallel.verify.ops.shards import (
+from hyper_parallel.verify.checker.checker import EXTREMA
+from hyper_parallel.verify.checker.difference import difference, rounding_bound
+from hyper_parallel.verify.checker.shards import (
     extremum_gradients,
     partial_axes,
     partial_coordinate,
     partial_values,
     reduce_group,
 )
+from hyper_parallel.verify.frameworks import harness_of
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.values import FilledSample
 
 __all__ = ["CallCache", "ComputedCall", "LocalShard", "averaged", "name_of"]
-
-EXTREMA = ("max", "min")
 
 
 class LocalShard:
@@ -96,7 +95,7 @@ class CallCache:
         self._shards_by_layout: dict[Hashable, list[LocalShard]] = {}
         self._partial_values: dict[Hashable, dict[tuple[int, ...], Any]] = {}
         self._calls: dict[Hashable, ComputedCall] = {}
-        self._differences: dict[Hashable, str | None] = {}
+        self._differences: dict[Hashable, str] = {}
 
     # -- local shards ------------------------------------------------------------------------------------------------
 
@@ -251,7 +250,7 @@ class CallCache:
         expected: LocalShard,
         *,
         exact: bool,
-    ) -> str | None:
+    ) -> str:
         """Return how output ``index``, reduced over one group of ranks, differs from ``expected``."""
         key = ("output", index, calls, expected, exact, tuple(kinds))
         if key not in self._differences:
@@ -267,7 +266,7 @@ class CallCache:
         expected: LocalShard,
         *,
         exact: bool,
-    ) -> str | None:
+    ) -> str:
         """Return how the gradient of operand ``index``, reduced over one group of ranks, differs from ``expected``."""
         key = ("gradient", index, calls, expected, exact, tuple(kinds))
         if key not in self._differences:
@@ -277,10 +276,12 @@ class CallCache:
 
     def _difference(
         self, parts: Sequence[Any], kinds: Sequence[tuple[str, int]], expected: LocalShard, *, exact: bool
-    ) -> str | None:
-        actual, eps = np.asarray(reduce_group(parts, kinds)), self.reference.eps
-        summed = 0.0 if exact else _summed_magnitude(parts, kinds)
-        return difference(actual, expected.array, exact=exact, eps=eps, summed=summed)
+    ) -> str:
+        actual = np.asarray(reduce_group(parts, kinds))
+        if exact:
+            return difference(actual, expected.array)
+        summed = _summed_magnitude(parts, kinds)
+        return difference(actual, expected.array, rounding_bound(expected.array, eps=self.reference.eps, summed=summed))
 
 
 def _summed_magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> float:

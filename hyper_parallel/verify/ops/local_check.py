@@ -10,18 +10,20 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Placement, Replicate, Shard
 from hyper_parallel.core.shard.rule import LocalCall, Row, Strategies
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.verify.checker.checker import EXTREMA, UNDIFFERENTIATED
+from hyper_parallel.verify.checker.choices import possible_placements
+from hyper_parallel.verify.checker.shards import NUMBERS, extremum_gradients, reduction_groups
 from hyper_parallel.verify.ops.claims import Claim
-from hyper_parallel.verify.ops.local_calls import EXTREMA, CallCache, ComputedCall, LocalShard
+from hyper_parallel.verify.ops.local_calls import CallCache, ComputedCall, LocalShard
 from hyper_parallel.verify.ops.reference import Caller
-from hyper_parallel.verify.ops.shards import NUMBERS, can_be_partial, extremum_gradients, reduction_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalChecker", "LocalResult", "unclaimed_rows"]
 
-UNDIFFERENTIATED = ("prod", "all", "any")
 _MOST_INPUTS = 80  # tuples of placements per sample and mesh
 
 
@@ -276,7 +277,7 @@ class LocalChecker:
         for at, ranks in groups.groups:
             calls = tuple([run.calls[rank] for rank in ranks])
             problem = self.calls.output_difference(index, calls, groups.kinds, expected[ranks[0]], exact=exact)
-            if problem is not None:
+            if problem:
                 return [f"output {index} at {list(at)} {problem}"]
         return []
 
@@ -289,7 +290,7 @@ class LocalChecker:
         for at, ranks in groups.groups:
             calls = tuple([run.calls[rank] for rank in ranks])
             problem = self.calls.gradient_difference(index, calls, groups.kinds, expected[ranks[0]], exact=exact)
-            if problem is not None:
+            if problem:
                 return [f"gradient of operand {index} at {list(at)} {problem}"]
         return []
 
@@ -303,18 +304,13 @@ def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: S
     On one axis; of the first 80 tuples of placements.
     """
     known = {row.inputs for row in strategies.rows}
-    options = [_possible_placements(array) for array in checker.filled.arrays]
+    options = [possible_placements(array, PARTIAL_OPS) for array in checker.filled.arrays]
     for inputs in itertools.islice(itertools.product(*options), _MOST_INPUTS):
         if inputs in known or all(placement == Replicate() for placement in inputs):
             continue
         row = _true_row(checker, sample_call, strategies, inputs)
         if row is not None:
             yield row
-
-
-def _possible_placements(array: Any) -> list[Placement]:
-    partial = (Partial(op) for op in PARTIAL_OPS if can_be_partial(array, op))
-    return [Replicate(), *(Shard(dim) for dim in range(array.ndim)), *partial]
 
 
 def _true_row(
@@ -346,6 +342,6 @@ def _true_row(
 def _output_candidates(checker: LocalChecker) -> Iterator[tuple[Placement, ...]]:
     """Yield the same placement for all outputs, of each kind that all of them can have."""
     outputs = checker.reference.outputs
-    for placement in _possible_placements(outputs[0]):
+    for placement in possible_placements(outputs[0], PARTIAL_OPS):
         if all(not isinstance(placement, Shard) or placement.dim < output.ndim for output in outputs):
             yield (placement,) * len(outputs)

@@ -10,10 +10,10 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
+from hyper_parallel.verify.checker.checker import Expected, as_list
+from hyper_parallel.verify.checker.difference import coarsest_eps, is_dyadic, is_single_precision
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, mesh_of, with_operands
-from hyper_parallel.verify.ops.compare import coarsest_eps, is_dyadic, is_single_precision
-from hyper_parallel.verify.ops.values import Slot, substitute
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Rule
@@ -26,7 +26,6 @@ __all__ = [
     "Caller",
     "Case",
     "Reference",
-    "as_list",
     "function_reference",
     "random_cotangents",
     "rule_reference",
@@ -66,11 +65,6 @@ class Caller:
         return as_list(out)
 
 
-def as_list(out: Any) -> list[Any]:
-    """Return the outputs of an operator that returns one or several."""
-    return list(out) if isinstance(out, (list, tuple)) else [out]
-
-
 @dataclass
 class Reference:
     """Results and gradients of a sample on one device.
@@ -92,6 +86,11 @@ class Reference:
     grads: list[Any]
     exact: bool
     eps: float
+
+    @property
+    def expected(self) -> Expected:
+        """What ranks must compute."""
+        return Expected(self.outputs, self.cotangents, self.grads, self.exact, self.eps)
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,7 @@ def function_reference(platform: Platform, run: Callable[..., list[Any]], filled
     """Run a function of filled arguments, which has no rule, on one device."""
     tensors = [platform.from_numpy(array) for array in filled.arrays]
 
-    def on_leaves(*leaves: Any) -> list[Any]:
-        def operand_of(leaf: Any) -> Any:
-            return leaves[leaf.index] if isinstance(leaf, Slot) else leaf
-
-        return run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of))
-
-    return _differentiated(platform, on_leaves, filled, rng, None, tensors)
+    return _differentiated(platform, lambda *leaves: run(*filled.with_operands(leaves)), filled, rng, None, tensors)
 
 
 def _differentiated(

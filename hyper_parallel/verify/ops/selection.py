@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
-from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.rule import Row, Rule
 from hyper_parallel.core.shard.strategy import combine
+from hyper_parallel.verify.checker.choices import placement_tuples, possible_placements
+from hyper_parallel.verify.checker.shards import can_be_partial
 from hyper_parallel.verify.ops.claims import (
     case_strategies,
     fits_values,
@@ -22,14 +24,13 @@ from hyper_parallel.verify.ops.claims import (
     with_known_outputs,
 )
 from hyper_parallel.verify.ops.reference import Case
-from hyper_parallel.verify.ops.shards import can_be_partial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.verify.ops.dtensor_check import Places
+    from hyper_parallel.verify.checker.checker import Places
 
 __all__ = [
     "MESHES",
@@ -208,13 +209,7 @@ def _rounds(places: Places, shape: tuple[int, ...]) -> bool:
 
 
 def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
-    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
-    kinds += [Partial(op) for op in PARTIAL_OPS if can_be_partial(array, op)]
-    return [
-        placements
-        for placements in itertools.product(kinds, repeat=axes)
-        if len({placement for placement in placements if isinstance(placement, Partial)}) <= 1
-    ]
+    return placement_tuples(possible_placements(array, PARTIAL_OPS), axes)
 
 
 # -- columns of the coverage matrix ------------------------------------------------------------------------------------

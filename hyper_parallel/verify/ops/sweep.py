@@ -17,6 +17,8 @@ from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies,
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.checker.checker import Places
+from hyper_parallel.verify.checker.difference import is_uninformative
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.claims import (
     Claim,
@@ -29,8 +31,7 @@ from hyper_parallel.verify.ops.claims import (
     row_text,
     with_known_outputs,
 )
-from hyper_parallel.verify.ops.compare import is_uninformative
-from hyper_parallel.verify.ops.dtensor_check import DTensorJob, DTensorResult, Places, check_on_dtensors, operator
+from hyper_parallel.verify.ops.dtensor_check import DTensorJob, DTensorResult, check_on_dtensors, operator
 from hyper_parallel.verify.ops.local_calls import CallCache
 from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult, unclaimed_rows
 from hyper_parallel.verify.ops.reference import Case, Reference, function_reference, rule_reference
@@ -47,7 +48,7 @@ __all__ = ["StopSweep", "Sweep", "check_one", "sweep_operator", "sweep_user_oper
 
 _BATCH = 24  # claims per differentiation
 _REPRODUCED = 3
-_PATIENCE = 12
+_MAX_FAILURES = 12
 _CONDITION_CHOICES = 12  # choices of sizes for rows that have a condition
 _EMPTY_CHOICES = 3  # among so many choices of sizes one leaves some rank with an empty shard, of every dim
 
@@ -146,7 +147,7 @@ class Sweep:
         self.only_places: Places | None = None
         self.unclaimed: dict[str, set[Any]] = {}  # row to the meshes and values on which it holds
         self.searched: dict[str, set[Any]] = {}  # sample to the meshes and values on which such rows were looked for
-        self.patience = [_PATIENCE]
+        self.max_failures = [_MAX_FAILURES]
         self.deadline = time.process_time() + effort.seconds
 
     def run(self) -> None:
@@ -318,7 +319,7 @@ class Sweep:
         if isinstance(self.rule, Rule):
             self._check_rule_level(case, self.rule, counts=True)
         (shape,) = self.effort.meshes
-        (result,) = check_on_dtensors(self._dtensor_job(case, shape, [places]), self.patience)
+        (result,) = check_on_dtensors(self._dtensor_job(case, shape), [places], self.max_failures)
         self._add_public(case, shape, places, result, new=True)
 
     # -- rule level --------------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ class Sweep:
             places, rows = self.chooser.places(case, shape, again=again)
             if not places:
                 continue
-            results = check_on_dtensors(self._dtensor_job(case, shape, places), self.patience)
+            results = check_on_dtensors(self._dtensor_job(case, shape), places, self.max_failures)
             for position, result in enumerate(results):
                 self._add_public(case, shape, places[position], result, new=position >= rows)
 
@@ -435,11 +436,9 @@ class Sweep:
                         with self._crash_is_reported(case):
                             self._check_public(case, again=False)
 
-    def _dtensor_job(self, case: Case, shape: tuple[int, ...], places: Sequence[Places]) -> DTensorJob:
-        reference = case.reference
+    def _dtensor_job(self, case: Case, shape: tuple[int, ...]) -> DTensorJob:
         return DTensorJob(
-            self.report.platform, self.op, case.sample, case.filled, reference.outputs, reference.cotangents,
-            reference.grads, reference.exact, reference.eps, shape, places, case.seed,
+            self.report.platform, self.op, case.sample, case.filled, case.reference.expected, shape, case.seed,
             self.effort.device,
         )  # fmt: skip
 

@@ -60,6 +60,15 @@ class FilledSample:
     sizes: dict[str, int]
     integral: bool
 
+    def with_operands(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with ``operands`` in their places."""
+
+        def operand_of(leaf: Any) -> Any:
+            return operands[leaf.index] if isinstance(leaf, Slot) else leaf
+
+        args: tuple[Any, ...] = substitute(self.args, operand_of)
+        return args, substitute(self.kwargs, operand_of)
+
 
 def size_choices(sample: Sample, count: int) -> list[dict[str, int]]:
     """Return up to ``count`` different sizes for the letters of ``sample``; one empty choice without letters."""

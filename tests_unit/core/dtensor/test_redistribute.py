@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.transition import clear_transition_cache, plan_
 from hyper_parallel.errors import LayoutError, MeshError, ShardMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform, platform_named
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")

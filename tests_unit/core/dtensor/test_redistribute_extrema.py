@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.verify.check import all_placements, check_function
+from hyper_parallel.verify.checker.function import all_placements, check_function
 from hyper_parallel.verify.simulate import simulate
 
 MESHES = [(2,), (3,), (4,), (2, 2)]

@@ -17,7 +17,7 @@ from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")

@@ -7,7 +7,7 @@ import pytest
 
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator
 

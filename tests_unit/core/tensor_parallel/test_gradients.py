@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 MESHES = pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 3)], ids=str)
 R, P, S0, S1, S2 = Replicate(), Partial(), Shard(0), Shard(1), Shard(2)

@@ -27,7 +27,8 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import HyperParallelError, RankFailedError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import check_function, decompose
+from hyper_parallel.verify.checker.function import check_function
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
@@ -317,7 +318,7 @@ def _host(expression: Expression, arrays: Any) -> str:
 
         layouts = [Layout.place(mesh, [place(item)], item.shape) for item in arrays]
         tensors = [
-            platform.wrap(platform.from_numpy(decompose(item, layout, 0)), layout)
+            platform.wrap(platform.from_numpy(local_shard(item, layout, 0)), layout)
             for item, layout in zip(arrays, layouts, strict=True)
         ]
         results = expression.value(tensors)

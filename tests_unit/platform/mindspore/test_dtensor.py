@@ -14,7 +14,8 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import all_placements, check_function, decompose
+from hyper_parallel.verify.checker.function import all_placements, check_function
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.simulate import simulate
 
@@ -34,7 +35,7 @@ def _mesh(shape=None):
 def _placed(array, places, mesh=None):
     platform = platform_named("mindspore")
     layout = Layout.place(mesh or _mesh(), places if isinstance(places, tuple) else (places,), array.shape)
-    return platform.wrap(platform.from_numpy(decompose(array, layout, 11)), layout)
+    return platform.wrap(platform.from_numpy(local_shard(array, layout, 11)), layout)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ def _moves(shape):
         start = Layout.place(mesh, source, A.shape)
         for target in places:
             goal, count = Layout.place(mesh, target, A.shape), count + 1
-            local = platform.from_numpy(decompose(A, start, number))
+            local = platform.from_numpy(local_shard(A, start, number))
             kept = []
 
             def move(shard, start=start, goal=goal, kept=kept):

@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 pytestmark = pytest.mark.platforms("mindspore")
 

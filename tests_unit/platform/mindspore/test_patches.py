@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -66,7 +66,7 @@ def _gradients(placement):
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
     layout = Layout.place(mesh, (placement,), A.shape)
-    x, seed = (platform.wrap(platform.from_numpy(decompose(array, layout, 0)), layout) for array in (A, C))
+    x, seed = (platform.wrap(platform.from_numpy(local_shard(array, layout, 0)), layout) for array in (A, C))
     results = {}
     for name in ("plain", *WAYS):
         random.manual_seed(3)

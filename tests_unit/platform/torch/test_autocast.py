@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -11,7 +11,7 @@ from hyper_parallel.core.shard.custom.distributed_op import DistributedOp
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.platform.torch import intercept
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")

@@ -116,6 +116,24 @@ def test_a_wrong_gradient_as_a_program():
     assert program(Finding(made, "wrong", right=x, seeds=[None])) is None
 
 
+@pytest.mark.parametrize("world, multiples", [(2, "[-1, 2]"), (3, "[-3, 2, 2]")])
+def test_parts_of_a_long_sum_are_multiples(world, multiples):
+    """Parts of a pending sum of many elements are multiples of the drawn sum, which add up to it; the line is short."""
+    import torch
+
+    from hyper_parallel.core.dtensor.placements import Partial
+    from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Draws, Finding, RecordedCall, program
+
+    x = Draws(3).integers(-4, 5, (7, 3, 3, 5)).astype(np.float64)
+    call = RecordedCall(lambda operands: [torch.relu(operands[0])], [x], [[x] * world], [Partial("sum")], [False])
+    (line,) = [line for line in program(Finding(call, "crash")).split("\n") if line.startswith("x0 = ")]
+    drawn = line.removeprefix("x0 = DTensor.from_local(").partition(" * ")[0]
+    np.testing.assert_array_equal(eval(drawn, {"torch": torch}).numpy(), x)  # noqa: S307 - our own program
+    assert line.endswith(f" * {multiples}[dist.get_rank()], mesh, [Partial()])")
+    assert sum(json.loads(multiples)) == 1
+    assert len(line) < 250
+
+
 def test_a_crash_and_a_plain_result_as_programs():
     """A crash is shown by the call alone, on as many ranks as it needs; a plain result by an assertion on its type."""
     import torch

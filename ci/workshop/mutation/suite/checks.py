@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import check_function
-from hyper_parallel.verify.redistribution import first_wrong
+from hyper_parallel.verify.checker.function import check_function
+from hyper_parallel.verify.checker.redistribution import first_wrong
 from hyper_parallel.verify.simulate import simulate
 from workshop.mutation.suite.costs import (
     Costs,

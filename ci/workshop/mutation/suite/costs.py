@@ -20,9 +20,9 @@ from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.core.shard.op_plan import plan_call
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.verify.check import all_placements
+from hyper_parallel.verify.checker.function import all_placements
+from hyper_parallel.verify.checker.redistribution import PARTIAL, SHAPE
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.redistribution import PARTIAL, SHAPE
 
 __all__ = ["Costs", "choice_costs", "late_plans", "plan_costs", "search_efforts"]
 

@@ -182,7 +182,12 @@ def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
 
 
 def _operand(call: RecordedCall, index: int) -> str:
+    """Return the source of an operand; parts of a long sum are written as multiples of it, to be short."""
     placement, leaf = call.placements[index], ".requires_grad_()" if call.requires_grad[index] else ""
+    if isinstance(placement, Partial) and placement.reduce_op == "sum" and _is_long(call.arrays[index].shape):
+        world = len(call.shards[index])
+        parts = f"{_literal(torch.from_numpy(call.arrays[index]))} * {[3 - 2 * world, *[2] * (world - 1)]}"
+        return f"DTensor.from_local({parts}[dist.get_rank()], mesh, [Partial()]){leaf}"
     if isinstance(placement, Partial):
         shards = ", ".join(_literal(torch.from_numpy(shard)) for shard in call.shards[index])
         return f"DTensor.from_local([{shards}][dist.get_rank()], mesh, [Partial({placement.reduce_op!r})]){leaf}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.core.dtensor.transition import plan_transition
-from hyper_parallel.verify.redistribution import first_wrong
+from hyper_parallel.verify.checker.redistribution import first_wrong
 from workshop.commands import main
 from workshop.mutation import source_runner
 from workshop.mutation.source_mutants import EQUIVALENT, apply_mutant, source_mutants

@@ -19,7 +19,7 @@ from hyper_parallel.errors import (
     UnsupportedOperatorError,
 )
 from hyper_parallel.platform.select import current_platform
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 both = pytest.mark.platforms("torch", "mindspore")

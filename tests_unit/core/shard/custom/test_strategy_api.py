@@ -30,7 +30,7 @@ from hyper_parallel.errors import (
     StrictModeError,
     UnsupportedOperatorError,
 )
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 torch_only = pytest.mark.platforms("torch")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 # Combinations of placements that are sampled per mesh; all of them if there are fewer.
 LIMITS = {(2,): 20, (3,): 7, (4,): 4, (2, 2): 4}

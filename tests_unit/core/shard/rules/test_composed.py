@@ -63,7 +63,7 @@ def test_right_or_refused(name):
     """If a part has no rule, sharded operands are refused by name and replicated ones are computed."""
     import numpy as np
 
-    from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.checker.function import check_function
 
     fn, *shapes = UNRULED[name]
     arrays = [np.random.default_rng(number).standard_normal(shape) for number, shape in enumerate(shapes)]

@@ -12,7 +12,7 @@ from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import LayoutError, MixedTensorError
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -15,7 +15,8 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.philox import Philox
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.verify.check import all_placements, decompose
+from hyper_parallel.verify.checker.function import all_placements
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -117,7 +118,7 @@ def sampled(fn, array, mesh_shape):
         for placements in all_placements(array.ndim, len(mesh_shape)):
             layout = Layout.place(mesh, placements, array.shape)
             random.manual_seed(1234)
-            local = torch.tensor(decompose(array, layout, 5))
+            local = torch.tensor(local_shard(array, layout, 5))
             out = fn(DTensor.from_local(local, mesh, placements, shape=array.shape))
             result.append(out.full_tensor())
         return result

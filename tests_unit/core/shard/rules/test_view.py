@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import HyperParallelError, LayoutError, UnsupportedOperatorError
-from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -217,7 +217,7 @@ def outcome(name, write, placement, mesh):
     plain = torch.tensor(VALUES)
     write(VIEWS[name](plain), torch.ones(()))
     layout = Layout.place(mesh, [placement], VALUES.shape)
-    x = DTensor.from_local(torch.tensor(decompose(VALUES, layout, 0)), mesh, [placement], shape=VALUES.shape)
+    x = DTensor.from_local(torch.tensor(local_shard(VALUES, layout, 0)), mesh, [placement], shape=VALUES.shape)
     before = x.to_local().clone()
     try:
         write(VIEWS[name](x), torch.ones(()))

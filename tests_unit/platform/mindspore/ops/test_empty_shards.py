@@ -11,7 +11,7 @@ from hyper_parallel.errors import (
     UnsupportedOperatorError,
 )
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -32,7 +32,7 @@ def whole(high, *shape):
 def test_indices_of_empty_shards_have_no_gradient():
     """Backward runs the same collectives on every rank, also after casts of indices and on empty shards."""
     from hyper_parallel.core.dtensor.placements import Shard
-    from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.checker.function import check_function
 
     def placed(x):
         return x.argmax(0).float() * x.sum(0) + x.argsort(0).float() * x + (x > 0).float() * x
@@ -45,7 +45,7 @@ def test_indices_of_empty_shards_have_no_gradient():
 def test_steps_of_empty_shards_have_no_gradient():
     """Step functions have zero gradient, and a rank with an empty shard does not hang in backward."""
     from hyper_parallel.core.dtensor.placements import Replicate, Shard
-    from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.checker.function import check_function
 
     def stepped(x):
         ops, rows = platform_named("mindspore").dispatcher.ops, x

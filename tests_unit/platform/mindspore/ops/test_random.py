@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel import Replicate, Shard, init_device_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -26,7 +26,7 @@ def _sampled(name, placement):
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
     layout = Layout.place(mesh, (placement,), A.shape)
-    x = platform.wrap(platform.from_numpy(decompose(A, layout, 0)), layout)
+    x = platform.wrap(platform.from_numpy(local_shard(A, layout, 0)), layout)
     random.manual_seed(3, mesh)
     calls = {
         "dropout": lambda: F.dropout(x, 0.5, True),

@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.compare import elementwise_difference
+from hyper_parallel.verify.checker.difference import difference, rounding_bound
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.selection import QUICK
 from hyper_parallel.verify.ops.sweep import sweep_operator
@@ -323,7 +323,7 @@ def test_operator_equals_pytorchs(name, args, kwargs):
         results[framework] = [platform.tensor_to_numpy(array) for array in [*outs, *grads] if array is not None]
     for ours, theirs in zip(results["mindspore"], results["torch"], strict=True):
         # The worst is the gradient of sinc, a difference of near values: 20 units in the last place, of 64.
-        assert elementwise_difference(ours, theirs, None) is None
+        assert difference(ours, theirs, rounding_bound(theirs)) == ""
 
 
 # -- options without a rule --------------------------------------------------------------------------------------------

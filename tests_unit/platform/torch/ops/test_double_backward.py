@@ -17,7 +17,8 @@ from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.ops.dtensor_check import operator, seedable
+from hyper_parallel.verify.checker.checker import seedable
+from hyper_parallel.verify.ops.dtensor_check import operator
 from hyper_parallel.verify.ops.values import Slot, fill, size_choices, substitute
 from hyper_parallel.verify.simulate import simulate
 

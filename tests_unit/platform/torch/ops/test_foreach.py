@@ -9,7 +9,8 @@ from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.verify.check import all_placements, check_function, decompose
+from hyper_parallel.verify.checker.function import all_placements, check_function
+from hyper_parallel.verify.checker.shards import local_shard
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -56,7 +57,7 @@ def test_three_steps(name, foreach, mesh_shape):
         for number, places in enumerate(first):
             parameters = []
             for array, place in zip(arrays, (places, second[number % len(second)]), strict=True):
-                shard = decompose(array, Layout.place(mesh, place, array.shape), 7)
+                shard = local_shard(array, Layout.place(mesh, place, array.shape), 7)
                 parameters.append(
                     DTensor.from_local(torch.tensor(shard, requires_grad=True), mesh, place, shape=array.shape)
                 )

@@ -6,7 +6,7 @@ import torch
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch.ops import registry
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.checker.function import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")

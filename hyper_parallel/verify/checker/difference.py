@@ -1,4 +1,4 @@
-"""Compares arrays: bitwise if the operator is exact, else within a rounding bound."""
+"""Compares arrays with what they should be: to the bit, or within the rounding that the engine's multiple allows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["coarsest_eps", "difference", "is_dyadic", "is_single_precision", "is_uninformative"]
+from hyper_parallel.verify.engine.noise import MULTIPLE
 
-UNITS = 64
-"""Difference that another order of summation may cause: units in the last place of the largest magnitude."""
+__all__ = [
+    "coarsest_eps",
+    "difference",
+    "is_dyadic",
+    "is_floating",
+    "is_single_precision",
+    "is_uninformative",
+    "magnitude",
+    "rounding_bound",
+]
 
 _SHORT_FRACTION = 2.0**19
 _ENOUGH_FRACTIONS = 3
@@ -30,46 +38,72 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
     return True
 
 
-def difference(actual: Any, expected: Any, *, exact: bool, eps: float = 0.0, summed: float = 0.0) -> str | None:
-    """Return how ``actual`` differs from ``expected``, None where it does not.
+def difference(actual: Any, expected: Any, allowed: Any = 0.0) -> str:
+    """Return how ``actual`` differs from ``expected``, or nothing. NaN equals NaN.
 
     Args:
-        actual: what an operator returned.
-        expected: what it should be.
-        exact: compare to the bit.
-        eps: rounding unit of the coarsest dtype involved.
-        summed: largest sum of magnitudes that was added up to ``actual``, if any: terms that cancel round as well.
+        actual: an array.
+        expected: what it should be, in the same shape and dtype.
+        allowed: what each element may be off by: a number, or an array of the same shape. Infinity accepts any value;
+            nothing else is accepted of integers, booleans and numbers that are not finite.
     """
     if actual.shape != expected.shape:
         return f"has shape {list(actual.shape)}, should have {list(expected.shape)}"
     if actual.dtype != expected.dtype:
         return f"has dtype {actual.dtype}, should have {expected.dtype}"
     if actual.tobytes() == expected.tobytes():
-        return None
-    same = _equal_elements(actual, expected, exact=exact, eps=eps, summed=summed)
+        return ""
+    same = _same(actual, expected, allowed)
     if same.all():
-        return None
-    worst = tuple(int(index) for index in np.unravel_index(np.argmin(same), same.shape))
+        return ""
+    worst = tuple(int(index) for index in np.unravel_index(int(np.argmin(same)), same.shape))
     count = int(same.size - np.count_nonzero(same))
     return f"is {actual[worst]} at {list(worst)}, should be {expected[worst]} ({count} of {same.size} differ)"
 
 
-def _equal_elements(actual: Any, expected: Any, *, exact: bool, eps: float, summed: float) -> Any:
+def _same(actual: Any, expected: Any, allowed: Any) -> Any:
+    same = np.asarray((actual == expected) | np.isinf(allowed))
     if expected.dtype.kind not in "fc":
-        return actual == expected
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    if exact:
         return same
-    finite = np.isfinite(expected) & np.isfinite(actual)
-    magnitude = np.abs(expected[finite])
-    bound = (
-        UNITS
-        * max(float(np.finfo(expected.dtype).eps), eps)
-        * max(1.0, summed, float(magnitude.max()) if magnitude.size else 1.0)
-    )
+    same |= np.isnan(actual) & np.isnan(expected)
+    if same.all() or not np.any(allowed):
+        return same
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
-        near = np.abs(actual - expected) <= bound
-    return same | (finite & near)
+        distance = np.abs(actual.astype(wide) - expected.astype(wide))
+    return same | (distance <= allowed)
+
+
+def rounding_bound(
+    expected: Any, *, eps: float = 0.0, scale: float | None = None, summed: float = 0.0, tolerance: float | None = None
+) -> float:
+    """Return what each element of an array may be off by where sums run in another order.
+
+    Args:
+        expected: the array.
+        eps: rounding unit of the coarsest dtype that was involved, if coarser than the array's own.
+        scale: magnitude that rounding is relative to; None takes the largest of the array, at least 1.
+        summed: largest sum of magnitudes that was added up to the array: terms that cancel round as well.
+        tolerance: relative bound that replaces the multiple of the rounding unit.
+    """
+    if not is_floating(expected):
+        return 0.0
+    if scale is None or tolerance is not None:
+        scale = max(1.0, summed, magnitude(expected))
+    return scale * (MULTIPLE * max(float(np.finfo(expected.dtype).eps), eps) if tolerance is None else tolerance)
+
+
+def is_floating(array: Any) -> bool:
+    """Whether there is an array, of real or complex floating numbers."""
+    return array is not None and array.dtype.kind in "fc"
+
+
+def magnitude(array: Any) -> float:
+    """Return the largest finite magnitude of a floating array; 0 for None and other dtypes."""
+    if not is_floating(array):
+        return 0.0
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max()) if finite.size else 0.0
 
 
 def coarsest_eps(arrays: Iterable[Any]) -> float:

@@ -1,7 +1,8 @@
 """Local shards of a global array under a layout, and the values that ranks with partial values have together.
 
 Partial values are sampled per element and rank: numbers of both signs, zeros of both signs; what is below a maximum
-lies on both sides of zero, and several ranks may attain the maximum.
+lies on both sides of zero, and several ranks may attain the maximum. Random programs, whose leaves are printed, have
+partial values by formulas instead, which add up to the bit in every dtype.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ __all__ = [
     "can_be_partial",
     "extremum_gradients",
     "local_box",
+    "local_shard",
     "local_shards",
     "partial_axes",
     "partial_coordinate",
     "partial_values",
+    "printable_shard",
     "reduce_group",
     "reduction_groups",
     "split_partial",
@@ -58,6 +61,14 @@ def can_be_partial(array: Any, op: str) -> bool:
 def local_box(array: Any, layout: Layout, at: Coordinate) -> Any:
     """Return the part of a global array on the rank at coordinate ``at``."""
     return array[tuple(slice(start, stop) for start, stop in layout.box_at(at))]
+
+
+def local_shard(array: Any, layout: Layout, seed: int | Sequence[int], *, integral: bool = False) -> Any:
+    """Return the local shard of the rank that holds ``layout``; partial values are sampled, equally on all ranks."""
+    at = layout.mesh.coordinate
+    assert at is not None
+    parts = partial_values(array, partial_axes(layout), np.random.default_rng(seed), integral=integral)
+    return np.array(local_box(parts[partial_coordinate(layout, at)], layout, at), order="C")
 
 
 def local_shards(array: Any, layout: Layout, rng: Any, *, integral: bool) -> list[Any]:
@@ -99,7 +110,8 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
         noise = [_noise(array, rng, integral=integral) for _ in range(count - 1)]
         total = array * count if op == "avg" else array
         # The first part has no negative zero, so no sum is one either.
-        return [total - sum(noise, np.zeros_like(array)) + 0, *(_signed_zeros(part, rng) for part in noise)]
+        first = np.asarray(total - sum(noise, np.zeros_like(array)) + 0).astype(array.dtype)
+        return [first, *(_signed_zeros(part, rng) for part in noise)]
     if op in {"max", "min"}:
         return _extremes(array, op, count, rng, integral=integral, ties=ties)
     if op == "prod":
@@ -116,7 +128,8 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
 def _noise(array: Any, rng: Any, *, integral: bool) -> Any:
     if integral or array.dtype.kind not in "fc":
         return rng.integers(-4, 5, array.shape).astype(array.dtype)
-    scale = 1.0 + np.where(np.isfinite(array), np.abs(array), 0.0)
+    finite = np.where(np.isfinite(array), np.abs(array), 0.0)
+    scale = min(1.0, float(finite.max(initial=0.0)) or 1.0) + finite  # small numbers must not drown in rounding
     return np.asarray(rng.standard_normal(array.shape) * scale).astype(array.dtype)
 
 
@@ -176,3 +189,38 @@ def extremum_gradients(gradient: Any, layout: Layout, shards: Sequence[Any]) -> 
         for rank, mask in zip(ranks, attained, strict=True):
             gradients[rank] = np.asarray(np.where(mask, share, 0), gradient.dtype)  # zero times NaN would be NaN
     return gradients
+
+
+def printable_shard(array: Any, layout: Layout, coordinate: Sequence[int], *, integral: bool) -> Any:
+    """Return the local shard of the rank at ``coordinate``, with partial values by formulas.
+
+    Args:
+        array: the global values.
+        layout: where they are.
+        coordinate: of the rank, one per axis.
+        integral: the values are small integers.
+    """
+    for axis, op in layout.partials:
+        array = _printable_part(array, op, layout.mesh.shape[axis], coordinate[axis], integral=integral)
+    return np.array(local_box(array, layout, tuple(coordinate)), order="C")
+
+
+def _printable_part(array: Any, op: str, count: int, step: int, *, integral: bool) -> Any:
+    """Return the part of rank ``step`` of ``count``; all of them reduce to ``array``."""
+    places = np.arange(array.size).reshape(array.shape)
+    if op in {"any", "all"}:
+        mine = (places + step) % count == 0
+        return (array & mine) if op == "any" else (array | ~mine)
+    if op in {"max", "min"}:
+        gap = np.where((places + step) % count == 0, 0, 1 + places % 3)
+        return np.asarray(array - gap if op == "max" else array + gap).astype(array.dtype)
+    others = range(1, count)
+    if op == "avg":
+        share = 2 * (step % 2) if step else count - sum(2 * (other % 2) for other in others)
+        return np.asarray(array * share).astype(array.dtype)
+    if integral or array.dtype.kind == "i":
+        pattern = places % 7 - 3
+        part = pattern * step if step else array - pattern * sum(others)
+        return np.asarray(part).astype(array.dtype)
+    share = (2 if step % 2 else -2) if step else 1 - sum(2 if other % 2 else -2 for other in others)
+    return np.asarray(array * share).astype(array.dtype)

@@ -13,8 +13,8 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.steps import AllToAll
 from hyper_parallel.errors import LayoutError
-from hyper_parallel.verify import redistribution
-from hyper_parallel.verify.redistribution import least_received, verify_redistribution
+from hyper_parallel.verify.checker import redistribution
+from hyper_parallel.verify.checker.redistribution import least_received, verify_redistribution
 
 
 @pytest.mark.parametrize("mesh, transitions", [((2,), 49), ((3,), 49)])

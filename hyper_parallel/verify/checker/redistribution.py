@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Placement
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import LayoutError, RankFailedError, ShardMismatchError
-from hyper_parallel.verify.check import all_placements, check_function
+from hyper_parallel.verify.checker.function import all_placements, check_function
 
 __all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "least_received", "verify_redistribution"]
 

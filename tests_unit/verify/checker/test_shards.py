@@ -5,8 +5,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replicate, Shard
-from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.shards import (
+from hyper_parallel.verify.checker.shards import (
     REDUCE,
     can_be_partial,
     extremum_gradients,
@@ -16,6 +15,7 @@ from hyper_parallel.verify.ops.shards import (
     reduction_groups,
     split_partial,
 )
+from hyper_parallel.verify.ops.claims import mesh_of
 
 VALUES = {
     "sum": np.array([[1.0, -2.0, 0.0], [4.0, 0.0, -3.0]]),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -10,8 +11,9 @@ from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, RankFailedError
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify import check
-from hyper_parallel.verify.check import CheckReport, all_placements, check_function, decompose, on_other_device
+from hyper_parallel.verify.checker.checker import on_other_device
+from hyper_parallel.verify.checker.function import CheckReport, _PlainRuns, all_placements, check_function
+from hyper_parallel.verify.checker.shards import local_shard
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
@@ -27,8 +29,6 @@ def operator(func, *rows, shape=None, signature="x"):
     entry = OpEntry("probe", func, binder(signature), rule, func)
 
     def call(*args):
-        from hyper_parallel.core.dtensor.dtensor import DTensor
-
         if any(isinstance(arg, DTensor) for arg in args):
             return get_torch_platform().dispatcher.dispatch(entry, args, {})
         return func(*args)
@@ -55,7 +55,7 @@ def test_decompositions_reduce_to_the_value(op, mesh_shape):
     for rank in range(count):
         mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank)
         placements = [Partial(op)] + [R] * (len(mesh_shape) - 1)
-        locals_.append(decompose(array, Layout.place(mesh, placements, array.shape), 7))
+        locals_.append(local_shard(array, Layout.place(mesh, placements, array.shape), 7))
     along = locals_[:: count // mesh_shape[0]]
     reduce = {"sum": sum, "avg": lambda all_: sum(all_) / len(all_), "max": np.maximum.reduce, "min": np.minimum.reduce}
     np.testing.assert_allclose(reduce[op](along), array, rtol=1e-12)
@@ -105,8 +105,6 @@ def test_a_missing_varying_view_is_caught():
     """A replicated operand with only this rank's share of its gradient is reported, though all outputs are right."""
 
     def leaky(x, w):
-        from hyper_parallel.core.dtensor.dtensor import DTensor
-
         if not isinstance(x, DTensor):
             return x * w
         platform = get_torch_platform()
@@ -133,7 +131,7 @@ def test_a_wrong_scale_of_the_gradient_is_caught():
         @staticmethod
         def backward(ctx, grad):
             del ctx
-            return grad * (2.0 if isinstance(grad, check.DTensor) else 1.0)
+            return grad * (2.0 if isinstance(grad, DTensor) else 1.0)
 
     report = check_function(Scaled.apply, [sample(4)], (2,), platform="torch")
     assert report.wrong
@@ -162,7 +160,7 @@ def test_zero_checked_is_not_ok():
     """A report that compared nothing is not ok: everything rejected, or nothing to try."""
 
     def refuse(x):
-        if isinstance(x, check.DTensor):
+        if isinstance(x, DTensor):
             msg = "not here"
             raise LayoutError(msg)
         return x * 2.0
@@ -242,17 +240,7 @@ def test_partial_values_of_one_number_keep_its_dtype(op):
     array = np.array(1.5, np.float32)
     for rank in range(3):
         mesh = DeviceMesh._interned("cpu", (3,), (0, 1, 2), None, rank)
-        assert decompose(array, Layout.place(mesh, [Partial(op)], ()), 7).dtype == np.float32
-
-
-@pytest.mark.parametrize("op", ["prod", "any", "all"])
-def test_reductions_without_partial_values_are_refused(op):
-    """Partial values of a reduction that cannot be sampled are refused."""
-    mesh = DeviceMesh._interned("cpu", (2,), (0, 1), None, 0)
-    with pytest.raises(
-        ValueError, match=rf"^no partial values of Partial\('{op}'\) can be sampled; check sum, avg, max, min$"
-    ):
-        decompose(sample(2), Layout.place(mesh, [Partial(op)], (2,)), 7)
+        assert local_shard(array, Layout.place(mesh, [Partial(op)], ()), 7).dtype == np.float32
 
 
 @pytest.mark.platforms("torch")
@@ -268,9 +256,9 @@ def test_tensors_on_another_device_are_named():
 @pytest.mark.platforms("torch")
 def test_a_function_that_leaves_the_card_is_an_error():
     """A check on a card of a function whose plain results are elsewhere would verify nothing there."""
-    mesh = DeviceMesh._interned("cuda", (1,), (0,), None, 0)
+    runs = _PlainRuns(get_torch_platform(), lambda x: x * 2.0, [sample(3)], 0, None)
     with pytest.raises(ValueError, match=r"^on one device, the function's output 0 is on cpu, and --device is cuda$"):
-        check._Checker(get_torch_platform(), lambda x: x * 2.0, [sample(3)], mesh, 0, None)
+        runs.expected("cuda")
 
 
 @pytest.mark.platforms("torch")
@@ -307,5 +295,5 @@ def test_a_missing_gradient_is_wrong():
     )
     assert (report.forward, report.backward) == (1, 2)
     assert [line.split(", should be")[0] for line in report.wrong] == [
-        f"rank {rank}: [Replicate()] [Replicate()]: gradient of input 1 is 0.0 at (0,)" for rank in (0, 1)
+        f"rank {rank}: [Replicate()] [Replicate()]: gradient of input 1 is 0.0 at [0]" for rank in (0, 1)
     ]

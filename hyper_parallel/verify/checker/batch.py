@@ -1,0 +1,135 @@
+"""Runs many checks on the ranks of one simulated world; a check that ends the world costs that check alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.simulate import simulate
+
+__all__ = ["Failed", "World", "run_batch"]
+
+_STATE = "_hyper_parallel_batch_state"
+"""Attribute of an error that ended a rank: the number of items that it had passed, and its result of the next one."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a batch.
+
+    Attributes:
+        platform: name of the framework.
+        size: number of ranks.
+        timeout: seconds for all items together.
+        device: that ranks compute on.
+        in_step: ranks wait for each other after each item. Otherwise they do so only after a world has failed, to find
+            the item at which it did.
+    """
+
+    platform: str
+    size: int
+    timeout: float
+    device: str = "cpu"
+    in_step: bool = True
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An item that ended the world.
+
+    Attributes:
+        error: how it did.
+        results: of the ranks that came to one before.
+    """
+
+    error: RankFailedError
+    results: Sequence[Any]
+
+
+def run_batch(
+    world: World,
+    prepare: Callable[..., Callable[[Any], Any]],
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    failures: int | None = None,
+) -> list[list[Any] | Failed]:
+    """Run ``prepare(*arguments)``, which returns a function, on every rank, and that function on every item.
+
+    Args:
+        world: the ranks.
+        prepare: called once per rank.
+        arguments: of it.
+        items: what the function is called with, one after the other.
+        failures: items that may end their world before the rest is left out; None for any number.
+
+    Returns:
+        per item the results of all ranks, or how it ended the world; fewer than ``items`` after too many failures.
+    """
+    done: list[list[Any] | Failed] = []
+    in_step = world.in_step
+    while len(done) < len(items) and (failures is None or failures > 0):
+        more = _run_until_failure(world, prepare, arguments, items[len(done) :], in_step=in_step)
+        if more is None:
+            in_step = True
+            continue
+        failures = failures if failures is None else failures - isinstance(more[-1], Failed)
+        in_step = world.in_step
+        done += more
+    return done
+
+
+def _run_until_failure(
+    world: World, prepare: Any, arguments: Sequence[Any], items: Sequence[Any], *, in_step: bool
+) -> list[list[Any] | Failed] | None:
+    """Return the results of the first items, at least of one, of which the last may have failed.
+
+    None where an item failed and it is not known which one, since ranks were not in step.
+    """
+    shared: list[list[Any]] = [[] for _ in range(world.size)]  # threads fill these, processes copies
+    passed = [0] * world.size
+    given = (prepare, arguments, items, shared, passed, in_step)
+    try:
+        per_rank = simulate(_run_rank, world.size, world.platform, given, timeout=world.timeout, device=world.device)
+    except RankFailedError as error:
+        if not in_step and len(items) > 1:
+            return None
+        states = [getattr(failed, _STATE) for failed in error.failures.values() if hasattr(failed, _STATE)]
+        # All ranks have finished an item after which any of them went on.
+        finished = min(max([*passed, *(number for number, _ in states)]), len(items) - 1)
+        if any(passed) or (not finished and (states or len(items) == 1)):
+            made = [result for number, result in states if number == finished and result is not None]
+            return [*([results[number] for results in shared] for number in range(finished)), Failed(error, made)]
+        # What rank processes had finished is lost with them: the items before the failed one run again without it, half
+        # of them where it is not known which one failed.
+        before = items[: finished or len(items) // 2]
+        return _run_until_failure(world, prepare, arguments, before, in_step=True)
+    return [list(results) for results in zip(*per_rank, strict=True)]
+
+
+def _run_rank(
+    prepare: Any,
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    shared: Sequence[list[Any]],
+    passed: list[int],
+    in_step: bool,
+) -> list[Any]:
+    transport = active_transport()
+    assert transport is not None
+    run = prepare(*arguments)
+    rank, ranks = transport.rank, tuple(range(transport.world_size))
+    for number, item in enumerate(items):
+        result = None
+        try:
+            result = run(item)
+            shared[rank].append(result)
+            if in_step:
+                transport.barrier(ranks)
+        except Exception as error:
+            setattr(error, _STATE, (number, result))
+            raise
+        passed[rank] = number + 1
+    return shared[rank]

@@ -1,0 +1,361 @@
+"""Checks a function on distributed tensors: placed operands in, values and gradients compared with one device's.
+
+Every operand is placed, the function and its backward run on every rank under random cotangents, results are gathered,
+and each output and the gradient of each operand is compared. Values are exact or within the rounding bound of
+:mod:`hyper_parallel.verify.checker.difference`; no factor is forgiven.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
+from hyper_parallel.platform.select import platform_of
+from hyper_parallel.verify.checker.difference import difference, rounding_bound
+from hyper_parallel.verify.checker.shards import extremum_gradients, local_box, local_shards
+from hyper_parallel.verify.frameworks import harness_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.placements import Placement
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = [
+    "EXTREMA",
+    "UNDIFFERENTIATED",
+    "Checked",
+    "DTensors",
+    "DistributedTensors",
+    "Expected",
+    "Operand",
+    "PlacementChecker",
+    "Places",
+    "Problem",
+    "as_list",
+    "on_other_device",
+    "seedable",
+]
+
+EXTREMA = ("max", "min")
+UNDIFFERENTIATED = ("prod", "all", "any")
+Places = tuple[tuple["Placement", ...], ...]
+"""Per operand a placement per axis."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one device computes.
+
+    Attributes:
+        outputs: arrays.
+        cotangents: per output, None where it has none.
+        grads: per operand, None where none is compared.
+        exact: nothing was rounded, so that values are compared to the bit, unless the placements themselves round.
+        eps: rounding unit of the coarsest dtype on the way.
+        tolerance: relative bound instead of the default.
+        output_scales: per output the magnitude that its rounding is relative to; None measures it by the values.
+        grad_scales: the same per operand.
+    """
+
+    outputs: Sequence[Any]
+    cotangents: Sequence[Any]
+    grads: Sequence[Any]
+    exact: bool = False
+    eps: float = 0.0
+    tolerance: float | None = None
+    output_scales: Sequence[float] | None = None
+    grad_scales: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand in one placement.
+
+    Attributes:
+        layout: of the operand on the mesh.
+        shards: local array of every rank.
+        wanted: its gradient is compared.
+    """
+
+    layout: Layout
+    shards: Sequence[Any]
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong value.
+
+    Attributes:
+        index: of the output, or of the operand whose gradient it is; -1 for all outputs.
+        gradient: whether it is a gradient.
+        text: how it differs.
+    """
+
+    index: int
+    gradient: bool
+    text: str
+
+    def __str__(self) -> str:
+        """Return which value is wrong, and how."""
+        if self.index < 0:
+            return self.text
+        return f"{'gradient of operand' if self.gradient else 'output'} {self.index} {self.text}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of one tuple of placements on one rank.
+
+    Attributes:
+        problems: wrong values.
+        gradients: number of gradients that were compared.
+        refusal: with which the library refused the placements; empty if it did not.
+        refused_by: name of that error.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    gradients: int = 0
+    refusal: str = ""
+    refused_by: str = ""
+
+
+class DistributedTensors(abc.ABC):
+    """A kind of distributed tensor, as one rank uses it.
+
+    Attributes:
+        rank: position of this rank in the mesh, row-major.
+    """
+
+    rank: int
+
+    @abc.abstractmethod
+    def results(
+        self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
+    ) -> Iterator[list[Any]]:
+        """Yield the outputs, each a pair of the gathered array and its placements, and then the gradients.
+
+        A gradient is an array that :meth:`expected_gradient` tells, or None. Nothing more is yielded where no output
+        can be differentiated.
+        """
+
+    @abc.abstractmethod
+    def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
+        """Return what the gradient of an operand must be here; ``gradient`` is that of one device."""
+
+
+class DTensors(DistributedTensors):
+    """This library's DTensors on a mesh.
+
+    Args:
+        platform: the framework.
+        mesh: of the operands.
+        outputs: number of outputs of the function.
+    """
+
+    def __init__(self, platform: Platform, mesh: DeviceMesh, outputs: int) -> None:
+        self.platform, self.mesh, self.outputs = platform, mesh, outputs
+        self.coordinate = mesh.coordinate
+        assert self.coordinate is not None
+        self.rank = list(coordinates(mesh)).index(self.coordinate)
+
+    def results(
+        self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
+    ) -> Iterator[list[Any]]:
+        """Differentiate with respect to local shards."""
+        platform, outputs = self.platform, []
+
+        def on_locals(*leaves: Any) -> list[Any]:
+            pairs = zip(leaves, operands, strict=True)
+            outputs[:] = seedable(call([platform.wrap(leaf, operand.layout) for leaf, operand in pairs]))
+            if len(outputs) != self.outputs:
+                msg = f"gives {len(outputs)} outputs, should give {self.outputs}"
+                raise WrongOutputError(msg)
+            locals_ = [out._local for out in outputs]
+            if elsewhere := on_other_device(locals_, self.mesh.device_type):
+                msg = f"output {elsewhere}"
+                raise WrongOutputError(msg)
+            return locals_
+
+        def local_cotangents(_: Sequence[Any]) -> list[Any]:
+            return [
+                None if cotangent is None else platform.from_numpy(np.array(self._box(cotangent, out.layout)))
+                for cotangent, out in zip(cotangents, outputs, strict=True)
+            ]
+
+        leaves = [platform.from_numpy(operand.shards[self.rank]) for operand in operands]
+        wanted = [operand.wanted for operand in operands]
+        _, grads = harness_of(platform).vjp(on_locals, leaves, local_cotangents, wanted)
+        yield [(platform.tensor_to_numpy(platform.detach(out.full_tensor())), out.placements) for out in outputs]
+        yield [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
+
+    def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
+        """Return the local part in the dual layout; what an average or an extremum does to it is in it."""
+        layout = operand.layout
+        if any(op in EXTREMA for _, op in layout.partials):
+            return extremum_gradients(gradient, layout, operand.shards)[self.rank]
+        averaged = math.prod(self.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
+        return np.asarray(self._box(gradient, layout) / averaged, gradient.dtype)
+
+    def _box(self, array: Any, layout: Layout) -> Any:
+        """Return this rank's part of a cotangent or gradient of a tensor with ``layout``."""
+        assert self.coordinate is not None
+        return local_box(array, dual(layout), self.coordinate)
+
+
+class WrongOutputError(Exception):
+    """The function returned more or fewer outputs than on plain tensors, or one on another device."""
+
+
+class PlacementChecker:
+    """Checks one function on one mesh, in many placements.
+
+    Args:
+        call: takes a sequence of operands, plain or distributed, and returns a list of tensors.
+        arrays: global values of the operands.
+        expected: what one device computes.
+        mesh: of the operands; its axes may have any sizes.
+        tensors: the kind of distributed tensor.
+        integral: values are small integers, and so are partial ones.
+        values: False compares shapes and dtypes of outputs only.
+        first_only: stop at the first wrong value, before the backward where it is an output.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        expected: Expected,
+        mesh: DeviceMesh,
+        tensors: DistributedTensors,
+        *,
+        integral: bool = False,
+        values: bool = True,
+        first_only: bool = False,
+    ) -> None:
+        self.call, self.arrays, self.expected, self.mesh, self.tensors = call, arrays, expected, mesh, tensors
+        self.integral, self.values, self.first_only = integral, values, first_only
+
+    def check(self, places: Places, *seed: int) -> Checked:
+        """Check one tuple of placements; ``seed`` is of its partial values."""
+        operands = self.operands(places, *seed)
+        try:
+            return self._checked(operands)
+        except (CollectiveMismatchError, ShardMismatchError):
+            raise  # ranks took different paths, or a local result contradicts the rule: an error, not a refusal
+        except HyperParallelError as error:
+            return Checked(refusal=str(error), refused_by=type(error).__name__)
+
+    def operands(self, places: Places, *seed: int) -> list[Operand]:
+        """Return the operands in their placements."""
+        operands = []
+        for index, (placements, array) in enumerate(zip(places, self.arrays, strict=True)):
+            layout = Layout.place(self.mesh, placements, array.shape)
+            shards = local_shards(array, layout, np.random.default_rng([*seed, index]), integral=self.integral)
+            operands.append(Operand(layout, shards, self.expected.grads[index] is not None))
+        if any(op in UNDIFFERENTIATED for operand in operands for _, op in operand.layout.partials):
+            return [Operand(operand.layout, operand.shards, wanted=False) for operand in operands]
+        return operands
+
+    def _checked(self, operands: Sequence[Operand]) -> Checked:
+        results = self.tensors.results(self.call, operands, self.expected.cotangents)
+        comparison = _Comparison(self, operands)
+        try:
+            problems = list(comparison.outputs(next(results)))
+        except WrongOutputError as error:
+            return Checked((Problem(-1, False, str(error)),))
+        grads = None if problems and self.first_only else next(results, None)
+        compared = [index for index, operand in enumerate(operands) if operand.wanted and grads is not None]
+        for index in compared:
+            assert grads is not None
+            if self.first_only and problems:
+                break
+            problems.extend(comparison.gradient(index, grads[index]))
+        return Checked(tuple(problems[:1] if self.first_only else problems), len(compared))
+
+
+class _Comparison:
+    """Compares the results in one tuple of placements."""
+
+    def __init__(self, checker: PlacementChecker, operands: Sequence[Operand]) -> None:
+        self.checker, self.operands, self.expected = checker, operands, checker.expected
+
+    @cached_property
+    def exact(self) -> bool:
+        """False where division by three rounds: averages, and gradients shared by three tied ranks."""
+        rounding = ("avg", *EXTREMA)
+        partials = [op for operand in self.operands for _, op in operand.layout.partials]
+        return self.expected.exact and not any(op in rounding for op in partials)
+
+    def outputs(self, outputs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
+        """Yield what is wrong with gathered outputs."""
+        scales = self.expected.output_scales
+        for index, ((actual, placements), expected) in enumerate(zip(outputs, self.expected.outputs, strict=True)):
+            if self.checker.values:
+                packed = np.ascontiguousarray(actual).reshape(actual.shape)
+                problem = self._difference(packed, expected, None if scales is None else scales[index])
+            else:
+                problem = difference(np.zeros(actual.shape), np.zeros(expected.shape))
+            if problem:
+                yield Problem(index, False, f"{list(placements)} {problem}")
+
+    def gradient(self, index: int, actual: Any) -> Iterator[Problem]:
+        """Yield what is wrong with one gradient."""
+        expected = self.checker.tensors.expected_gradient(self.expected.grads[index], self.operands[index])
+        scales = self.expected.grad_scales
+        if actual is None:
+            problem = "is none" if expected.any() else ""
+        else:
+            problem = self._difference(actual, expected, None if scales is None else scales[index])
+        if problem:
+            yield Problem(index, True, problem)
+
+    def _difference(self, actual: Any, expected: Any, scale: float | None) -> str:
+        if self.exact:
+            return difference(actual, expected)
+        bound = rounding_bound(expected, eps=self.expected.eps, scale=scale, tolerance=self.expected.tolerance)
+        return difference(actual, expected, bound)
+
+
+def seedable(outs: Sequence[Any]) -> list[Any]:
+    """Return outputs of a function of DTensors in layouts whose local cotangent is known on each rank.
+
+    Raises:
+        TypeError: an output is no DTensor.
+    """
+    for out in outs:
+        if not isinstance(out, DTensor):
+            msg = f"returned a plain {type(out).__name__} instead of a DTensor"
+            raise TypeError(msg)
+    # The gradient of an average or an extremum is more than a dual layout (``core/dtensor/README.md``): reduce those.
+    return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
+
+
+def on_other_device(tensors: Sequence[Any], device: str) -> str:
+    """Return which of the tensors is on another device than one of this type, or nothing.
+
+    Args:
+        tensors: of the framework.
+        device: ``cpu`` is not checked: that is where tensors are anyway.
+    """
+    for index, tensor in enumerate(tensors if device != "cpu" else ()):
+        elsewhere = platform_of(tensor).device_beside(tensor, device)
+        if elsewhere:
+            return f"{index} is on {elsewhere}, and --device is {device}"
+    return ""
+
+
+def as_list(out: Any) -> list[Any]:
+    """Return the outputs of a function that returns one or several."""
+    return list(out) if isinstance(out, (list, tuple)) else [out]
