@@ -81,6 +81,9 @@ def add_parser(kinds: Any) -> None:
         help="ranks on the checked transport, forked for a script or as threads; or over gloo (default: simulated)",
     )  # fmt: skip
     add_device(subparser, "where the program makes its tensors: simulated ranks share a card, processes have one each")
+    subparser.add_argument(
+        "--pretend", default="", metavar="cuda|npu", help="the CPU stands in for this device, which a script names"
+    )
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
     subparser.add_argument(
@@ -139,6 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
                 progress=progress.next,
                 device=arguments.device,
                 keep_files=arguments.keep_files,
+                pretend=arguments.pretend,
             )
     except ValueError:
         if not is_first_rank():  # which says what is wrong

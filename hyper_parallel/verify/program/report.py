@@ -94,6 +94,7 @@ class ProgramReport:
         allowed: kinds of blind spots with which the program is verified nevertheless.
         rounding: the first value that the single device rounds otherwise in each run; empty if its runs are equal.
         device: where the ranks, and the single one, made their tensors.
+        pretended: what rank 0 asked of the device that the CPU stood in for, and which packages were stubs.
     """
 
     name: str
@@ -113,6 +114,7 @@ class ProgramReport:
     allowed: Sequence[str] = ()
     rounding: str = ""
     device: str = "cpu"
+    pretended: dict[str, Any] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -164,6 +166,7 @@ class ProgramReport:
                 f"the single device rounds otherwise in each run: {self.rounding} at first, and everything within what "
                 "rounding was measured to do"
             )
+        lines += self._pretended()
         if self.verdict is not None:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
@@ -180,6 +183,15 @@ class ProgramReport:
             lines.append(self.failure)
         return "\n".join(lines)
 
+    def _pretended(self) -> list[str]:
+        """Return what the CPU that stood in for a device was asked."""
+        if not self.pretended:
+            return []
+        counts = ", ".join(f"{what} {count}" for what, count in sorted(self.pretended["counts"].items()))
+        lines = [f"the CPU stood in for {self.pretended['device']}: on rank 0, {counts or 'nothing was asked of it'}"]
+        stubs = sorted(self.pretended["stubs"].items())
+        return lines + [f"the CPU stood in for {package}, which {site} imports: a stub" for package, site in stubs]
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {
@@ -188,6 +200,7 @@ class ProgramReport:
             "platform": self.platform,
             "launch": self.launch,
             "device": self.device,
+            "pretended": self.pretended,
             "world_size": self.world_size,
             "mesh": self.mesh,
             "seed": self.seed,

@@ -38,10 +38,13 @@ from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_se
 from hyper_parallel.verify.simulate import require_device
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["verify_program"]
+__all__ = ["PRETENDED", "verify_program"]
 
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
+PRETENDED = ("cuda", "npu")
+"""Devices that the CPU can stand in for."""
+
 _CHOSEN = ("output", "mask", "value")
 """Kinds of records of which --only chooses some."""
 
@@ -69,6 +72,7 @@ def verify_program(
     progress: Callable[[str], None] | None = None,
     device: str = "cpu",
     keep_files: str = "",
+    pretend: str = "",
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -110,6 +114,7 @@ def verify_program(
             ranks share one card, processes have one each. Under torchrun the program chooses its device itself.
         keep_files: folder for what the ranks write in the working folder. Every run has a private copy of the files
             that it writes, which is deleted with it.
+        pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -128,14 +133,19 @@ def verify_program(
     for words in (declared or {}).values():
         parse_declaration(words, None)  # its axes are known when the program has run
     _check_device(device, launch)
+    _check_pretended(pretend, device, launch)
     program = find_program(parallel, args, "FILE")
     alone = program if single is None and single_args is None else find_program(
         parallel if single is None else single, args if single_args is None else single_args, "--single"
     )  # fmt: skip
     platform = platform or program_framework(program)
     require_framework(platform)
+    if pretend and (platform != "torch" or not program.is_script or not alone.is_script):
+        what = "MindSpore" if platform != "torch" else "a function, whose ranks are threads"
+        msg = f"--pretend {pretend} is for scripts of PyTorch, which have processes of their own; this is {what}"
+        raise InputError(msg)
     require_device(device, platform, ranks=size if launch == "processes" else None)
-    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only))
+    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend)
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
@@ -193,6 +203,7 @@ class _Verification:
         check_recorded(self.program, run)
         check_names(run)
         report = self.report
+        report.pretended = run.ranks[0].notes.get("pretended", {})
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
         runs = PairedRuns(reference.run, reference.bounds, run, report.mesh or None, self.declared)
@@ -297,6 +308,20 @@ def _check_declared(declared: Mapping[str, str], reference: Run) -> None:
 def _check_device(device: str, launch: str) -> None:
     if device != "cpu" and launch == "torchrun":
         msg = f"--device {device}: a program under torchrun chooses its device itself; leave out --device or torchrun"
+        raise InputError(msg)
+
+
+def _check_pretended(pretend: str, device: str, launch: str) -> None:
+    if not pretend:
+        return
+    if pretend not in PRETENDED:
+        msg = f"--pretend {pretend!r} must be {' or '.join(PRETENDED)}"
+        raise InputError(msg)
+    if device != "cpu":
+        msg = f"--pretend {pretend} lets the CPU stand in, and --device {device} asks for a device; leave out one"
+        raise InputError(msg)
+    if launch not in LAUNCHES:
+        msg = f"--pretend {pretend} needs ranks that are processes of their own: --launch simulated or processes"
         raise InputError(msg)
 
 

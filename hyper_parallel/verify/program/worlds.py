@@ -42,6 +42,9 @@ _OF_RANKS = (
 )
 """Modules of the harness that every rank imports."""
 
+_PRETENDED = "hyper_parallel.verify.frameworks.torch.pretended"
+"""The package whose module ``cuda`` or ``npu`` lets the CPU of a process stand in for that device."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -130,7 +133,8 @@ def _ranks(
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
     if not threads:
         forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, *where)
-        packages = [*_OF_RANKS, *imported_packages(Path(program.path))]
+        pretended = [f"{_PRETENDED}.{world.limits.pretend}"] if world.limits.pretend else []
+        packages = [*pretended, *_OF_RANKS, *imported_packages(Path(program.path))]
         with started_by_python(program, world.output, ranks):
             return simulate_forked(
                 run_in_process, world.size, forked, timeout=world.timeout, device=world.device, packages=packages

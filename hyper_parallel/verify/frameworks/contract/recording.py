@@ -73,6 +73,7 @@ class RecordLimits:
         size: bytes that one rank's records may take in memory.
         sink: where records go; None keeps them in memory.
         upcast: whether the program computes in float32 what it asks to compute in half precision.
+        pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
     """
 
     steps: int | None = None
@@ -80,6 +81,7 @@ class RecordLimits:
     size: int = 1 << 30
     sink: RecordSink | None = None
     upcast: bool = False
+    pretend: str = ""
 
 
 def sink_folder(limits: RecordLimits) -> str:

@@ -30,6 +30,7 @@ from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
+from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
 from hyper_parallel.verify.frameworks.torch.upcast import upcast, without_autocast, without_half_precision
 
@@ -54,6 +55,8 @@ def recording(log: RecordLog) -> Iterator[None]:
     Args:
         log: of the rank; its perturbation, if any, is applied.
     """
+    if log.limits.pretend:
+        install(log.limits.pretend)
     recorder, transport = Recorder(log), active_transport()
     leave = _INSTALLATION.enter()
     try:
@@ -66,6 +69,7 @@ def recording(log: RecordLog) -> Iterator[None]:
         finally:
             _RECORDER.reset(token)
             recorder.finish()
+            log.notes.update({"pretended": asked()} if log.limits.pretend else {})
     finally:
         leave()
 
@@ -82,6 +86,7 @@ def inherited_world() -> Iterator[None]:
         return
     plain = distributed.init_process_group
 
+    @functools.wraps(plain)
     def keep(*args: Any, **kwargs: Any) -> None:
         if not distributed.is_initialized():
             plain(*args, **kwargs)

@@ -1,0 +1,7 @@
+"""Imported by a fork server before the packages of a program: the CPU stands in for ``cuda`` from then on."""
+
+from hyper_parallel.verify.frameworks.torch.pretended.installation import install
+
+__all__: list[str] = []
+
+install("cuda")

@@ -1,0 +1,380 @@
+"""What a device module (``torch.cuda``, ``torch.npu``) and ``torch.accelerator`` answer where the CPU stands in."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from hyper_parallel.errors import UnsupportedOnBackend
+
+__all__ = ["ASKED", "Event", "PretendedDevice", "Stream", "answer_for", "lacking"]
+
+ASKED: Counter[str] = Counter()
+"""How often a program asked for what, by kind."""
+
+_CAPABILITY = (8, 0)  # computes in bfloat16
+_LACKED = {
+    "CUDAGraph": "run without graphs of the device",
+    "graph": "run without graphs of the device",
+    "make_graphed_callables": "run without graphs of the device",
+    "cudart": "profile on the device itself",
+}
+"""Names of device modules that the CPU has nothing for, and what a program does instead."""
+
+
+def lacking(what: str, instead: str) -> UnsupportedOnBackend:
+    """Return the error for a call of something that only the device has."""
+    return UnsupportedOnBackend(f"{what} was called, which the CPU that stands in for the device lacks: {instead}")
+
+
+class Stream:
+    """A queue of the device; work is complete when its call returns.
+
+    Args:
+        device: ignored, as all others.
+    """
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        ASKED["streams"] += 1
+        self.device, self.priority = torch.device("cpu") if device is None else device, priority
+        self.device_index, self.stream_id, self.cuda_stream = 0, 0, 0
+
+    def synchronize(self) -> None:
+        """Wait for the work: it is complete."""
+
+    def query(self) -> bool:
+        """Whether the work is complete."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a graph is recorded: never."""
+        return False
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Wait for another stream."""
+
+    def record_event(self, event: Any = None) -> Event:
+        """Mark the place in the queue."""
+        return Event() if event is None else event
+
+    def __enter__(self) -> Stream:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+        """Make it the current one."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave it."""
+
+
+class Event:
+    """A mark in a stream; everything before it is complete."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Count it."""
+        ASKED["events"] += 1
+
+    def record(self, stream: Any = None) -> None:
+        """Set the mark."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for it."""
+
+    def query(self) -> bool:
+        """Whether it was reached."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return no time: none is measured."""
+        del other
+        return 0.0
+
+
+class _Zeros(dict[str, int]):
+    """Statistics of memory, all of them 0."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
+class _Lacked:
+    """Stands for a class or function of a device module; calling it is an error.
+
+    Args:
+        what: its name.
+        instead: what to do.
+    """
+
+    def __init__(self, what: str, instead: str) -> None:
+        self._what, self._instead = what, instead
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        raise lacking(self._what, self._instead)
+
+
+class PretendedDevice:
+    """The answers; its public methods and attributes become those of the device's module.
+
+    Args:
+        name: ``cuda`` or ``npu``.
+    """
+
+    Stream, Event, ExternalStream = Stream, Event, Stream
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._current = 0
+        self._stream: Any = None
+
+    # -- the device ----------------------------------------------------------------------------------------------------
+
+    def is_available(self) -> bool:
+        """Whether there is one: yes."""
+        ASKED["questions about the device"] += 1
+        return True
+
+    def is_initialized(self) -> bool:
+        """Whether a driver runs: none does."""
+        return False
+
+    def init(self) -> None:
+        """Start the driver: there is none."""
+
+    def _lazy_init(self) -> None:
+        """Start the driver: there is none."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        """Return the number of devices: one for each rank, as on one machine."""
+        ASKED["questions about the device"] += 1
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def current_device(self) -> int:
+        """Return the number of the rank's device."""
+        return self._current
+
+    def set_device(self, device: Any) -> None:
+        """Choose the rank's device.
+
+        Raises:
+            ValueError: there is no such device.
+        """
+        index = self.index(device)
+        if index >= self.device_count():
+            msg = f"{self.name} device {index} of {self.device_count()}: every rank has one, numbered by LOCAL_RANK"
+            raise ValueError(msg)
+        self._current = max(index, 0)
+
+    def index(self, device: Any) -> int:
+        """Return the number of a device given as a number, a name or a ``torch.device``; the current one's for none."""
+        if device is None:
+            return self._current
+        if isinstance(device, int):
+            return device
+        found = torch.device(device).index
+        return self._current if found is None else found
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Within it, another device is the rank's."""
+        before, self._current = self._current, self.index(device)
+        try:
+            yield
+        finally:
+            self._current = before
+
+    @contextmanager
+    def device_of(self, value: Any) -> Iterator[None]:
+        """Within it, the device of a tensor is the rank's."""
+        del value
+        yield
+
+    def get_device_name(self, device: Any = None) -> str:
+        """Return a name for reports."""
+        del device
+        return f"CPU that stands in for {self.name}"
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        """Return the generation."""
+        del device
+        return _CAPABILITY
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        """Return what is known of the device."""
+        major, minor = _CAPABILITY
+        return SimpleNamespace(
+            name=self.get_device_name(device), major=major, minor=minor, total_memory=_memory(), warp_size=32,
+            multi_processor_count=1, max_threads_per_multi_processor=1, L2_cache_size=1 << 20, gcnArchName="",
+        )  # fmt: skip
+
+    def get_arch_list(self) -> list[str]:
+        """Return the generations that kernels were compiled for: none."""
+        return []
+
+    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
+        """Whether it computes in bfloat16."""
+        return True
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for the device: its work is complete."""
+
+    def ipc_collect(self) -> None:
+        """Free memory of other processes: there is none."""
+
+    def is_current_stream_capturing(self) -> bool:
+        """Whether a graph is recorded: never."""
+        return False
+
+    def can_device_access_peer(self, *_: Any) -> bool:
+        """Whether devices see each other's memory."""
+        return True
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def current_stream(self, device: Any = None) -> Any:
+        """Return the stream of this thread."""
+        return self._stream or self.default_stream(device)
+
+    def default_stream(self, device: Any = None) -> Any:
+        """Return the stream that every device has."""
+        return Stream(device)
+
+    def set_stream(self, stream: Any) -> None:
+        """Choose the stream."""
+        self._stream = stream
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[Any]:
+        """Within it, a stream is the current one."""
+        before, self._stream = self._stream, stream
+        try:
+            yield stream
+        finally:
+            self._stream = before
+
+    # -- generators: the host's is the device's as well ----------------------------------------------------------------
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the generator."""
+        ASKED["calls of generators"] += 1
+        torch.default_generator.manual_seed(int(seed))
+
+    manual_seed_all = manual_seed
+
+    def seed(self) -> None:
+        """Seed the generator at random."""
+        torch.default_generator.seed()
+
+    seed_all = seed
+
+    def initial_seed(self) -> int:
+        """Return the seed."""
+        return torch.initial_seed()
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Return the generator's state."""
+        del device
+        ASKED["calls of generators"] += 1
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Put the generator's state back."""
+        del device
+        ASKED["calls of generators"] += 1
+        torch.set_rng_state(state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """Return the states of all devices' generators."""
+        return [self.get_rng_state() for _ in range(self.device_count())]
+
+    def set_rng_state_all(self, states: Any) -> None:
+        """Put them back."""
+        self.set_rng_state(list(states)[self._current])
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return the bytes in use: not counted."""
+        del device
+        ASKED["questions about memory"] += 1
+        return 0
+
+    max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+    memory_cached = max_memory_cached = memory_allocated
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Return statistics, all 0."""
+        del device
+        ASKED["questions about memory"] += 1
+        return _Zeros()
+
+    memory_stats_as_nested_dict = memory_stats
+
+    def memory_summary(self, *_: Any, **__: Any) -> str:
+        """Return no table."""
+        return f"memory of {self.get_device_name()} is the host's"
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return the free bytes and all bytes."""
+        del device
+        return _memory(), _memory()
+
+    def utilization(self, device: Any = None) -> int:
+        """Return how busy the device is."""
+        del device
+        return 0
+
+    def empty_cache(self) -> None:
+        """Free unused memory: none is kept."""
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Begin to measure anew."""
+
+    reset_max_memory_allocated = reset_max_memory_cached = reset_accumulated_memory_stats = reset_peak_memory_stats
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        """Limit memory: not limited."""
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def answer_for(device: PretendedDevice, module: ModuleType) -> None:
+    """Let ``device`` answer for its module and for ``torch.accelerator``."""
+    for name in dir(PretendedDevice):
+        if not name.startswith("_") or name in ("_lazy_init", "_is_in_bad_fork"):
+            setattr(module, name, getattr(device, name))
+    for name, instead in _LACKED.items():
+        setattr(module, name, _Lacked(f"torch.{device.name}.{name}", instead))
+    for dtype in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"):
+        setattr(module, f"{dtype}Tensor", getattr(torch, f"{dtype}Tensor"))
+    marks: Any = getattr(module, "nvtx", None) or SimpleNamespace()
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        setattr(marks, name, lambda *_, **__: 0)
+    _answer_for_accelerator(device, torch.accelerator)
+
+
+def _answer_for_accelerator(device: PretendedDevice, module: Any) -> None:
+    names = {name: name for name in dir(module) if not name.startswith("_") and hasattr(PretendedDevice, name)}
+    for own in ("current_device_index", "current_device_idx"):
+        names[own] = "current_device"
+    for own in ("set_device_index", "set_device_idx"):
+        names[own] = "set_device"
+    names |= {"device_index": "device", "get_memory_info": "mem_get_info"}
+    for own, name in names.items():
+        setattr(module, own, getattr(device, name))
+    module.current_accelerator = lambda check_available=False: torch.device(device.name)  # noqa: ARG005 - PyTorch's name

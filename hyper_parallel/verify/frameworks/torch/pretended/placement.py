@@ -1,0 +1,236 @@
+"""Puts on the CPU what a program puts on the device: arguments that name it are translated where PyTorch takes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _device
+
+from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice
+
+__all__ = ["replace_placement"]
+
+_NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+_LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
+_Tensor: Any = torch.Tensor
+_Torch: Any = torch
+
+
+def replace_placement(device: PretendedDevice) -> None:
+    """Replace PyTorch's functions and methods that take a device, in this process, for good."""
+    placed = _Placement(device.name)
+    for plain in _device._device_constructors():  # type: ignore[no-untyped-call]  # noqa: SLF001 - the set that set_default_device works on
+        owner, name = _place_of(plain)
+        if owner is not None:
+            _replace_function(owner, name, placed.factory)
+    for name in _LIKE:
+        _replace_function(_Torch, name, placed.factory)
+    for name in _NEW:
+        _replace(_Tensor, name, placed.factory)
+    _replace(_Tensor, "to", placed.to)
+    _replace(_Tensor, "type", placed.type)
+    for owner in (_Tensor, nn.Module):
+        setattr(owner, device.name, _moved)
+    _Tensor.pin_memory, _Tensor.record_stream = _pinned, _nothing
+    _Torch.Generator = _generator(placed)
+    _replace(_device.DeviceContext, "__init__", placed.first)
+    _replace(torch.autocast, "__init__", placed.autocast)
+    _replace(_Torch, "is_autocast_enabled", placed.asked)
+    _replace(_Torch, "get_autocast_dtype", placed.asked)
+    _replace(_Torch, "load", placed.loaded)
+    _replace(DeviceMesh, "__init__", placed.first)
+    _replace(nn.parallel.DistributedDataParallel, "__init__", _without("device_ids", "output_device"))
+    _replace(fsdp.FullyShardedDataParallel, "__init__", placed.by_number)
+
+
+class _Placement:
+    """Replacements of functions by the kind of their arguments.
+
+    Args:
+        name: of the device.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def here(self, device: Any, *, numbers: bool = True) -> Any:
+        """Return ``cpu`` for a device that the CPU stands in for, and anything else as it is."""
+        if isinstance(device, torch.device):
+            pretended = device.type == self._name
+        elif isinstance(device, str):
+            pretended = device.partition(":")[0] == self._name
+        else:
+            pretended = numbers and isinstance(device, int) and not isinstance(device, bool)
+        if pretended:
+            ASKED["tensors on the device"] += 1
+        return "cpu" if pretended else device
+
+    def factory(self, plain: Any) -> Any:
+        """Replace a function that makes a tensor on ``device``, pinned or not."""
+
+        @functools.wraps(plain)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None:
+                kwargs["device"] = self.here(kwargs["device"])
+            if kwargs.pop("pin_memory", False):
+                ASKED["pinned tensors"] += 1
+            return plain(*args, **kwargs)
+
+        return make
+
+    def to(self, plain: Any) -> Any:
+        """Replace ``Tensor.to``."""
+
+        @functools.wraps(plain)
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if args:
+                args = (self.here(args[0]), *args[1:])
+            if kwargs.get("device") is not None:
+                kwargs["device"] = self.here(kwargs["device"])
+            return plain(tensor, *args, **kwargs)
+
+        return to
+
+    def type(self, plain: Any) -> Any:
+        """Replace ``Tensor.type``: the name of a tensor's type has the device's, as on the device."""
+
+        @functools.wraps(plain)
+        def named(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if dtype is None:
+                name: str = plain(tensor)
+                return name.replace("torch.", f"torch.{self._name}.", 1)
+            dtype = dtype.replace(f".{self._name}.", ".") if isinstance(dtype, str) else dtype
+            return plain(tensor, dtype, *args, **kwargs)
+
+        return named
+
+    def first(self, plain: Any) -> Any:
+        """Replace a constructor whose first argument, ``device`` or ``device_type``, is a device."""
+
+        @functools.wraps(plain)
+        def __init__(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+            args = (self.here(args[0]), *args[1:]) if args else args
+            for name in ("device", "device_type"):
+                if name in kwargs:
+                    kwargs[name] = self.here(kwargs[name])
+            plain(self_, *args, **kwargs)
+
+        return __init__
+
+    def autocast(self, plain: Any) -> Any:
+        """Replace ``autocast``'s constructor: the CPU casts to the dtype that the device would."""
+
+        @functools.wraps(plain)
+        def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above
+            if device_type == self._name:
+                ASKED["autocast on the device"] += 1
+                device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
+            plain(self_, device_type, dtype, *args, **kwargs)
+
+        return __init__
+
+    def asked(self, plain: Any) -> Any:
+        """Replace a question about autocast on a device, by default the accelerator."""
+
+        @functools.wraps(plain)
+        def ask(device_type: str = self._name) -> Any:
+            return plain("cpu" if device_type == self._name else device_type)
+
+        return ask
+
+    def loaded(self, plain: Any) -> Any:
+        """Replace ``torch.load``."""
+
+        @functools.wraps(plain)
+        def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return plain(file, self.here(map_location, numbers=False), *args, **kwargs)
+
+        return load
+
+    def by_number(self, plain: Any) -> Any:
+        """Replace the constructor of FSDP1, whose ``device_id`` is a device or its number."""
+
+        @functools.wraps(plain)
+        def __init__(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above
+            if kwargs.get("device_id") is not None:
+                kwargs["device_id"] = torch.device("cpu")
+            plain(self_, *args, **kwargs)
+
+        return __init__
+
+
+def _without(*names: str) -> Callable[[Any], Any]:
+    """Return what replaces a constructor by one that ignores keyword arguments."""
+
+    def replaced(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+            plain(self, *args[:1], **{name: value for name, value in kwargs.items() if name not in names})
+
+        return __init__
+
+    return replaced
+
+
+def _generator(placed: _Placement) -> Any:
+    plain: Any = torch.Generator
+
+    class _Kind(type(plain)):  # type: ignore[misc]  # the metaclass of generators
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, plain)
+
+    class Generator(plain, metaclass=_Kind):  # type: ignore[misc]
+        """A generator of random numbers; the device's computes on the CPU."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            """Make one."""
+            return super().__new__(cls, device=placed.here(device))
+
+    return Generator
+
+
+def _moved(value: Any, device: Any = None, **_: Any) -> Any:
+    """``Tensor.cuda`` and ``Module.cuda``: what is moved stays."""
+    del device
+    ASKED["tensors on the device" if isinstance(value, torch.Tensor) else "modules on the device"] += 1
+    return value
+
+
+def _pinned(tensor: Any, device: Any = None) -> Any:
+    """``Tensor.pin_memory``."""
+    del device
+    ASKED["pinned tensors"] += 1
+    return tensor
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _place_of(plain: Any) -> tuple[Any, str]:
+    """Return where programs find a function of PyTorch, and its name there; None if they do not."""
+    name = getattr(plain, "__name__", "")
+    for owner, own in ((_Torch, name), (torch.fft, name.removeprefix("fft_")), (torch.nested, name)):
+        if getattr(owner, own, None) is plain:
+            return owner, own
+    return None, ""
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function of PyTorch, which TorchScript goes on to take for the operator."""
+    plain = getattr(owner, name)
+    _replace(owner, name, make)
+    table: Any = torch.jit._builtins  # type: ignore[attr-defined]  # noqa: SLF001 - where it looks functions up
+    operator = table._find_builtin(plain)  # noqa: SLF001 - as above
+    if operator:
+        table._register_builtin(getattr(owner, name), operator)  # noqa: SLF001 - as above

@@ -1,0 +1,172 @@
+"""Stubs for packages of kernels that a program imports only to look: calling anything in them is an error.
+
+A package that is installed is left alone. An import inside a ``try`` that catches ImportError, and a search for the
+package, find nothing, as without the package: the program then goes without it by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hyper_parallel.verify.frameworks.torch.pretended.device import lacking
+
+__all__ = ["STUBBED", "SWITCHES", "offer_stubs"]
+
+SWITCHES = {
+    "triton": "set the model's own implementation in PyTorch",
+    "flash_attn": 'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron',
+    "transformer_engine": "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core",
+    "apex": "--no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron",
+}
+"""Packages of kernels, and the switch by which stacks go without."""
+
+STUBBED: dict[str, str] = {}
+"""Packages that were replaced by stubs, and the file and line that imported each first."""
+
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def offer_stubs() -> None:
+    """Offer stubs for packages that are not installed to imports of this process."""
+    sys.meta_path.append(_Finder())
+
+
+class _Stub(ModuleType):
+    """A package, or anything in one, that does not exist."""
+
+    __path__: Sequence[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(f"{self.__name__}.{name}")
+
+
+class _Name:
+    """A function, class or constant of a package that does not exist.
+
+    Args:
+        path: with the package's name.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what would be in it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(f"{self._path}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Decorate a function or class, which is then an error to call; anything else is an error now."""
+        if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Name):
+            return _Name(f"{self._path} of {getattr(args[0], '__qualname__', args[0])}")
+        if self._path.rpartition(".")[2] in ("jit", "autotune", "heuristics", "Config") and not _runs_kernel(args):
+            return _Name(self._path)
+        raise lacking(self._path, SWITCHES[self._path.partition(".")[0]])
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the kernel on a grid, or a type of it."""
+        del key
+        return self
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        """Stand for a base class."""
+        del bases
+        return (object,)
+
+
+def _runs_kernel(args: Sequence[Any]) -> bool:
+    import torch
+
+    return any(isinstance(value, torch.Tensor) for value in args)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds stubs for imports that expect the package."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Return the stub of a package, or of a module in a stub."""
+        del path, target
+        package = name.partition(".")[0]
+        if package not in SWITCHES:
+            return None
+        if package in STUBBED:
+            return ModuleSpec(name, self, is_package=True)
+        site = _importing_site()
+        if not site:
+            return None
+        STUBBED[package] = site
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the stub."""
+        return _Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: a stub has no code."""
+
+
+def _importing_site() -> str:
+    """Return ``file:line`` of the statement that imports a package and does not go on without it; else empty."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - who imports
+    site = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and Path(file).parent.name != "importlib":
+            kind = _imports(file).get(frame.f_lineno)
+            if kind == "guarded" or (kind is None and not site):
+                return ""
+            site = site or f"{file}:{frame.f_lineno}"
+        elif file == importlib.util.__file__:
+            return ""  # a search
+        frame = frame.f_back
+    return site
+
+
+@functools.lru_cache(maxsize=256)
+def _imports(file: str) -> dict[int, str]:
+    """Return by line whether an import, or a call that imports, is ``guarded`` by a ``try`` or ``plain``."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[int, str] = {}
+
+    def visit(node: ast.AST, guarded: bool) -> None:
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or _imports_by_call(node):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # type: ignore[attr-defined]
+            found.update(dict.fromkeys(lines, "guarded" if guarded else "plain"))
+        if isinstance(node, ast.Try):
+            caught = guarded or any(map(_catches, node.handlers))
+            for child in node.body:
+                visit(child, caught)
+            for child in (*node.handlers, *node.orelse, *node.finalbody):
+                visit(child, guarded)
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child, guarded and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+    visit(tree, False)
+    return found
+
+
+def _imports_by_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(ast.unparse(kind).rpartition(".")[2] in _CAUGHT for kind in types)

@@ -1,0 +1,204 @@
+"""`--pretend`: the CPU stands in for cuda or npu, and a script that names the device runs unchanged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hyper_parallel.verify import verify_program
+from hyper_parallel.verify.model_case import InputError
+
+pytestmark = pytest.mark.platforms("torch")
+
+TRAINING = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+assert torch.cuda.is_available() and torch.accelerator.current_accelerator().type == "cuda"
+assert torch.cuda.device_count() == torch.accelerator.device_count() == size
+torch.cuda.set_device(rank)
+assert torch.cuda.current_device() == torch.accelerator.current_device_index() == rank
+device = torch.device("cuda", rank)
+dist.init_process_group("nccl", device_id=device)
+torch.manual_seed(0)
+mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("dp",))
+with torch.device("cuda"):
+    net = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.0), nn.Linear(7, 3))
+model = nn.parallel.DistributedDataParallel(net.cuda().to(device), device_ids=[rank], process_group=mesh.get_group())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+scaler = torch.amp.GradScaler("cuda")
+generator = torch.Generator(device="cuda").manual_seed(1)
+assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+state = torch.cuda.get_rng_state()
+first = torch.rand(3, device="cuda")
+torch.cuda.set_rng_state(state)
+assert torch.equal(first, torch.rand(3, device="cuda:0"))
+stream, begin, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+data = torch.randn(3, 6, 5, device="cuda", generator=generator).cpu().pin_memory()
+for batch in torch.empty(3, 6, 5, pin_memory=True).copy_(data):
+    part = batch.chunk(size)[dist.get_rank()].to(device, non_blocking=True)
+    begin.record()
+    with torch.cuda.stream(stream), torch.cuda.device(device):
+        offset = part.new_zeros((), device=0) + torch.zeros_like(part, device="cuda").sum()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        loss = model(part).float().square().mean() + offset
+    scaler.scale(loss).backward()
+    GRADIENTS
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    end.record()
+    torch.cuda.synchronize()
+    dist.barrier(device_ids=[rank])
+torch.save(net.state_dict(), "weights.pt")
+net.load_state_dict(torch.load("weights.pt", map_location="cuda:0"))
+assert torch.cuda.memory_stats()["num_ooms"] == torch.cuda.max_memory_allocated() == 0
+assert torch.cuda.get_device_properties(0).name == torch.cuda.get_device_name() == "CPU that stands in for cuda"
+"""
+COUNTS = {"autocast on the device": 3, "events": 2, "modules on the device": 1, "pinned tensors": 2}
+"""Some of what every rank of TRAINING asks."""
+
+PLAIN = """
+import torch
+from torch import nn
+
+PART
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1)):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def verified(path, source, pretend="cuda", launch="simulated"):
+    """Return the report of a script on two ranks."""
+    path.write_text(source)
+    return verify_program(str(path), 2, pretend=pretend, launch=launch, allow=["equal-data"])
+
+
+@pytest.mark.parametrize("pretend, launch", [("cuda", "simulated"), ("npu", "simulated"), ("cuda", "processes")])
+def test_scripts_that_name_the_device_are_equal(pretend, launch, tmp_path):
+    """Queries, placement, streams, events, generators, pinned memory, autocast and the engine's name hold."""
+    source = TRAINING.replace("GRADIENTS", "").replace("nccl", "hccl" if pretend == "npu" else "nccl")
+    report = verified(tmp_path / "train.py", source.replace("cuda", pretend), pretend, launch)
+    assert report.ok, report.text()
+    assert f"the CPU stood in for {pretend}: on rank 0, autocast on the device 3, calls of " in report.text()
+    counts = report.to_json()["pretended"]["counts"]
+    engine = "hccl" if pretend == "npu" else "nccl"
+    assert counts.items() >= {**COUNTS, f"groups of {engine}": 1}.items()
+    assert not torch.cuda.is_available()
+
+
+def test_an_error_on_the_pretended_device_is_caught(tmp_path):
+    """A gradient that one rank scales is reported with its parameter."""
+    wrong = "model.module[0].weight.grad.mul_(1 + dist.get_rank())"
+    report = verified(tmp_path / "train.py", TRAINING.replace("GRADIENTS", wrong))
+    assert report.status == 1
+    assert report.verdict.first.name == "0.weight"
+
+
+def test_a_package_that_is_imported_only_to_look_is_a_stub(tmp_path):
+    """A kernel may be declared; searches and guarded imports find nothing; the report names who imports the stub."""
+    part = """
+import importlib.util
+
+assert importlib.util.find_spec("triton") is None
+try:
+    import flash_attn
+except ImportError:
+    flash_attn = None
+assert flash_attn is None
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 8})], key=["n"])
+@triton.jit
+def kernel(x, BLOCK: tl.constexpr):
+    tl.load(x)
+"""
+    path = tmp_path / "train.py"
+    report = verified(path, PLAIN.replace("PART", part))
+    assert report.ok, report.text()
+    assert f"the CPU stood in for triton, which {path}:14 imports: a stub" in report.text()
+
+
+@pytest.mark.parametrize(
+    "part, message",
+    [
+        (
+            "import flash_attn\nflash_attn.flash_attn_func(torch.ones(1), 2)",
+            (
+                "flash_attn.flash_attn_func was called, which the CPU that stands in for the device lacks: "
+                'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron'
+            ),
+        ),
+        (
+            "import triton\n@triton.jit\ndef kernel(x): pass\nkernel[(1,)](torch.ones(1))",
+            (
+                "triton.jit of kernel was called, which the CPU that stands in for the device lacks: "
+                "set the model's own implementation in PyTorch"
+            ),
+        ),
+        (
+            "torch.cuda.CUDAGraph()",
+            (
+                "torch.cuda.CUDAGraph was called, which the CPU that stands in for the device lacks: "
+                "run without graphs of the device"
+            ),
+        ),
+        ("torch.cuda.set_device(1)", "cuda device 1 of 1: every rank has one, numbered by LOCAL_RANK"),
+    ],
+)
+def test_what_the_cpu_lacks_is_named(part, message, tmp_path):
+    """A kernel that is called is an error that names it and what to switch."""
+    with pytest.raises(InputError) as caught:
+        verified(tmp_path / "train.py", PLAIN.replace("PART", part))
+    assert message in str(caught.value)
+
+
+def body():
+    """A function, whose ranks are threads."""
+
+
+@pytest.mark.parametrize(
+    "program, options, message",
+    [
+        ("script", {"pretend": "tpu"}, "--pretend 'tpu' must be cuda or npu"),
+        (
+            "script",
+            {"pretend": "npu", "device": "cuda"},
+            "--pretend npu lets the CPU stand in, and --device cuda asks for a device; leave out one",
+        ),
+        (
+            "script",
+            {"pretend": "cuda", "launch": "threads"},
+            "--pretend cuda needs ranks that are processes of their own: --launch simulated or processes",
+        ),
+        (
+            body,
+            {"pretend": "cuda", "platform": "torch"},
+            (
+                "--pretend cuda is for scripts of PyTorch, which have processes of their own; this is a function, "
+                "whose ranks are threads"
+            ),
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(program, options, message, tmp_path):
+    """Only processes that end with the run can be changed for good."""
+    if program == "script":
+        program = str(tmp_path / "train.py")
+        (tmp_path / "train.py").write_text("import torch\n")
+    with pytest.raises(InputError) as caught:
+        verify_program(program, 2, **options)
+    assert str(caught.value) == message
