@@ -75,8 +75,11 @@ class ActivationPlacements:
         return self._placements.get((key, rank))
 
     def other_rows(self) -> dict[Key, list[int]]:
-        """Return values of which ranks have other rows than of earlier values: no error if they are put back later."""
-        first: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        """Return values of which ranks have other rows than of earlier values: no error if they are put back later.
+
+        Each step and each call has rows of its own: a rank may cut its part of a batch into calls.
+        """
+        first: dict[tuple[int, ...], tuple[int, ...]] = {}
         other: dict[Key, list[int]] = {}
         for key, rank in ((key, rank) for key in self.bounds.reference for rank in range(len(self.ranks))):
             placement = self._placements.get((key, rank))
@@ -87,7 +90,7 @@ class ActivationPlacements:
             )
             for dim, (line, total) in enumerate(zip(rows or (), placement.shape if placement else (), strict=False)):
                 own = tuple(int(row) for row in line)
-                if line.size != total and first.setdefault((rank, dim, line.size, total), own) != own:
+                if line.size != total and first.setdefault((*key[2:], rank, dim, line.size, total), own) != own:
                     other.setdefault(key, []).append(rank)
         return other
 

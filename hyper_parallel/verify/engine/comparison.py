@@ -93,6 +93,7 @@ class _Comparison:
         self.verdict.skipped += self.runs.padding
         self._replicas()
         self._unions_of_calls()
+        self._unions_of_losses()
         self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
@@ -346,6 +347,22 @@ class _Comparison:
             for unequal in self.verdict.replicas
             if unequal.kind != "output" or (unequal.name, unequal.step) not in self.joined
         ]
+
+    def _unions_of_losses(self) -> None:
+        """Compare losses that differ call by call as the sum of a step's, where outputs were compared as a union."""
+        reference = self.runs.bounds.reference
+        for step in sorted({key[2] for key in self.wrong if key[0] == "loss"} & {step for _, step in self.joined}):
+            keys = [key for key in reference if key[0] == "loss" and key[2] == step]
+            expected = sum(float(reference[key].value) for key in keys)
+            allowed = sum(float(np.max(self.runs.bounds.allowed(key))) for key in keys)
+            totals = [
+                sum(float(record.value) for key, record in index.items() if key[0] == "loss" and key[2] == step)
+                for index in self.runs.ranks
+            ]
+            if any(abs(total - expected) <= allowed for total in (float(np.mean(totals)), float(np.sum(totals)))):
+                for key in [key for key in keys if key in self.wrong]:
+                    del self.wrong[key]
+                    self.ratios.pop(key, None)
 
     def _is_union(self, name: str, step: int) -> bool:
         """Return whether the rows of a step's calls are the same on the ranks together as on the single device."""

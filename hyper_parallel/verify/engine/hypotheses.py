@@ -13,6 +13,7 @@ from hyper_parallel.verify.engine.evidence import Evidence
 from hyper_parallel.verify.engine.losses import explain_loss
 from hyper_parallel.verify.engine.matching import find_part
 from hyper_parallel.verify.engine.norms import explain_clipping, explain_norm
+from hyper_parallel.verify.engine.optimizer_steps import another_step, part_not_updated, scaled_update
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.part_statistics import (
     kept_value,
@@ -27,6 +28,7 @@ from hyper_parallel.verify.engine.randomness import explain_dropped, explain_mas
 from hyper_parallel.verify.engine.reductions import missing_reduction, scaled, spread, unsummed_output
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.store import digest_of
+from hyper_parallel.verify.engine.unequal_outputs import explain_unequal_outputs
 from hyper_parallel.verify.engine.verdict import Difference
 from hyper_parallel.verify.engine.wording import ranks_words
 
@@ -57,7 +59,8 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind in {"weight", "buffer"} and key[2] < 0:
         tests += [_unheld, _other_part]
     elif kind in {"weight", "buffer", "state", "saved"}:
-        tests += [_symptom, _not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
+        tests += [_symptom, _not_updated, part_not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
+        tests += [scaled_update, _replicas_differ, another_step]
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
         tests += [local_statistics, _other_part, other_inputs]
@@ -412,10 +415,12 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
     if evidence is None or not evidence.ranks or evidence.replicated:
         return None
     right = [rank for rank in evidence.actual if rank not in evidence.ranks]
-    if key[0] in {"gradient", "output"} and not right:
+    if key[0] == "gradient" and not right:
         axis = next((axis for axis, groups in runs.axes.sets() if spread(evidence, groups) == "differ"), "")
-        text = f"ranks that hold the same part have different {key[0]}s, none of them the reference's"
+        text = "ranks that hold the same part have different gradients, none of them the reference's"
         return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
+    if key[0] == "output" and not right:
+        return explain_unequal_outputs(runs, key, evidence)
     known = f"; {ranks_words(right)} {'has' if len(right) == 1 else 'have'} the reference's" if right else ""
     text = f"ranks that hold the same part have different values, wrong on {ranks_words(evidence.ranks)}{known}"
     return Cause("replicas-differ", "", text)
@@ -436,7 +441,8 @@ def _input_gradient(
         axis = "" if other in wrong else _sharded_over(runs, other[1], name)
         if axis:
             text = f"the gradients of {other[1]}, which is sharded over {axis}, are right, those before it are wrong"
-            return Cause("missing-reduction", axis, f"{text}: the gradient of its input is not summed over {axis}")
+            near = f"nearest: the gradient of its input (not recorded) is not summed over {axis}"
+            return Cause("missing-reduction", axis, f"{text}; {near}")
     return None
 
 

@@ -13,6 +13,9 @@ __all__ = ["axes_of_factor", "integer_weights", "ratio_of_counts", "size_words"]
 _COUNT = 256
 """Largest numerator and denominator of a ratio of counts."""
 
+_DECIMAL = (20, 25, 40, 50, 100, 125, 200, 250)
+"""Denominators of numbers that people write with two or three decimals, such as a weight of 0.47."""
+
 _TRIALS = 1 << 20
 
 
@@ -32,7 +35,7 @@ def ratio_of_counts(factor: float, tolerance: float) -> Fraction | None:
     if not np.isfinite(factor) or factor <= 0 or tolerance * _COUNT**2 > 1e-2:
         return None
     ratio = Fraction(factor).limit_denominator(_COUNT)
-    if ratio.numerator > _COUNT or not ratio or ratio == 1:
+    if ratio.numerator > _COUNT or not ratio or ratio == 1 or ratio.denominator in _DECIMAL:
         return None
     return ratio if abs(float(ratio) - factor) <= tolerance * factor else None
 

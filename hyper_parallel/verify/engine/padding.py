@@ -55,8 +55,10 @@ class _Padding:
 
 def without_padding(
     reference: Mapping[Key, Record], ranks: Sequence[Mapping[Key, Record]], axes: Axes
-) -> tuple[list[dict[Key, Record]], list[str]]:
-    """Return the ranks' records without rows that pad a parameter, and what was left out.
+) -> tuple[list[dict[Key, Record]], list[str], set[tuple[str, int]]]:
+    """Return the ranks' records without rows that pad a parameter, what was left out, and gradients of such rows.
+
+    The gradients are names and steps of those that are not zero.
 
     Rows are padding if the parts of a group of ranks, one after the other, begin with the reference's parameter before
     training and are longer. Gradients, states and outputs of those sizes lose the same rows.
@@ -80,7 +82,20 @@ def without_padding(
         if any(other == rank for _, other in found) else dict(index)
         for rank, index in enumerate(ranks)
     ]  # fmt: skip
-    return trimmed, list(dict.fromkeys(padding.words() for padding in found.values()))
+    nonzero = {
+        (key[1], key[2])
+        for rank, index in enumerate(trimmed)
+        for key, record in index.items()
+        if key[0] == "gradient" and record.value is not ranks[rank][key].value and _beyond(ranks[rank][key], record)
+    }
+    return trimmed, list(dict.fromkeys(padding.words() for padding in found.values())), nonzero
+
+
+def _beyond(record: Record, trimmed: Record) -> bool:
+    """Return whether a rank's rows that were left out have a number other than zero."""
+    own = np.asarray(record.value)
+    kept = tuple(slice(size) for size in np.shape(trimmed.value))
+    return bool(np.count_nonzero(own) > np.count_nonzero(own[kept]))
 
 
 def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Mapping[Key, Record]]) -> _Padding | None:

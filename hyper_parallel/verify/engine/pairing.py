@@ -90,9 +90,13 @@ class PairedRuns:
         ]
         if "optimizers that call the model" not in self.reference_notes:
             self.ranks = [_last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
-        self.ranks, self.padding = without_padding(self.bounds.reference, self.ranks, self.axes)
+        self.ranks, self.padding, self._padded_gradients = without_padding(self.bounds.reference, self.ranks, self.axes)
         self.parameters = ParameterPlacements(self.bounds.reference, self.ranks, self.axes, self.declared)
         self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
+
+    def padded_rows_have_gradients(self, step: int) -> bool:
+        """Return whether the rows of padding, which are not compared, have gradients other than zero in a step."""
+        return any(when == step for _, when in self._padded_gradients)
 
     def holders(self, key: Key) -> list[int]:
         """Return the ranks that have a value."""

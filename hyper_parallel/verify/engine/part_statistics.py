@@ -121,10 +121,14 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     module = runs.bounds.reference[key].module
     weights = [other for other in wrong if other[0] == "weight" and other[2] < key[2] and other[1].startswith(module)]
     parts = all(evidence.placements[rank].positions is not None for rank in evidence.ranks)
+    own = [name for name in runs.parameters.names() if not module or name.startswith(f"{module}.")]
+    if not all(runs.parameters.of(name, rank) for name in own for rank in evidence.ranks):
+        return None  # its parameters were not compared
     if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
         return None
     text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
-    return Cause("data", "", f"{text}, although the parameters of {module or 'the model'} are right: the inputs differ")
+    right = f", although the parameters of {module or 'the model'} are right" if own else ""
+    return Cause("data", "", f"{text}{right}: other inputs")
 
 
 def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence | None) -> Cause | None:
@@ -136,8 +140,18 @@ def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence
     ]  # fmt: skip
     if key[0] != "loss" or not outputs or compared != outputs or any(other in wrong for other in outputs):
         return None
-    text = "every output before it equals the reference's, and no size or count explains the loss"
-    return Cause("data", "", f"{text}: the targets differ, or what is left out of the loss")
+    text = "every output before it equals the reference's"
+    padded = [words for words in runs.padding if runs.padded_rows_have_gradients(key[2])]
+    if padded:
+        return Cause("padding", "", f"{text}, and rows that the single device lacks have gradients: {padded[0]}")
+    expected = float(runs.bounds.reference[key].value)
+    off = {rank: float(runs.value(key, rank)) - expected for rank in runs.holders(key)}
+    allowed = 4 * float(np.max(runs.bounds.allowed(key)))
+    for axis, size in runs.axes.sizes().items():
+        for sign, words in ((1, "plus"), (-1, "minus")):
+            if size > 1 and off and all(abs(rest - sign * np.log(size)) <= allowed for rest in off.values()):
+                return Cause("loss", axis, f"{text}; it is the reference's {words} log {size}, the size of {axis}")
+    return Cause("loss", "", f"{text}, and no size, count or logarithm of a size explains the loss")
 
 
 def _mean_fits(evidence: Evidence, rank: int, group: Sequence[int], weights: Mapping[int, int]) -> bool:

@@ -178,12 +178,11 @@ def scaled(evidence: Evidence) -> Cause | None:
         inverse = "" if factors[0] > 1 else "1 / "
         return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {size_words(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
-    if all(ratio is not None for ratio in ratios) or not same:
-        counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios) if ratio is not None)
-        return Cause(
-            "scaled-by-count", "", f"{text}{f', the ratio {counts}' if counts else ', a different factor on each rank'}"
-        )
-    return Cause("scaled-by-count", "", f"{text}, which is not the size of any group")
+    if all(ratio is not None for ratio in ratios):
+        counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
+        return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
+    words = "which is no size of a group and no ratio of counts" if same else "a different factor on each rank"
+    return Cause("scaled", "", f"{text}, {words}")
 
 
 def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> str:

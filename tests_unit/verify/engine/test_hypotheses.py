@@ -214,7 +214,13 @@ def test_factors():
     expected = RNG.standard_normal((4, 5))
     assert gradient(expected, [expected * 3 / 5, expected * 7 / 5]).kind in {"missing-reduction", "scaled-by-count"}
     cause = gradient(expected, [expected * np.pi] * 2)
-    assert (cause.kind, cause.evidence.endswith("which is not the size of any group")) == ("scaled-by-count", True)
+    assert cause.kind == "scaled"
+    assert cause.evidence.endswith("which is no size of a group and no ratio of counts")
+    literal = gradient(expected, [expected * 0.47] * 2)
+    assert literal.kind == "scaled"
+    assert literal.evidence == (
+        "the ranks' gradients are the reference's times 0.47, which is no size of a group and no ratio of counts"
+    )
     assert gradient(expected, [expected / 6] * 4, MESH).kind == "scaled-by-count"
     assert gradient(expected, [expected / 4] * 4, MESH).kind == "average-for-sum"
 
@@ -249,7 +255,7 @@ def test_a_gradient_before_a_sharded_module():
     ranks = [records(part, wrong) for part in (slice(0, 3), slice(3, 5))]
     cause = first(records(slice(None), before), ranks, {"tp": 2}).cause
     assert (cause.kind, cause.axis) == ("missing-reduction", "tp")
-    assert cause.evidence.endswith("the gradient of its input is not summed over tp")
+    assert cause.evidence.endswith("nearest: the gradient of its input (not recorded) is not summed over tp")
 
 
 def test_a_bias_added_by_every_rank():
@@ -345,3 +351,101 @@ def test_sums_and_means_that_belong_elsewhere():
     assert cause([0.25, 0.5, 0.9, 0.1, 0.2, 0.7], 3, {"dp": 2, "cp": 3}).kind == "scaled-by-size"
     found = cause([0.25, 0.5, 0.9], 9, {"dp": 3})
     assert (found.kind, found.axis) == ("scaled-by-size", "dp x dp")
+
+
+def weight_after(update, *, state=None):
+    """Return the first difference of a weight whose gradients are right, on two ranks with ``update(old, new)``."""
+    old, grad = RNG.standard_normal((2, 6, 5))
+    new = old - 0.1 * grad
+
+    def records(weight):
+        states = [] if state is None else [record("state", "w.weight:momentum", 0, grad)]
+        return [
+            record("weight", "w.weight", -1, old),
+            record("gradient", "w.weight", 0, grad),
+            *states,
+            record("weight", "w.weight", 0, weight),
+        ]
+
+    return first(records(new), [records(update(old, new))] * 2, {"dp": 2})
+
+
+def test_steps_of_an_optimizer():
+    """A weight that alone is wrong after a step tells how the step differs: decay, rate, parts, or how far it is."""
+    blocks = np.repeat([1.25, 0.5], [4, 2])[:, None]
+    other = RNG.standard_normal((6, 5))
+    by_parts = (
+        "the update is the reference's rows 0:4 times 1.25, rows 4:6 times 0.5: the optimizer computes on the part of "
+        "each rank of dp"
+    )
+    cases = [
+        (lambda old, new: new - 0.003 * old, "plus -0.003 times the weight before the step: it decays otherwise"),
+        (lambda old, new: old + 0.5 * (new - old), "the update is the reference's times 0.5"),
+        (lambda old, new: old + blocks * (new - old), by_parts),
+        (lambda _, new: new + other, "nearest: the update of rank 0 is "),
+    ]
+    for update, words in cases:
+        difference = weight_after(update)
+        assert (difference.kind, difference.cause.kind) == ("weight", "optimizer"), difference
+        assert words in difference.cause.evidence
+        assert difference.cause.evidence.startswith("the gradient and weight before the step are right; ")
+    assert weight_after(cases[0][0], state=True).cause.evidence.startswith("the gradient, state and weight before")
+
+
+def test_elements_that_a_step_leaves():
+    """Elements of a weight that a step leaves bit for bit are not updated, wherever the others are right."""
+    difference = weight_after(lambda old, new: np.where(np.arange(6)[:, None] < 5, new, old))
+    assert difference.cause.kind == "not-updated"
+    assert difference.cause.evidence == "the step left 10 of 60 elements unchanged, bit for bit, on ranks 0, 1"
+
+
+def test_a_moving_average_of_another_share():
+    """A buffer whose new share is scaled, as by a count of a part, is told by that factor."""
+    old, new = RNG.standard_normal((2, 9))
+
+    def records(share):
+        values = (old, 0.9 * old + 0.1 * share * new)
+        return [record("buffer", "norm.running_var", step - 1, value) for step, value in enumerate(values)]
+
+    cause = first(records(1.0), [records(1.1)] * 2, {"dp": 2}).cause
+    assert cause.kind == "scaled"
+    assert cause.evidence == (
+        "what is new in it is the reference's times 1.1, and what it keeps is right, on ranks 0, 1"
+    )
+
+
+def test_outputs_that_no_sum_makes_right():
+    """Different outputs without a right sum are told with the nearest; parts that do not fit and sums by name."""
+    out, one, other = RNG.standard_normal((3, 4, 5))
+    ranks = [[record("output", "o", 0, x)] for x in (one, other)]
+    cause = first([record("output", "o", 0, out)], ranks, {"tp": 2}).cause
+    assert cause.kind == "unexplained"
+    assert cause.evidence.startswith(
+        "ranks that should hold the same have different outputs, none of them the reference's, and no sum or mean of "
+        "them is it; nearest: the "
+    )
+    q, k = RNG.standard_normal((8, 3)), RNG.standard_normal((4, 3))
+
+    def rank(rows, keys, value):
+        return [
+            record("weight", "a.q.weight", -1, q[rows]),
+            record("weight", "a.k.weight", -1, k[keys]),
+            record("output", "a.o", 0, value),
+        ]
+
+    halves = (slice(0, 4), slice(4, 8)), (slice(2, 4), slice(0, 2))
+    ranks = [rank(rows, keys, x) for rows, keys, x in zip(*halves, (one, other), strict=True)]
+    cause = first(rank(slice(None), slice(None), out), ranks, {"tp": 2}).cause
+    assert cause.kind == "permuted"
+    assert cause.evidence == (
+        "rank 0 holds the part from 0 to 50 % of a.q.weight, the part from 50 to 100 % of a.k.weight: they do not "
+        "belong together"
+    )
+    before = [record("output", "o", 0, x) for x in (out, one, out - one)]
+    after = [record("output", "norm", 0, x) for x in (np.tanh(out), np.tanh(one), np.tanh(out - one))]
+    cause = first([before[0], after[0]], [[before[n], after[n]] for n in (1, 2)], {"tp": 2}).cause
+    assert (cause.kind, cause.axis) == ("missing-reduction", "tp")
+    assert cause.evidence == (
+        "the output of o, the one before, is the reference's only as a sum over tp, and ranks that should hold the "
+        "same here do not"
+    )
