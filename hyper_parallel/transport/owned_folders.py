@@ -38,8 +38,10 @@ class OwnedFolder:
         self.removed = _remove_abandoned(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._owner = os.getpid()
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        new = self.path / f"{_LOCK}.new"  # another process that opened it before it is locked would take the folder
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.path / _LOCK)
 
     def close(self) -> None:
         """Remove the folder and what is in it; a process that was forked from the owner leaves it alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -33,3 +34,20 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path):
     with owned_folder("owned_", tmp_path) as own:
         assert [str(folder) for folder in tmp_path.iterdir()] == [str(own)]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_being_made_is_left_alone(tmp_path, monkeypatch):
+    """Another process that looks just before a folder is locked does not take it for one of a killed process."""
+    plain, looked = fcntl.flock, []
+
+    def look_first(descriptor, operation):
+        if not looked:
+            looked.append(True)
+            with owned_folder("owned_", tmp_path):
+                pass
+        plain(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look_first)
+    with owned_folder("owned_", tmp_path) as folder:
+        assert folder.is_dir()
+    assert looked == [True]
