@@ -15,22 +15,20 @@ from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.changes import Changes, changes_of, not_made
-from hyper_parallel.verify.engine.comparison import compare_paired
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, uneven_sizes
-from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.program import Program
-from hyper_parallel.verify.program.reference import Reference, check_recorded, run_reference
+from hyper_parallel.verify.program.reference import Reference, check_recorded, compare_with, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["Hardening", "verdict_of"]
+__all__ = ["Hardening"]
 
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
 """Changes in the order in which they are dropped where a program does not take them."""
@@ -127,7 +125,7 @@ class Hardening:
                 world = replace(self.world, size=other.size, mesh=axes)
                 run = run_world(self.program, replace(world, limits=replace(world.limits, sink=sink)))
                 check_recorded(self.program, run)
-                verdict = verdict_of(reference, run, other.mesh, self.declared)
+                _, verdict = compare_with(reference, run, other.mesh, self.declared)
         except RankFailedError as error:
             return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
         except ValueError as error:
@@ -193,7 +191,7 @@ class Hardening:
     def _compared(
         self, case: HardenedCase, reference: Reference, run: Run
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
-        verdict = verdict_of(reference, run, self.mesh, self.declared)
+        _, verdict = compare_with(reference, run, self.mesh, self.declared)
         case = replace(case, verdict=verdict)
         if not verdict.differences and not verdict.replicas and not case.ok:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []
@@ -209,17 +207,6 @@ class Hardening:
             for spot in self.spots
             if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in changes.shared)
         ]
-
-
-def verdict_of(
-    reference: Reference, run: Run, mesh: Mapping[str, int] | None, declared: Mapping[str, str] | None
-) -> Verdict:
-    """Compare ranks with a reference; where something differs, once more with all of its repeats."""
-    verdict = compare_paired(PairedRuns(reference.run, reference.bounds, run, mesh, declared))
-    if not verdict.equal and not reference.complete:
-        reference.complete_bounds()
-        verdict = compare_paired(PairedRuns(reference.run, reference.bounds, run, mesh, declared))
-    return verdict
 
 
 def _key(spot: BlindSpot) -> tuple[str, str]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.engine.bounds import Bounds
+from hyper_parallel.verify.engine.comparison import compare_paired
+from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink, merge_notes
 from hyper_parallel.verify.engine.store import same_values
+from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.model_case import InputError
@@ -25,7 +30,7 @@ from hyper_parallel.verify.program.repetition import ROUNDING, check_determinist
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
 
-__all__ = ["Reference", "check_names", "check_recorded", "run_reference"]
+__all__ = ["Reference", "check_names", "check_recorded", "compare_with", "run_reference"]
 
 _LARGE = 64 << 20
 """Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
@@ -59,6 +64,8 @@ class Reference:
     rounding: str = ""
     sinks: list[KeepSink] = field(default_factory=list, repr=False)
     _again: Run | None = field(default=None, repr=False)
+    _further: deque[Repeat] | None = field(default=None, repr=False)
+    _further_count: int = 0
 
     @property
     def half(self) -> bool:
@@ -90,19 +97,42 @@ class Reference:
             self.complete_bounds()
 
     def complete_bounds(self) -> None:
-        """Run the repeats that are left, since a value is out of the bounds of the first ones.
+        """Run all repeats that are left.
 
         Raises:
             InputError: as in :meth:`measure`.
         """
+        self.widen(lambda: False)
+
+    def widen(self, within: Callable[[], bool]) -> bool:
+        """Run further repeats, since a value is out of the bounds of those before, until it is within them or all ran.
+
+        Args:
+            within: whether every such value is within the bounds now; asked after each repeat.
+
+        Returns:
+            Whether a repeat was run.
+
+        Raises:
+            InputError: as in :meth:`measure`.
+        """
+        if self.complete:
+            return False
+        if self._further is None:
+            self._further = deque(further_repeats(self.seed, self.bounds, half=self.half))
+            self._further_count = len(self._further)
+        while self._further:
+            repeat = self._further.popleft()
+            number = self._further_count - len(self._further)
+            self._repeat(repeat, f"one rank, perturbed again ({number} of {self._further_count})")
+            if within():
+                return True
         self.complete = True
         if self._again is None:
             self._run_again()
-        repeats = further_repeats(self.seed, self.bounds, half=self.half)
-        for number, repeat in enumerate(repeats):
-            self._repeat(repeat, f"one rank, perturbed again ({number + 1} of {len(repeats)})")
         if self.rounding and self._again is not None:
             check_rounding(self.program, self.run, self._again, self.bounds)
+        return True
 
     def _repeat(self, repeat: Repeat, title: str) -> RankRecords:
         self.progress(title)
@@ -166,6 +196,36 @@ def run_reference(
     reference.free()
     reference.measure()
     return reference
+
+
+def compare_with(
+    reference: Reference, run: Run, mesh: Mapping[str, int] | None, declared: Mapping[str, str] | None
+) -> tuple[PairedRuns, Verdict]:
+    """Compare ranks with a reference; further repeats are run while something differs.
+
+    A value that is out of the bounds of few repeats may be within those of more: of millions of elements, some moved
+    less than most of their kind.
+    """
+    runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
+    verdict = compare_paired(runs)
+    while not verdict.equal and reference.widen(partial(_within_bounds, runs, verdict)):
+        reference.progress("comparison")
+        runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
+        verdict = compare_paired(runs)
+    return runs, verdict
+
+
+def _within_bounds(runs: PairedRuns, verdict: Verdict) -> bool:
+    """Return whether all values that differed are within the bounds, which have grown."""
+    for difference in verdict.differences:
+        key = (difference.kind, difference.name, difference.step, difference.call)
+        if key not in runs.bounds.reference:
+            return False
+        for rank in difference.ranks:
+            distance = runs.distance(key, rank) if key in runs.ranks[rank] else None
+            if distance is None or distance.ratio > 1:
+                return False
+    return bool(verdict.differences) and not verdict.replicas
 
 
 def half_of_the_digits(record: Record) -> float:

@@ -16,7 +16,6 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.engine.blind_spots import BLIND
-from hyper_parallel.verify.engine.comparison import compare_paired
 from hyper_parallel.verify.engine.declared import names_value, parse_declaration
 from hyper_parallel.verify.engine.harden import STEPS
 from hyper_parallel.verify.engine.pairing import PairedRuns
@@ -28,9 +27,15 @@ from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import program_framework
-from hyper_parallel.verify.program.hardening import Hardening, verdict_of
+from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
-from hyper_parallel.verify.program.reference import Reference, check_names, check_recorded, run_reference
+from hyper_parallel.verify.program.reference import (
+    Reference,
+    check_names,
+    check_recorded,
+    compare_with,
+    run_reference,
+)
 from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.worlds import World, run_world
@@ -206,13 +211,7 @@ class _Verification:
         report.pretended = run.ranks[0].notes.get("pretended", {})
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
-        runs = PairedRuns(reference.run, reference.bounds, run, report.mesh or None, self.declared)
-        report.verdict = compare_paired(runs)
-        if not report.verdict.equal and not reference.complete:
-            reference.complete_bounds()
-            self.progress("comparison")
-            runs = PairedRuns(reference.run, reference.bounds, run, report.mesh or None, self.declared)
-            report.verdict = compare_paired(runs)
+        runs, report.verdict = compare_with(reference, run, report.mesh or None, self.declared)
         problem = None if report.verdict.equal else other_batch(reference.run, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
@@ -240,7 +239,7 @@ class _Verification:
                 self.progress(f"{world.size} ranks in float32")
                 run = run_ranks(replace(world, limits=replace(limits, sink=sink)))
                 check_recorded(self.program, run)
-                case = replace(case, verdict=verdict_of(wider, run, report.mesh or None, self.declared))
+                case = replace(case, verdict=compare_with(wider, run, report.mesh or None, self.declared)[1])
         except (RankFailedError, InputError) as error:
             case = replace(case, skipped=error_summary(error.__cause__ or error))
         report.hardened.append(case)

@@ -35,8 +35,7 @@ def hardened(monkeypatch):
         monkeypatch.setattr(hardening, "run_reference", lambda *_: ReferenceOf(ended(reference)))
         monkeypatch.setattr(hardening, "run_world", lambda *_, **_options: ended(ranks))
         monkeypatch.setattr(hardening, "check_recorded", lambda *_: None)
-        monkeypatch.setattr(hardening, "PairedRuns", lambda *_: None)
-        monkeypatch.setattr(hardening, "compare_paired", lambda *_: verdict)
+        monkeypatch.setattr(hardening, "compare_with", lambda *_: (None, verdict))
         return built
 
     return outcomes
@@ -54,16 +53,16 @@ SCRATCH = SimpleNamespace(path=Path(os.devnull))
 
 
 class ReferenceOf(contextlib.nullcontext):
-    """A reference whose repeats have all run."""
+    """A reference, with nothing to compare with."""
 
-    bounds, scratch, complete = None, SCRATCH, True
+    bounds, scratch = None, SCRATCH
 
     def __init__(self, losses):
         super().__init__()
         self.run = losses
 
 
-REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=SCRATCH, complete=True)
+REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=SCRATCH)
 CHANGES = Changes(CaseChanges(), [CaseChanges(), CaseChanges()], {"equal-masks": "masks select fewer elements"})
 
 
