@@ -29,7 +29,7 @@ from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.cli.colour import coloured
 from hyper_parallel.cli.output import no_file_twice, only_the_answer_on_stdout
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.transport.out_of_memory import advice
+from hyper_parallel.transport.failures import advice
 from hyper_parallel.verify.run_header import command_line
 
 __all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]

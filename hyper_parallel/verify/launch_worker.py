@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.checks.orphaned_rank import RankFlight, RecordedLine
-from hyper_parallel.transport.frames import hide_file
+from hyper_parallel.transport.checks.flight_recorder import RankFlight, RecordedLine
+from hyper_parallel.transport.frames import hide_file, trace
 from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.processes import SharedFile, rehearsed_engine, torchrun_environment
 from hyper_parallel.transport.real.coordinator_server import connect
 from hyper_parallel.transport.real.launched_rank import RankSetup, guarded, real_world
 from hyper_parallel.transport.serialization import pack_error
-from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated.rank_pool import register_rank
 from hyper_parallel.transport.simulated.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
 

@@ -13,7 +13,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.checks.orphaned_rank import RankFlight
+from hyper_parallel.transport.checks.flight_recorder import RankFlight
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.real.coordinator_server import CoordinatorServer
 from hyper_parallel.transport.serialization import pack, unpack

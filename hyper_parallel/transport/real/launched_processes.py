@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.failures import WorldFailedError, advice, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.frames import RUNNERS
 from hyper_parallel.transport.measurement import current_measurement
-from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.processes import local_environment, rehearsed_engine, search_path
 from hyper_parallel.transport.real.cluster import RankStart
 from hyper_parallel.transport.real.launched_rank import RankSetup, launched_main

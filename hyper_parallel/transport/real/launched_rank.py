@@ -18,11 +18,11 @@ import numpy as np
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.checks.orphaned_rank import RankFlight, RecordedLine
+from hyper_parallel.transport.checks.flight_recorder import RankFlight, RecordedLine
 from hyper_parallel.transport.failures import NEEDS_GLOO
+from hyper_parallel.transport.frames import trace
 from hyper_parallel.transport.real.guarded import GuardedTransport
 from hyper_parallel.transport.serialization import pack_error
-from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated.endpoint import PostingEndpoint
 from hyper_parallel.transport.simulated.rank_process import (
     PipeEndpoint,

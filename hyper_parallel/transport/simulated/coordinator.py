@@ -17,9 +17,8 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.checks.compare import listed, message_mismatch
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.simulated.deadlock import Waiting, deadlock_text, stuck_ranks
 from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, Wait
-from hyper_parallel.transport.simulated.pending_collective import PendingCollective
+from hyper_parallel.transport.simulated.pending_collective import PendingCollective, Waiting, deadlock_text, stuck_ranks
 
 __all__ = ["Coordinator"]
 

@@ -18,9 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.atomic_files import write_whole
-from hyper_parallel.transport.failures import exit_text
+from hyper_parallel.transport.failures import exit_text, starting
 from hyper_parallel.transport.measurement import wrote_data_at
-from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import process_state, servers_search_here
 from hyper_parallel.transport.simulated.rank_process import rank_main
 from hyper_parallel.transport.simulated.warm_packages import VARIABLE

@@ -19,11 +19,11 @@ import numpy as np
 
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.checks.orphaned_rank import RecordedLine
+from hyper_parallel.transport.checks.flight_recorder import RecordedLine
+from hyper_parallel.transport.frames import trace
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.measurement import Measurement, measured
 from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
-from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, unwinding
 from hyper_parallel.transport.simulated.transport import SimulatedTransport
 

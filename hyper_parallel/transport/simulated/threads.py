@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import HostOps, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
-from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
-from hyper_parallel.transport.out_of_memory import starting
+from hyper_parallel.transport.failures import WorldFailedError, starting, world_failed, world_timed_out
 from hyper_parallel.transport.simulated.coordinator import Coordinator
 from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, Wait, unwinding
 from hyper_parallel.transport.simulated.message_board import MessageBoard, Posted

@@ -18,7 +18,7 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hyper_parallel.transport.out_of_memory import starting
+from hyper_parallel.transport.failures import starting
 from hyper_parallel.transport.processes import python_command
 
 if TYPE_CHECKING:

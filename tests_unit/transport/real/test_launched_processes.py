@@ -43,7 +43,7 @@ def _uneven_sums():
     """
     import torch
 
-    from hyper_parallel.transport.real.c10d.native import DTYPES
+    from hyper_parallel.transport.real.c10d.row_collectives import DTYPES
 
     DTYPES["gloo"] = frozenset({torch.float64})
     try:

@@ -23,8 +23,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint, call_site
-from hyper_parallel.transport.checks.orphaned_rank import RankFlight
+from hyper_parallel.transport.checks.flight_recorder import RankFlight
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES
+from hyper_parallel.transport.frames import trace
 from hyper_parallel.transport.frontends.c10d.comm_debug import count_of_transport
 from hyper_parallel.transport.frontends.c10d.installation import INSTALLATION
 from hyper_parallel.transport.frontends.c10d.rank_groups import RankGroups, enter_rank
@@ -32,7 +33,6 @@ from hyper_parallel.transport.frontends.c10d.shared_payloads import pack, unpack
 from hyper_parallel.transport.host.torch.ops import TorchOps
 from hyper_parallel.transport.processes import SharedFile, torchrun_environment
 from hyper_parallel.transport.serialization import pack_error
-from hyper_parallel.transport.shown_traceback import trace
 from hyper_parallel.transport.simulated.endpoint import Contribution, Resumption
 from hyper_parallel.transport.simulated.rank_process import (
     LEAVE_FORKED,

@@ -10,7 +10,7 @@ import torch
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.frontends.c10d.ruled_group import RuledGroup
+from hyper_parallel.transport.frontends.c10d.simulated_messages import EngineLimitedGroup
 from hyper_parallel.transport.simulated.transport import SimulatedTransport
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Member", "SimulatedProcessGroup", "WorldGroup"]
 
 
-class _DescribedGroup(RuledGroup):
+class _DescribedGroup(EngineLimitedGroup):
     """Collectives, messages, and what PyTorch asks a group about itself."""
 
     supports_splitting = False

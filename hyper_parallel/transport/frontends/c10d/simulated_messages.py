@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
+from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
 from hyper_parallel.transport.frontends.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
+from hyper_parallel.transport.processes import rehearsed_engine
 from hyper_parallel.transport.simulated.message_board import Posted
 from hyper_parallel.transport.simulated.threads import ThreadEndpoint
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MessageGroup"]
+__all__ = ["MessageGroup", "EngineLimitedGroup"]
 
 
 class MessageGroup(CollectiveGroup):
@@ -86,3 +89,32 @@ class MessageGroup(CollectiveGroup):
             Channel(ranks=self.ranks, build=f"named {name!r}") if name else WORLD,
             counted=True,
         )
+
+
+_RULED = (
+    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "broadcast", "allgather", "all_gather_single", "allgather_coalesced",
+    "all_gather_single_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "monitored_barrier", "send",
+    "recv", "recv_anysource",
+)  # fmt: skip
+
+
+class EngineLimitedGroup(MessageGroup):
+    """Collectives and messages of one rank in one group; each call is checked by the rules of the rehearsed engine."""
+
+
+def _ruled(operation: str) -> Callable[..., Any]:
+    plain: Callable[..., Any] = getattr(MessageGroup, operation)
+
+    def call(self: EngineLimitedGroup, *arguments: Any, **named: Any) -> Any:
+        rules = rules_of(rehearsed_engine())
+        if rules is not None:
+            rules.check(operation, [*arguments, *named.values()])
+        return plain(self, *arguments, **named)
+
+    call.__name__, call.__doc__ = operation, plain.__doc__
+    return call
+
+
+for _operation in _RULED:
+    setattr(EngineLimitedGroup, _operation, _ruled(_operation))

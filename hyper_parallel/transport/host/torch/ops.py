@@ -10,13 +10,17 @@ import torch
 
 from hyper_parallel.transport.base import Shape, check_reduction
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16
-from hyper_parallel.transport.host.rng_state import GeneratorStates, restore_generators, save_generators
-from hyper_parallel.transport.host.torch.device_generators import (
+from hyper_parallel.transport.host.torch.process_state import (
     CardGenerators,
+    GeneratorStates,
+    ProcessState,
     restore_card_generators,
+    restore_generators,
+    restore_process,
     save_card_generators,
+    save_generators,
+    save_process,
 )
-from hyper_parallel.transport.host.torch.process_state import ProcessState, restore_process, save_process
 
 __all__ = [
     "TorchOps",

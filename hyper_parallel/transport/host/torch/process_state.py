@@ -6,17 +6,213 @@ changed is the same object as the one that was last put back, and the changes be
 
 from __future__ import annotations
 
+import _random
+import ctypes
 import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.utils import parametrize
 from torch.utils import deterministic
 
-from hyper_parallel.platform.torch.versions import get_isolation, set_isolation
-from hyper_parallel.transport.host.torch.device_rounding import put_rounding, rounding
+from hyper_parallel.platform.torch.versions import (
+    get_isolation,
+    get_precision,
+    set_cudnn_tf32,
+    set_isolation,
+    set_precision,
+)
 
-__all__ = ["ProcessState", "forget_environments", "restore_process", "save_process"]
+__all__ = [
+    "CardGenerators",
+    "GeneratorStates",
+    "ProcessState",
+    "exact_products",
+    "forget_environments",
+    "put_rounding",
+    "restore_card_generators",
+    "restore_generators",
+    "restore_process",
+    "rounding",
+    "save_card_generators",
+    "save_generators",
+    "save_process",
+]
+
+
+_CUDNN: Any = torch.backends.cudnn
+_OPERATIONS = ("matmul", "conv", "rnn")
+"""What has a switch of its own since PyTorch 2.9; the older ones raise once these have other values."""
+
+
+def rounding() -> tuple[Any, ...]:
+    """The switches now; :func:`put_rounding` takes them. Simulated ranks call this whenever they take turns."""
+    try:
+        precision: Any = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set the newer switches to what the older one cannot say
+        precision = None
+    try:
+        cudnn: Any = _CUDNN.allow_tf32
+    except RuntimeError:
+        cudnn = None
+    operations = tuple([get_precision("cuda", operation) for operation in _OPERATIONS])
+    return precision, cudnn, operations, tuple([place.allow_hf32 for place in _ascend()])
+
+
+def put_rounding(state: tuple[Any, ...]) -> None:
+    """Put back what :func:`rounding` returned; what has not changed is left alone."""
+    now = rounding()
+    if now == state:
+        return
+    precision, cudnn, operations, ascend = state
+    if precision is not None and precision != now[0]:
+        torch.set_float32_matmul_precision(precision)
+    if cudnn is not None and cudnn != now[1]:
+        set_cudnn_tf32(cudnn)
+    for operation, value in zip(_OPERATIONS, operations, strict=True):
+        if get_precision("cuda", operation) != value:
+            set_precision("cuda", operation, value)
+    for place, allowed in zip(_ascend(), ascend, strict=True):
+        if place.allow_hf32 != allowed:
+            place.allow_hf32 = allowed
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of float32 are computed in float32 inside; each simulated rank has switches of its own."""
+    state = rounding()
+    if state[0] is not None:
+        torch.set_float32_matmul_precision("highest")
+    if state[1] is not None:
+        set_cudnn_tf32(False)
+    for operation in _OPERATIONS:
+        if get_precision("cuda", operation) == "tf32":
+            set_precision("cuda", operation, "ieee")
+    for place in _ascend():
+        place.allow_hf32 = False
+    try:
+        yield
+    finally:
+        put_rounding(state)
+
+
+def _ascend() -> tuple[Any, ...]:
+    """The switches of torch_npu, once it is imported."""
+    npu = torch.__dict__.get("npu")  # getattr takes a microsecond to find nothing
+    if npu is None:
+        return ()
+    return tuple([place for name in ("matmul", "conv") if hasattr(place := getattr(npu, name, None), "allow_hf32")])
+
+
+_TWISTER_BYTES = 625 * 4  # NumPy's Mersenne twister: 624 words and a position
+_HEADER = object.__basicsize__
+
+
+@dataclass(frozen=True)
+class _State:
+    """One generator's state, and its mark: bytes of memory that change when it advances, or None if no bytes do."""
+
+    mark: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class GeneratorStates:
+    """The states of both generators."""
+
+    python: _State
+    numpy: _State
+
+
+_LAST = GeneratorStates(_State(None, None), _State(None, None))  # what was last saved or put back; replaced whole
+
+
+def save_generators() -> GeneratorStates:
+    """The states of both generators now: the same object as the last one, if neither has advanced since."""
+    global _LAST  # noqa: PLW0603 - see above
+    last, python, numpy = _LAST, _python_mark(), _numpy_mark()
+    if python == last.python.mark and numpy is not None and numpy == last.numpy.mark:
+        return last
+    states = GeneratorStates(
+        last.python if python == last.python.mark else _State(python, random.getstate()),
+        last.numpy if numpy is not None and numpy == last.numpy.mark else _read_numpy(numpy),
+    )
+    _LAST = states
+    return states
+
+
+def restore_generators(states: GeneratorStates) -> None:
+    """Put back what :func:`save_generators` returned."""
+    global _LAST  # noqa: PLW0603 - see above
+    if _python_mark() != states.python.mark:
+        random.setstate(states.python.value)
+    # Equal marks of two states do not make them equal; a state's own mark is lost when it advances.
+    if states.numpy is not _LAST.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
+        np.random.set_state(states.numpy.value)  # noqa: NPY002 - the stream that a process has
+    _LAST = states
+
+
+def _python_mark() -> Any:
+    """The memory of Python's generator, without its object's header, which counts references."""
+    generator: Any = random.random.__self__  # type: ignore[attr-defined] # a bound method
+    size = _random.Random.__basicsize__ - _HEADER
+    return ctypes.string_at(id(generator) + _HEADER, size), generator.gauss_next
+
+
+def _numpy_mark() -> Any:
+    """The twister's words and position; None where the generator is another."""
+    twister = np.random.get_bit_generator()
+    if type(twister) is not np.random.MT19937:
+        return None
+    return ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
+
+
+def _read_numpy(mark: Any) -> _State:
+    """NumPy's state; without a mark if a normal number is kept for the next call, which the twister does not show."""
+    value: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    return _State(None if value.get("has_gauss") else mark, value)
+
+
+CardGenerators = list[torch.Tensor] | None
+
+
+def save_card_generators() -> CardGenerators:
+    """The states of the generators of all cards that PyTorch sees, in the order of the cards.
+
+    None while no card is in use, so that a simulation of CPU tensors does not start the driver.
+    """
+    module = _module_in_use()
+    return None if module is None else module.get_rng_state_all()
+
+
+def restore_card_generators(states: CardGenerators) -> None:
+    """Put back what :func:`save_card_generators` returned.
+
+    If another rank has begun to use the cards since, they get the state that this rank would have found at its own
+    first use: PyTorch seeds them then with the seed of the CPU's generator, which is put back before.
+    """
+    module = _module_in_use()
+    if module is None:
+        return
+    if states is None:
+        module.manual_seed_all(torch.initial_seed())
+    else:
+        module.set_rng_state_all(states)
+
+
+def _module_in_use() -> Any:
+    """``torch.cuda``, ``torch.npu`` or the like; None where there is no card, or the process has not used one."""
+    if not torch.accelerator.is_available():
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator.type)
+    return module if module is not None and module.is_initialized() else None
+
 
 _Environment = dict[bytes, bytes]
 _Changes = list[tuple[bytes, bytes | None]]

@@ -1,22 +1,68 @@
 """Collectives on rows by a process group's own calls on tensors: one buffer in, one out, no list of members' tensors.
 
-What the engine does not reduce itself (gloo; see ``native.py``) is exchanged, and every member adds the rows
+What the engine does not reduce itself (gloo) is exchanged, and every member adds the rows
 in the order of ``ranks``. That costs one addition per member and the room of all rows, and gives every member, and a
 simulation, the same bits.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from hyper_parallel.transport.base import Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.base import ORDERED_REDUCTIONS, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.host.torch.ops import bytes_of, reduce_in_order
 from hyper_parallel.transport.real.c10d.groups import C10dGroups
-from hyper_parallel.transport.real.c10d.native import SCATTER_OPTIONS, is_native
 
-__all__ = ["C10dRows"]
+__all__ = ["DTYPES", "OPS", "OPTIONS", "SCATTER_OPTIONS", "C10dRows", "is_native"]
+
+
+# Reductions and dtypes that accelerators' engines compute themselves; the rest is reduced in rank order.
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+def _options(kind: Any, op: Any) -> Any:
+    options = kind()
+    options.reduceOp = op
+    return options
+
+
+OPTIONS = {name: _options(dist.AllreduceOptions, op) for name, op in OPS.items()}
+SCATTER_OPTIONS = {name: _options(dist.ReduceScatterOptions, op) for name, op in OPS.items()}
+_COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
+# "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
+DTYPES = {
+    "nccl": _COMMON_DTYPES | {torch.float64, torch.uint8},
+    "hccl": _COMMON_DTYPES,
+    "fake": _COMMON_DTYPES,
+}
+
+
+def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the parts are reduced in rank order.
+
+    They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
+    """
+    native, ordered = _reduction(backend, dtype, op)
+    return native and not (ordered and torch.are_deterministic_algorithms_enabled())
+
+
+@cache
+def _reduction(backend: str, dtype: torch.dtype, op: str) -> tuple[bool, bool]:
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself, and whether the order of that matters."""
+    whole = op == "avg" and not dtype.is_floating_point
+    native = op in OPS and not whole and dtype in DTYPES.get(backend, ())
+    return native, op in ORDERED_REDUCTIONS and dtype.is_floating_point
+
 
 # Every engine moves these; the others travel as bytes.
 _CARRIED = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8})

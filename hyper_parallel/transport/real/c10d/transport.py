@@ -25,8 +25,7 @@ from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, reduce
 from hyper_parallel.transport.real.c10d.gloo import GlooMessages, waiter
 from hyper_parallel.transport.real.c10d.lost_peers import LostPeers
 from hyper_parallel.transport.real.c10d.missing_devices import missing_card
-from hyper_parallel.transport.real.c10d.native import OPS, OPTIONS, is_native
-from hyper_parallel.transport.real.c10d.row_collectives import C10dRows
+from hyper_parallel.transport.real.c10d.row_collectives import OPS, OPTIONS, C10dRows, is_native
 from hyper_parallel.transport.real.c10d.staged_group import register_engine
 from hyper_parallel.transport.work import Work
 

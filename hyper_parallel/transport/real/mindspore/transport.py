@@ -26,8 +26,7 @@ from hyper_parallel.transport.base import (
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.frontends.mindspore_comm import begin, begin_again
 from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, on_card, to_host
-from hyper_parallel.transport.frontends.mindspore_comm.named_groups import NamedGroups
-from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
+from hyper_parallel.transport.frontends.mindspore_comm.world import NamedGroups, active_world
 from hyper_parallel.transport.real.guarded import GuardedTransport
 from hyper_parallel.transport.real.mindspore.gathering_endpoint import GatheringEndpoint
 from hyper_parallel.transport.simulated.endpoint import Endpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hyper_parallel.transport.host.torch.device_rounding import exact_products
+from hyper_parallel.transport.host.torch.process_state import exact_products
 from hyper_parallel.transport.real.c10d.missing_devices import missing_card
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog

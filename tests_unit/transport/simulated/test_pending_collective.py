@@ -5,9 +5,9 @@ from __future__ import annotations
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, CollectiveFingerprint, MessageFingerprint, Site
 from hyper_parallel.transport.simulated.coordinator import Coordinator
-from hyper_parallel.transport.simulated.deadlock import stuck_ranks
 from hyper_parallel.transport.simulated.endpoint import Contribution
 from hyper_parallel.transport.simulated.message_board import MessageBoard
+from hyper_parallel.transport.simulated.pending_collective import stuck_ranks
 
 SITE = Site(("train.py", 7))
 

@@ -8,7 +8,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport import frames, shown_traceback
-from hyper_parallel.transport.shown_traceback import fold_frames, trace
+from hyper_parallel.transport.frames import fold_frames, trace
 
 TEXT = """\
 Traceback (most recent call last):
