@@ -38,7 +38,7 @@ ALLOWED = {
     ("platform/contract/collectives.py", "pickle.loads"): (1, RANK),
     ("platform/mindspore/ops/registry.py", "importlib.import_module"): (1, OWN),
     ("platform/select.py", "importlib.import_module"): (1, OWN),
-    ("platform/torch/groups.py", "importlib.import_module"): (1, OWN),
+    ("platform/torch/platform.py", "importlib.import_module"): (1, OWN),
     ("platform/torch/ops/__init__.py", "importlib.import_module"): (1, OWN),
     ("transport/real/c10d/lost_peers.py", "socket.create_connection"): (1, "the world's store, at MASTER_ADDR"),
     ("transport/real/cluster.py", "importlib.import_module"): (1, OWN),

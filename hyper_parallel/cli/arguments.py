@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hyper_parallel._text import printable
-from hyper_parallel.core.dtensor.determinism import SEEDS
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
+from hyper_parallel.core.dtensor.random import SEEDS
 
 __all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "real", "seed", "whole"]
 

@@ -35,3 +35,46 @@ def refused_function(name: str, reason: str) -> Callable[..., NoReturn]:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"Refused: {reason}."
     return call
+
+
+_KERNELS = (
+    "npu_dense_lightning_indexer_grad_kl_loss",
+    "npu_dense_lightning_indexer_softmax_lse",
+    "npu_lightning_indexer",
+    "npu_mhc_post",
+    "npu_mhc_pre_sinkhorn",
+    "npu_sparse_flash_mla",
+    "npu_sparse_flash_mla_grad",
+    "npu_sparse_lightning_indexer_grad_kl_loss",
+    "npu_sparse_lightning_indexer_kl_loss_grad",
+)
+_KERNEL = "a kernel for Ascend devices, which this library does not have; configure the unfused implementation"
+
+__all__ = list(_KERNELS)
+globals().update({name: refused_function(name, _KERNEL) for name in _KERNELS})
+
+
+_STYLES = "styles of context parallelism are not supported; call hyper_parallel.context_parallel_attention"
+_SPARSE = "context parallelism of sparse attention is not supported; set context_parallel to 1"
+
+AsyncContextParallel = refused_class("AsyncContextParallel", _STYLES)
+ContextParallel = refused_class("ContextParallel", _STYLES)
+AsyncDSAIndexerContextParallel = refused_class("AsyncDSAIndexerContextParallel", _SPARSE)
+AsyncDSAIndexerLossContextParallel = refused_class("AsyncDSAIndexerLossContextParallel", _SPARSE)
+AsyncDSASparseAttentionContextParallel = refused_class("AsyncDSASparseAttentionContextParallel", _SPARSE)
+DSAIndexerContextParallel = refused_class("DSAIndexerContextParallel", _SPARSE)
+DSAIndexerLossContextParallel = refused_class("DSAIndexerLossContextParallel", _SPARSE)
+DSASequenceReplicateCache = refused_class("DSASequenceReplicateCache", _SPARSE)
+DSASparseAttentionContextParallel = refused_class("DSASparseAttentionContextParallel", _SPARSE)
+
+__all__ = [
+    "AsyncContextParallel",
+    "AsyncDSAIndexerContextParallel",
+    "AsyncDSAIndexerLossContextParallel",
+    "AsyncDSASparseAttentionContextParallel",
+    "ContextParallel",
+    "DSAIndexerContextParallel",
+    "DSAIndexerLossContextParallel",
+    "DSASequenceReplicateCache",
+    "DSASparseAttentionContextParallel",
+]

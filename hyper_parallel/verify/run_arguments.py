@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hyper_parallel.core.dtensor.determinism import SEEDS
+from hyper_parallel.core.dtensor.random import SEEDS
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.simulate import MOST_RANKS
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-from hyper_parallel.compat.layout_reports import get_current_layout, get_global_layout
-from hyper_parallel.compat.layouts import DevMat, RedistributionOperatorInfer, _infer_slice_area_by_rank
+from hyper_parallel.compat.layouts import (
+    DevMat,
+    RedistributionOperatorInfer,
+    _infer_slice_area_by_rank,
+    get_current_layout,
+    get_global_layout,
+)
 from hyper_parallel.compat.pipeline import _MicroBatch
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.errors import LayoutError, MeshError, UnsupportedOnBackend

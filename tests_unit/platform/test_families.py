@@ -10,7 +10,6 @@ import pytest
 OTHERS = {
     "torch": {
         "registry": "the three verbs",
-        "aten": "operator overloads that no function has the name of",
         "foreach": "optimizers' calls on lists of tensors",
         "fused": "kernels that step many parameters",
         "python_api": "functions that PyTorch wrote in Python",
@@ -18,12 +17,10 @@ OTHERS = {
     "mindspore": {
         "registry": "the three verbs",
         "empty_shards": "wraps kernels that are wrong, or refuse, where they reduce over no element",
-        "loss_scale": "scaling of losses, and the check of all gradients for overflow",
+        "loss_scale": "scaling of losses, the check for overflow, and steps of optimizers as operators",
         "numpy_api": "functions of mindspore.numpy",
-        "older_methods": "methods in older spellings, which MindSpore wrote in Python",
-        "optimizer_steps": "steps of optimizers that MindSpore runs as operators",
         "kernels": "copy, fill, write and sample, which several families use",
-        "python_api": "functions of MindSpore's Python layer",
+        "python_api": "functions of MindSpore's Python layer, and methods in older spellings",
     },
 }
 

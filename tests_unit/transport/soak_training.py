@@ -116,7 +116,7 @@ def parallelized(case, model):
     from torch.distributed.tensor import parallel
 
     import hyper_parallel as hp
-    from hyper_parallel.platform.torch.rank_order import rank_order_hook
+    from hyper_parallel.platform.torch.pytorch_data_parallel import rank_order_hook
 
     size = torch.distributed.get_world_size()
     if case.plan in OURS:

@@ -11,7 +11,6 @@ from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.deferred_gradients import defer_grad_reduce
-    from hyper_parallel.core.dtensor.determinism import use_deterministic
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
     from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
-    from hyper_parallel.core.dtensor.random import get_rng_state, manual_seed, set_rng_state
+    from hyper_parallel.core.dtensor.random import get_rng_state, manual_seed, set_rng_state, use_deterministic
     from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 
 __all__ = [
@@ -59,14 +58,13 @@ __getattr__, __dir__ = lazy_exports(
     {
         "hyper_parallel.core.dtensor.deferred_gradients": ("defer_grad_reduce",),
         "hyper_parallel.core.dtensor.dtensor": ("DTensor",),
-        "hyper_parallel.core.dtensor.determinism": ("use_deterministic",),
         "hyper_parallel.core.dtensor.events": ("Event", "EventLog", "implicit_budget", "record_events", "strict"),
         "hyper_parallel.core.dtensor.factories": ("empty", "full", "ones", "rand", "randn", "zeros"),
         "hyper_parallel.core.dtensor.layout": ("Layout",),
         "hyper_parallel.core.dtensor.mesh": ("DeviceMesh", "get_current_mesh", "init_device_mesh"),
         "hyper_parallel.core.dtensor.module": ("distribute_module", "distribute_tensor"),
         "hyper_parallel.core.dtensor.placements": ("Partial", "Placement", "Replicate", "Shard", "StridedShard"),
-        "hyper_parallel.core.dtensor.random": ("get_rng_state", "manual_seed", "set_rng_state"),
+        "hyper_parallel.core.dtensor.random": ("get_rng_state", "manual_seed", "set_rng_state", "use_deterministic"),
         "hyper_parallel.core.dtensor.skip_dispatch": ("SkipDTensorDispatch",),
     },
 )

@@ -13,6 +13,7 @@ named_stream("its name"):`` and samples from a stream of its own, derived from t
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +22,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from hyper_parallel.core.dtensor import sampling
 from hyper_parallel.core.dtensor.boxes import whole_box
 from hyper_parallel.core.dtensor.sampling import IndexRuns, LocalRandomNumbers
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.base import active_transport
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from hyper_parallel.transport.base import Transport
 
 __all__ = [
+    "SEEDS",
     "RandomState",
     "bernoulli",
     "forbid_sampling_while",
@@ -47,7 +52,9 @@ __all__ = [
     "sample",
     "set_rng_state",
     "uniform",
-]  # fmt: skip
+    "use_deterministic",
+]
+
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -307,3 +314,46 @@ def integers(layout: Layout, low: int, high: int) -> Any:
 def bernoulli(layout: Layout, probability: float) -> Any:
     """Return this rank's booleans, each True with ``probability``, as a NumPy array; counts one random call."""
     return sample(layout, sampling.bernoulli(probability)).array()
+
+
+SEEDS = 2**32
+"""Seeds are below this number: those that NumPy's generator takes."""
+
+
+def use_deterministic(seed: int = 0) -> None:
+    """Make this rank's program give the same bits in every run; call it first, on every rank, with the same number.
+
+    It sets the framework's own switches (``torch.use_deterministic_algorithms`` and cuDNN's, or
+    ``mindspore.set_deterministic``), with the environment variables that cuBLAS and HCCL read when they start; has
+    reductions of DTensors on accelerators computed in the order of the ranks, as they always are on CPU; and starts
+    the generators of DTensors, the framework, Python and NumPy. An operator of PyTorch that has no deterministic form
+    then raises PyTorch's error. There is no way back: start a new process.
+
+    What it cannot set: the number of threads and of ranks and the machine, which must be the same in both runs, and
+    the order in which PyTorch's own engines add. Gloo's differs between DDP's buckets;
+    ``hyper_parallel.platform.torch.pytorch_data_parallel.rank_order_hook`` has DDP average in the order of the ranks.
+
+    Args:
+        seed: of all generators, from 0 up to 2**32 - 1. Ranks that shall draw different plain tensors (dropout of
+            other samples) call the framework's own seed afterwards; DTensors need the same one everywhere.
+
+    Raises:
+        ValueError: the seed is negative or too large.
+        TypeError: the seed is no int.
+    """
+    _check_seed(seed)
+    platform = get_platform()
+    platform.use_deterministic()
+    platform.seed(seed)
+    manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the global generator, which programs draw from
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        msg = f"use_deterministic: seed must be an int, got {type(seed).__name__}"
+        raise TypeError(msg)
+    if not 0 <= seed < SEEDS:
+        msg = f"use_deterministic: seed is {seed}; it must be from 0 to {SEEDS - 1}"
+        raise ValueError(msg)

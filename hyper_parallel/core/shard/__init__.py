@@ -8,10 +8,9 @@ from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import implicit_budget, record_events, strict
-    from hyper_parallel.core.shard.custom.dfunction import DFunction
+    from hyper_parallel.core.shard.custom.dfunction import DFunction, ReplicatedOp
     from hyper_parallel.core.shard.custom.distributed_op import DistributedOp
     from hyper_parallel.core.shard.custom.function_map import custom_shard, local_map
-    from hyper_parallel.core.shard.custom.replicated_op import ReplicatedOp
     from hyper_parallel.core.shard.custom.schema import (
         OpInfo,
         OpSchema,
@@ -53,12 +52,11 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.dtensor.events": ("implicit_budget", "record_events", "strict"),
-        "hyper_parallel.core.shard.custom.dfunction": ("DFunction",),
+        "hyper_parallel.core.shard.custom.dfunction": ("DFunction", "ReplicatedOp"),
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.custom.distributed_op": ("DistributedOp",),
         "hyper_parallel.core.shard.custom.function_map": ("custom_shard", "local_map"),
         "hyper_parallel.core.shard.custom.strategy_api": ("ShardingPropagator",),
-        "hyper_parallel.core.shard.custom.replicated_op": ("ReplicatedOp",),
         "hyper_parallel.core.shard.custom.schema": (
             "OpInfo",
             "OpSchema",

@@ -40,9 +40,9 @@ from hyper_parallel.platform.mindspore.gradients import (
 from hyper_parallel.platform.mindspore.graph_mode import cells_uncompiled, gradients_uncompiled
 from hyper_parallel.platform.mindspore.mixed_precision import noting_precision, noting_reset
 from hyper_parallel.platform.mindspore.ops import numpy_api  # noqa: F401 - adds to what is replaced
+from hyper_parallel.platform.mindspore.ops.attention import with_states
 from hyper_parallel.platform.mindspore.ops.loss_scale import overflow_by_values, scaled_step
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
-from hyper_parallel.platform.mindspore.ops.recurrent import with_states
 from hyper_parallel.platform.mindspore.recomputed import remembering, replaying, replaying_later, with_shards
 from hyper_parallel.platform.mindspore.saved_parameters import loading_shards, saving_whole
 from hyper_parallel.platform.mindspore.shard_guards import (

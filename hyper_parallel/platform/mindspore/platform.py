@@ -11,13 +11,14 @@ from typing import Any
 os.environ.setdefault("MS_DEV_LAUNCH_BLOCKING", "1")
 
 import mindspore
+from mindspore import mint
 
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import MeshError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.platform.contract.launched import unlaunched
+from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.contract.platform import Platform
-from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
-from hyper_parallel.platform.mindspore.gaps import GAPS
-from hyper_parallel.platform.mindspore.groups import MindSporeGroups
 from hyper_parallel.platform.mindspore.memory import MindSporeMemory
 from hyper_parallel.platform.mindspore.modules import MindSporeModules
 from hyper_parallel.platform.mindspore.ops.empty_shards import kernel_on_elements
@@ -28,10 +29,50 @@ from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
-from hyper_parallel.transport.real.mindspore.transport import HcclTransport, NumpyBridge
+from hyper_parallel.transport.real.mindspore.transport import HcclTransport, NumpyBridge, connect, start_rehearsal
 from hyper_parallel.transport.simulated.single_process import SingleTransport
 
-__all__ = ["MindSporePlatform", "build"]
+__all__ = ["GAPS", "MindSporeDifferentiable", "MindSporeGroups", "MindSporePlatform", "build"]
+
+GAPS = (
+    Gap(
+        "get_symmetric_memory_handler",
+        "MindSpore has no symmetric memory",
+        "use the collectives of the platform",
+    ),
+)
+
+
+class MindSporeDifferentiable(DifferentiableFacet):
+    """Collectives with gradients, on MindSpore."""
+
+    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
+        """``output``, complete: on Ascend waiting only orders streams, on CPU it finishes what was launched."""
+        pending.wait()
+        return output
+
+
+class MindSporeGroups(GroupsFacet):
+    """Worlds and groups of ``mindspore.mint.distributed``; on CPU the rehearsal over gloo."""
+
+    _rehearsal: Transport | None
+
+    def _join(self, asked: dict[str, Any]) -> None:
+        """``hccl`` by MindSpore itself, ``gloo`` by PyTorch in this process; ``mccl`` is refused with the reason."""
+        backend = asked["backend"]
+        if backend != "gloo":
+            options = {name: value for name, value in asked.items() if value is not None and name != "backend"}
+            connect(backend, **options)
+            return
+        refused = [name for name in ("store", "pg_options", "device_id", "timeout") if asked[name] is not None]
+        if refused:
+            msg = f"init_process_group: the CPU rehearsal over gloo takes no {', '.join(refused)}; leave them out"
+            raise UnsupportedOnBackend(msg)
+        rank, size = _number(asked, "rank", "RANK"), _number(asked, "world_size", "WORLD_SIZE")
+        self._rehearsal = start_rehearsal(rank, size, asked["init_method"] or "env://")
+
+    def _barrier_tensor(self) -> Any:
+        return mint.zeros((1,))
 
 
 class MindSporePlatform(
@@ -167,3 +208,11 @@ def build() -> MindSporePlatform:
     platform = MindSporePlatform()
     install(platform)
     return platform
+
+
+def _number(asked: dict[str, Any], name: str, variable: str) -> int:
+    value = asked[name] if asked[name] is not None else os.environ.get(variable)
+    if value is None:
+        msg = f"init_process_group: {name} is not given, and no launcher set {variable}; pass {name}="
+        raise MeshError(msg)
+    return int(value)

@@ -30,7 +30,7 @@ from hyper_parallel.core.dtensor.layout import Layout, rebuilt_by
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.platform.torch import distributed_checkpoint, intercept
+from hyper_parallel.platform.torch import intercept, persistence
 from hyper_parallel.platform.torch.compiled import end_graph_at
 from hyper_parallel.platform.torch.graph_nodes import node_to_read
 from hyper_parallel.platform.torch.ops.index import plain_entry
@@ -389,11 +389,11 @@ class TorchDTensor(DTensor, Tensor):
 
     def __create_write_items__(self, fqn: str, _value: Any) -> list[Any]:
         """What ``torch.distributed.checkpoint`` writes on this rank."""
-        return distributed_checkpoint.write_items(self, fqn)
+        return persistence.write_items(self, fqn)
 
     def __create_chunk_list__(self) -> list[Any]:
         """What ``torch.distributed.checkpoint`` reads on this rank."""
-        return distributed_checkpoint.chunks(self)
+        return persistence.chunks(self)
 
     def __get_tensor_shard__(self, _index: Any) -> Tensor:
         """Where ``torch.distributed.checkpoint`` reads to, or from."""

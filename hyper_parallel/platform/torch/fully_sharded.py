@@ -12,7 +12,7 @@ from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
-from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_replaced, set_unreduced
+from hyper_parallel.platform.torch.optimizer_steps import refuse_wrong_steps, set_replaced, set_unreduced
 from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
 from hyper_parallel.platform.torch.sharded_schedule import ShardedSchedule
 from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves, tree_map

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,10 @@ from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.persistence import PersistenceFacet
 from hyper_parallel.transport.real.c10d import from_host, to_host
 
-__all__ = ["TorchPersistence"]
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.dtensor import DTensor
+
+__all__ = ["TorchPersistence", "chunks", "write_items"]
 
 
 class TorchPersistence(PersistenceFacet):
@@ -56,3 +59,43 @@ class TorchPersistence(PersistenceFacet):
             msg = f"load_checkpoint: {path} holds a {type(state).__name__}, not tensors by name; save a state dict"
             raise CheckpointError(msg)
         return state
+
+
+def write_items(tensor: DTensor, name: str) -> list[Any]:
+    """Return what this rank writes of ``tensor``; of equal boxes PyTorch keeps one, and an empty one is not written.
+
+    Raises:
+        CheckpointError: (a ValueError) the tensor is partial.
+    """
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    if tensor.layout.partials:
+        msg = (
+            f"save: {name} is a DTensor {tensor.layout.notation(tensor.dtype)}; reduce it first, with reduce_partial()"
+        )
+        raise CheckpointError(msg)
+    local = tensor.to_local().detach()
+    return [
+        WriteItem(
+            index=MetadataIndex(name, chunk.offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=chunk, properties=TensorProperties.create_from_tensor(local), size=torch.Size(tensor.shape)
+            ),
+        )
+        for chunk in chunks(tensor)
+    ]
+
+
+def chunks(tensor: DTensor) -> list[Any]:
+    """Return the box that this rank holds of ``tensor``; none if it is empty and the whole tensor is not."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    if tensor.layout.mesh.get_coordinate() is None:
+        return []
+    box = tensor.layout.local_box()
+    sizes = torch.Size([high - low for low, high in box])
+    if not sizes.numel() and tensor.shape.numel():
+        return []
+    return [ChunkStorageMetadata(offsets=torch.Size([low for low, _ in box]), sizes=sizes)]

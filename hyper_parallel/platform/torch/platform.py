@@ -2,34 +2,139 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.autograd import forward_ad
 
+from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.platform.contract.launched import unlaunched
+from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.contract.platform import Platform
-from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
-from hyper_parallel.platform.torch.gaps import GAPS
-from hyper_parallel.platform.torch.groups import TorchGroups
 from hyper_parallel.platform.torch.memory import TorchMemory
 from hyper_parallel.platform.torch.modules import TorchModules
 from hyper_parallel.platform.torch.persistence import TorchPersistence
 from hyper_parallel.platform.torch.runtime import TorchRuntime
 from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.versions import (
+    DisableTorchFunctionSubclass,
     force_original_view_tracking,
+    inside_forward_ad,
     is_functorch_wrapped_tensor,
+    pytree,
     will_engine_execute_node,
 )
-from hyper_parallel.transport.base import Transport, active_transport_of
-from hyper_parallel.transport.real.c10d import TorchOps
+from hyper_parallel.transport.base import Ranks, Transport, active_transport, active_transport_of
+from hyper_parallel.transport.frontends.c10d.rank_groups import current_rank
+from hyper_parallel.transport.real.c10d import TorchOps, join_world
 from hyper_parallel.transport.simulated.single_process import SingleTransport
 
-__all__ = ["TorchPlatform", "build"]
+__all__ = ["GAPS", "AsyncTensor", "TorchDifferentiable", "TorchGroups", "TorchPlatform", "async_tensor", "build"]
+
+
+GAPS = (
+    Gap(
+        "get_symmetric_memory_handler",
+        "PyTorch has symmetric memory on CUDA devices only",
+        "use the collectives of the platform",
+        devices=("cpu", "npu"),
+    ),
+)
+
+
+class TorchDifferentiable(DifferentiableFacet):
+    """Collectives with gradients, on PyTorch's tape."""
+
+    def has_tangent(self, local: Any) -> bool:
+        """Whether it is a dual tensor of ``forward_ad``, which ``torch.func.jvp`` makes as well."""
+        return inside_forward_ad() and forward_ad.unpack_dual(local).tangent is not None
+
+    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
+        """A tensor whose first use waits for the collective ``pending``."""
+        return async_tensor(output, pending)
+
+
+# -- outputs of collectives in flight ----------------------------------------------------------------------------------
+
+# What may be read without waiting.
+_METADATA = frozenset({"shape", "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "ndim", "layout", "_version"})
+_METADATA_METHODS = frozenset({"size", "dim", "numel", "is_floating_point", "is_complex", "element_size"})
+
+
+class AsyncTensor(torch.Tensor):
+    """A tensor over the output of a collective in flight; operations run on the plain tensor, once it is complete."""
+
+    _plain: torch.Tensor
+    _pending: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Wait, unless only metadata is read; then go on with plain tensors."""
+        del types
+        name = getattr(func, "__name__", "")
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""
+        unwrap = _plain_of if attribute in _METADATA or name in _METADATA_METHODS else _completed
+        args, kwargs = pytree.tree_map_only(AsyncTensor, unwrap, (tuple(args), kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def async_tensor(output: torch.Tensor, pending: Any) -> torch.Tensor:
+    """Return ``output``, on its graph, such that whatever reads it first waits for ``pending``."""
+    tensor = output.as_subclass(AsyncTensor)
+    with DisableTorchFunctionSubclass():  # the documented way to touch a subclass' own state
+        tensor._plain, tensor._pending = output, pending  # noqa: SLF001 - this module's own class
+    return tensor
+
+
+def _plain_of(tensor: AsyncTensor) -> torch.Tensor:
+    return tensor.__dict__["_plain"]
+
+
+def _completed(tensor: AsyncTensor) -> torch.Tensor:
+    state = tensor.__dict__
+    pending = state["_pending"]
+    if pending is not None:
+        state["_pending"] = None
+        pending.wait()
+    return state["_plain"]
+
+
+class TorchGroups(GroupsFacet):
+    """Process groups of ``torch.distributed``."""
+
+    def mesh_group(self, ranks: Ranks) -> Any:
+        """A ``ProcessGroup``, on simulated ranks as well."""
+        rank = current_rank()
+        if rank is not None and active_transport() is rank.transport:
+            return rank.group_of(ranks)
+        return super().mesh_group(ranks)
+
+    def _join(self, asked: dict[str, Any]) -> None:
+        """``torch.distributed.init_process_group``."""
+        # Imported later, as every optimizer of PyTorch does, it keeps the world's group alive for good: threads of gloo
+        # then outlive the world, and may abort the process when it ends.
+        importlib.import_module("torch._dynamo")
+        join_world(**{name: value for name, value in asked.items() if value is not None})
+
+    def _choose_card(self, device_type: str) -> None:
+        """``set_device(LOCAL_RANK)``, unless the process already uses a card."""
+        cards: Any = getattr(torch, device_type)  # torch_npu adds torch.npu when PyTorch is imported
+        if "LOCAL_RANK" in os.environ and not cards.is_initialized():
+            cards.set_device(int(os.environ["LOCAL_RANK"]))
+
+    def _barrier_tensor(self) -> Any:
+        """A tensor for the world's engine: of the process's card for NCCL and HCCL, which is none in a rehearsal."""
+        device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
+        return torch.zeros(1, device=device if device == self.device_type() else "cpu")
 
 
 class TorchPlatform(

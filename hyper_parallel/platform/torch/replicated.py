@@ -12,7 +12,7 @@ from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
 from hyper_parallel.platform.contract.replicated import bucketed, check_unchanged
 from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks, local_leaf
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
-from hyper_parallel.platform.torch.refused_steps import refuse_wrong_steps, set_unreduced
+from hyper_parallel.platform.torch.optimizer_steps import refuse_wrong_steps, set_unreduced
 from hyper_parallel.platform.torch.row_carrier import RowCarrier
 from hyper_parallel.platform.torch.versions import current_graph_task_id, execution_engine
 from hyper_parallel.transport.checks.sequence import AgreedSequence, Step

@@ -10,7 +10,7 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import replaced_parameter
 from hyper_parallel.platform.torch.deferred_hooks import DeferredHooks
 from hyper_parallel.platform.torch.dtensor import wrap
-from hyper_parallel.platform.torch.refused_steps import set_replaced
+from hyper_parallel.platform.torch.optimizer_steps import set_replaced
 from hyper_parallel.platform.torch.versions import set_version_counter
 
 if TYPE_CHECKING:

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.labels import LINEAR_OPS
-from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, rule
-from hyper_parallel.core.shard.rules.view import passing_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, replicated_row, rule
 from hyper_parallel.core.shard.sample import booleans, indices, real, sample, size
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
 
 
-__all__ = ["diagonal_length", "keep_dims", "keep_dims_linear", "normalize_dim"]
+__all__ = ["diagonal_length", "keep_dims", "keep_dims_linear", "normalize_dim", "passing_rows"]
+
+_PASSING = ("sum", "avg", "max", "min", "prod", "all", "any")
 
 
 def normalize_dim(dim: int, ndim: int) -> int:
@@ -31,6 +32,13 @@ def normalize_dim(dim: int, ndim: int) -> int:
         msg = f"dim {dim} does not exist in a tensor of {ndim} dims"
         raise ValueError(msg)
     return dim % max(ndim, 1)
+
+
+def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
+    """Rows of an operator that only moves elements: whole operands, and Partial of every reduction."""
+    yield replicated_row(inputs, outputs)
+    for op in _PASSING:
+        yield Row((Partial(op),) * inputs, (Partial(op),) * outputs)
 
 
 def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:

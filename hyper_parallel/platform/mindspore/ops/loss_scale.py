@@ -1,8 +1,8 @@
 """Loss scaling and overflow checks of ``mindspore.amp`` and ``nn.TrainOneStepWithLossScaleCell``.
 
-What ``mindspore.amp`` compiles is served uncompiled for DTensors.
-
-The compiled functions themselves stay in place, because programs may call them inside of functions that they compile.
+Steps of optimizers that MindSpore runs as operators are here, too. What ``mindspore.amp`` compiles is served
+uncompiled for DTensors. The compiled functions themselves stay in place, because programs may call them inside of
+functions that they compile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate
-from hyper_parallel.platform.mindspore.ops.registry import computes_on_cpu
-from hyper_parallel.platform.mindspore.versions import all_finite, grad_scale_map, grad_unscale_map
+from hyper_parallel.platform.mindspore.ops.pointwise import into
+from hyper_parallel.platform.mindspore.ops.registry import computes_on_cpu, decomposition
+from hyper_parallel.platform.mindspore.versions import all_finite, grad_scale_map, grad_unscale_map, no_grad
 
 __all__ = ["UNCOMPILED", "overflow_by_values", "scaled_step"]
 
@@ -108,3 +109,20 @@ UNCOMPILED: dict[Any, Callable[..., Any]] = {
     grad_unscale_map.__wrapped__: _unscaled,
 }
 """What serves a function that MindSpore compiles, where a DTensor is among its arguments."""
+
+
+__all__: list[str] = []
+
+
+@decomposition("ApplyAdadelta")
+def _adadelta(
+    ops: Any, _: Any, weight: Any, squares: Any, updates: Any, rate: Any, rho: Any, epsilon: Any, gradient: Any
+) -> Any:
+    """The step of ``nn.Adadelta``, written into the weight and both running means."""
+    rate, rho, epsilon = (float(number) for number in (rate, rho, epsilon))
+    with no_grad():
+        into(squares, ops.add(ops.mul(squares, rho), ops.mul(ops.square(gradient), 1 - rho)))
+        roots = (ops.sqrt(ops.add(each, epsilon)) for each in (updates, squares))
+        update = ops.mul(ops.div(*roots), gradient)
+        into(updates, ops.add(ops.mul(updates, rho), ops.mul(ops.square(update), 1 - rho)))
+        return into(weight, ops.sub(weight, ops.mul(update, rate))), squares, updates

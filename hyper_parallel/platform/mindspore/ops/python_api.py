@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops as functions
+from mindspore.ops import tensor_method
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -18,7 +20,8 @@ from hyper_parallel.platform.mindspore.ops.dims import on_diagonals
 from hyper_parallel.platform.mindspore.ops.pointwise import addcdiv, addcmul
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, replicated
 
-__all__ = ["REPLACED", "replacement"]
+__all__ = ["METHODS", "REPLACED", "replacement"]
+
 
 REPLACED: dict[str, Callable[..., Any]] = {}
 """The functions of MindSpore that are patched, by the name that dispatches them."""
@@ -288,3 +291,20 @@ def _einsum(ops: Any, equation: str, *operands: Any) -> Any:
         msg = "operator einsum: every operand must be a DTensor, and the equation comes first"
         raise UnsupportedOperatorError(msg)
     return ops.einsum(equation, *tensors)
+
+
+METHODS = (
+    "chunk", "expand_as", "flatten", "index_select", "isclose", "matmul", "nansum", "narrow", "remainder", "select",
+    "split", "sub", "tile", "unsqueeze", "view_as", "where",
+)  # fmt: skip
+"""Names of the methods."""
+
+
+def _run(function: Callable[..., Any], ops: Any, primitive: Any, *args: Any, **kwargs: Any) -> Any:
+    del ops, primitive
+    return function(*args, **kwargs)
+
+
+for method in METHODS:
+    name = "Deprecated" + "".join(map(str.capitalize, method.split("_")))
+    decomposition(name)(partial(_run, getattr(tensor_method, f"deprecated_tensor_{method}")))

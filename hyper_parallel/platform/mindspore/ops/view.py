@@ -1,4 +1,4 @@
-"""Views of MindSpore that merge or split dims, and facts about shapes."""
+"""Views of MindSpore that merge or split dims, concatenation and splits, and facts about shapes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.ops.dims import MATRIX, select, unsqueeze
 from hyper_parallel.platform.mindspore.ops.empty_shards import COMPUTED
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, replicated, spellings
+from hyper_parallel.platform.mindspore.ops.registry import METHOD, decomposition, expect, kernel, replicated, spellings
 
 __all__: list[str] = []
 
@@ -40,3 +41,71 @@ def _shape(ops: Any, _: Any, x: Any) -> Any:
     """The global sizes, as a tensor that every rank has."""
     del ops
     return replicated(Tensor(list(x.shape), mindspore.int64), x)
+
+
+__all__: list[str] = []
+
+spellings("""
+Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
+Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind
+""")
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+kernel("cat", reliable_on_empty=True)(lambda tensors, dim=0: mint.cat(list(tensors), dim))
+kernel("stack")(lambda tensors, dim=0: mint.cat([unsqueeze(tensor, dim) for tensor in tensors], dim))
+
+
+@kernel("unbind", empty_shape=COMPUTED)
+def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(select(x, dim, index) for index in range(x.shape[dim]))
+
+
+# By narrow: on the local tensors of a transformer's encoder layer, MindSpore's own split gives other gradients.
+@kernel("split", empty_shape=COMPUTED)
+def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    total = x.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
+    else:
+        sizes = list(split_size_or_sections)
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(mint.narrow(x, dim, start, size))
+        start += size
+    return tuple(parts)
+
+
+@kernel("chunk", empty_shape=COMPUTED)
+def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Equal parts but the last, by views; of an empty dim as many as asked for."""
+    size = x.shape[dim]
+    return _split(x, -(-size // chunks) if size else [0] * chunks, dim)
+
+
+# -- decompositions ----------------------------------------------------------------------------------------------------
+
+
+@decomposition("Stack", "Pack")
+def _stack(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
+    return ops.stack(list(tensors), primitive.axis)
+
+
+@decomposition("Split")
+def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
+    axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
+    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
+    return ops.split(x, x.shape[axis] // count, axis)
+
+
+@decomposition(METHOD + "Chunk")
+def _method_chunk(ops: Any, _: Any, x: Any, chunks: int, dim: int = 0) -> Any:
+    """An empty dim is one chunk; the function makes as many as it is asked for."""
+    return ops.chunk(x, chunks if x.shape[dim] or chunks < 1 else 1, dim)
+
+
+@decomposition("Unstack")
+def _unstack(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return ops.unbind(x, args[0] if args else primitive.axis)

@@ -1,4 +1,4 @@
-"""PyTorch's scaled dot-product attention; with dropout it is an operator of its own."""
+"""PyTorch's scaled dot-product attention, an operator of its own with dropout, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.platform.torch.ops.registry import decomposition, kernel
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.ops.registry import decomposition, kernel, signature_of
 
 
 def _may_drop(arguments: dict[str, Any]) -> bool:
@@ -43,3 +46,37 @@ def _attention(
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         attn_mask = visible.tril(first_query)
     return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _recurrent(op: str) -> None:
+    function = getattr(torch, op)
+    kernel(op)(function)
+
+    @decomposition(function, signature=signature_of(op))
+    def run(ops: Any, x: Any, hx: Any, params: Any = None, **rest: Any) -> Any:
+        """Call the operator; plain states of zero, which modules make, count as replicated."""
+        # Packed sequences come with batch sizes in place of states, or with states in place of parameters.
+        if params is not None and isinstance(hx if op == "lstm" else params, Tensor):
+            msg = f"{op}: packed sequences of DTensors are not supported; pad them, and mask what the padding gives"
+            raise UnsupportedOperatorError(msg)
+        weights = [*(params or ()), *rest.values()]
+        mesh = next(tensor.layout.mesh for tensor in (x, *_sequence(hx), *weights) if isinstance(tensor, DTensor))
+        states = [_replicated_if_zero(ops, state, mesh) for state in _sequence(hx)]
+        state = states if isinstance(hx, (list, tuple)) else states[0]
+        return getattr(ops, op)(x, state, **({} if params is None else {"params": params}), **rest)
+
+
+def _sequence(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _replicated_if_zero(ops: Any, state: Any, mesh: Any) -> Any:
+    if isinstance(state, DTensor) or not isinstance(state, Tensor) or state.requires_grad or bool(state.any()):
+        return state
+    shape = tuple(state.shape)
+    return ops.platform.wrap(state, Layout.of(mesh, ((),) * len(shape), (), shape))
+
+
+for _op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    _recurrent(_op)
+    _recurrent(f"{_op}_cell")

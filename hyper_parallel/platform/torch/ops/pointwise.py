@@ -277,3 +277,10 @@ for _method, _dtype in (
     (Tensor.short, torch.int16), (Tensor.char, torch.int8), (Tensor.byte, torch.uint8), (Tensor.bool, torch.bool),
 ):  # fmt: skip
     decomposition(_method, signature="x, memory_format=None")(_casting(_dtype))
+
+
+spelling("clamp", aten.clamp_min.default, aten.clamp_min.Tensor, signature="x, min")
+spelling("clamp", aten.clamp_max.default, aten.clamp_max.Tensor, signature="x, max")
+spelling("clamp", aten.clamp_min_.default, aten.clamp_min_.Tensor, signature="x, min")
+spelling("clamp", aten.clamp_max_.default, aten.clamp_max_.Tensor, signature="x, max")
+spelling("prelu", aten._prelu_kernel.default)

@@ -180,3 +180,8 @@ def _softmin(x: Tensor, dim: int, dtype: Any) -> Tensor:
 @kernel("safe_softmax")
 def _safe_softmax(x: Tensor, dim: int, dtype: Any) -> Tensor:
     return aten._safe_softmax(x, dim, dtype)
+
+
+# With these torch.distributions checks its parameters and samples.
+spelling("all", "_is_all_true", aten._is_all_true.default, signature="x")
+spelling("any", "_is_any_true", aten._is_any_true.default, signature="x")

@@ -1,6 +1,8 @@
-"""PyTorch's spellings of sorting, and of selections whose sizes depend on values."""
+"""PyTorch's spellings of sorting and counting, and of selections whose sizes depend on values."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,3 +38,44 @@ def _argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
 @kernel("counts_to_index")
 def _counts_to_index(repeats: Tensor, output_size: int | None = None) -> Tensor:
     return torch.repeat_interleave(repeats, output_size=output_size)
+
+
+spelling("bucketize", torch.bucketize, aten.bucketize.Tensor, aten.bucketize.Scalar)
+spelling("searchsorted", torch.searchsorted, aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+spelling("isin", torch.isin, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
+spelling("histc", "histc", aten.histc.default)
+spelling("histogram", "histogram", aten.histogram.bin_ct)
+spelling("histogram", aten.histogram.bins_tensor, signature="x, bins, *, weight=None, density=False")
+spelling("histogramdd_edges", aten._histogramdd_bin_edges.default)
+spelling("histogramdd_counts", aten._histogramdd_from_bin_cts.default)
+spelling(
+    "histogramdd_counts",
+    aten._histogramdd_from_bin_tensors.default,
+    signature="x, bins, *, weight=None, density=False",
+)
+spelling("bincount", "bincount", aten.bincount.default)
+
+
+@kernel("bincount_to")
+def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
+    if weights is not None and not x.numel():  # of an empty shard PyTorch counts, in integers
+        nothing = torch.cat([weights, weights.new_zeros(1)])  # which requires a gradient where the weights do
+        return torch.bincount(x.new_zeros(1), nothing, count)[:count]
+    return torch.bincount(x, weights, count)
+
+
+@kernel("histogram")
+def _histogram(x: Tensor, bins: Any, **options: Any) -> Any:
+    if isinstance(bins, Tensor):
+        options.pop("range", None)
+    return torch.histogram(x, bins, **options)
+
+
+@kernel("histogramdd_edges")
+def _histogramdd_edges(x: Tensor, bins: Any, **options: Any) -> Any:
+    return aten._histogramdd_bin_edges(x, bins, **options)
+
+
+@kernel("histogramdd_counts")
+def _histogramdd_counts(x: Tensor, bins: Any, **options: Any) -> Any:
+    return aten._histogramdd_from_bin_cts(x, bins, **options)

@@ -19,7 +19,7 @@ from hyper_parallel.transport.simulated.threads import ThreadEndpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MessageGroup", "EngineLimitedGroup"]
+__all__ = ["EngineLimitedGroup", "MessageGroup"]
 
 
 class MessageGroup(CollectiveGroup):

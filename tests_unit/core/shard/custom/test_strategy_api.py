@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.custom.replicated_op import ReplicatedOp
+from hyper_parallel.core.shard.custom.dfunction import ReplicatedOp
 from hyper_parallel.core.shard.custom.schema import (
     OpInfo,
     OpSchema,

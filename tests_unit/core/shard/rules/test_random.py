@@ -12,8 +12,8 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
-from hyper_parallel.core.dtensor.philox import Philox
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.sampling import Philox
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.verify.checker.function import all_placements
 from hyper_parallel.verify.checker.shards import local_shard
