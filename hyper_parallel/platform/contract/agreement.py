@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import ArgumentTypeError
@@ -22,7 +23,7 @@ from hyper_parallel.transport.work import Work
 
 __all__ = ["AgreementFacet"]
 
-_CONTRACT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
+_CONTRACT_DIR = f"{Path(__file__).absolute().parent}{os.sep}"
 
 
 class AgreementFacet(IdentityFacet, TensorsFacet):

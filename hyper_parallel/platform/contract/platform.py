@@ -62,7 +62,7 @@ class Platform(
 
     @property
     @abc.abstractmethod
-    def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
+    def DTensorBase(self) -> Any:
         """The framework's DTensor class."""
 
     @abc.abstractmethod

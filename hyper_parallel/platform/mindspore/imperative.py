@@ -55,7 +55,7 @@ def _backward(
         raise LayoutError(msg)
     gradients = None if gradient is None else (_local(gradient),)
     leaves = None if inputs is None else tuple(_local(each) for each in inputs)
-    handles = [leaf.register_prehook(_dense) for leaf in _leaves(_local(self)._grad_node)]  # noqa: SLF001
+    handles = [leaf.register_prehook(_dense) for leaf in _leaves(_local(self)._grad_node)]
     try:
         run_backward((_local(self),), gradients, retain_graph or create_graph, create_graph, leaves)
     finally:
@@ -68,9 +68,9 @@ def _leaves(root: Any) -> list[Any]:
     leaves, seen, waiting = [], set(), [root]
     while waiting:
         node = waiting.pop()
-        if node is None or node._unique_id() in seen:  # noqa: SLF001
+        if node is None or node._unique_id() in seen:
             continue
-        seen.add(node._unique_id())  # noqa: SLF001
+        seen.add(node._unique_id())
         is_leaf = node.is_leaf
         if is_leaf() if callable(is_leaf) else is_leaf:
             leaves.append(node)
@@ -93,7 +93,7 @@ def _local(tensor: Any) -> Any:
 
 def _grad(self: Any) -> Any:
     """The gradient that backward has added up, of a DTensor in its layout; None if there is none."""
-    gradient = _local(self)._grad  # noqa: SLF001 - no public spelling before MindSpore 2.11
+    gradient = _local(self)._grad
     if gradient is None or not isinstance(self, DTensor):
         return gradient
     return self._platform.wrap(gradient, self.layout)
@@ -105,12 +105,12 @@ def _set_grad(self: Any, gradient: Any) -> None:
         own = f"a {type(self).__name__}" if layout is None else layout.notation(self.dtype)
         msg = f"grad: {gradient.layout.notation(gradient.dtype)} is not laid out as its tensor, {own}"
         raise PlanError(msg)
-    _local(self)._grad = None if gradient is None else _dense((_local(gradient),))[0]  # noqa: SLF001
+    _local(self)._grad = None if gradient is None else _dense((_local(gradient),))[0]
 
 
 def _requires_grad(self: Any) -> bool:
     """Whether backward adds a gradient to this tensor, or passes it on."""
-    return bool(_local(self)._requires_grad)  # noqa: SLF001
+    return bool(_local(self)._requires_grad)
 
 
 def _set_requires_grad(self: Any, value: bool) -> None:
@@ -120,7 +120,7 @@ def _set_requires_grad(self: Any, value: bool) -> None:
 def _grad_fn(self: Any) -> Any:
     """The operation that has computed this tensor; None for leaves."""
     local = _local(self)
-    return None if local._is_leaf else local._grad_node  # noqa: SLF001
+    return None if local._is_leaf else local._grad_node
 
 
 _ATTRIBUTES = {

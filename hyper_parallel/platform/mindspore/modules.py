@@ -182,17 +182,17 @@ def _unnamed(parameter: Parameter) -> bool:
 def _walk(cell: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every cell with its path, depth first; shared cells once per path."""
     yield path, cell
-    for name, child in cell._cells.items():  # noqa: SLF001 - no public spelling
+    for name, child in cell._cells.items():
         if child is not None:
             yield from _walk(child, f"{path}.{name}" if path else name)
 
 
 def _own_parameters(cell: Any) -> dict[str, Any]:
-    return cell._params  # noqa: SLF001 - no public spelling
+    return cell._params
 
 
 def _own_buffers(cell: Any) -> dict[str, Any]:
-    return cell._buffers  # noqa: SLF001 - no public spelling
+    return cell._buffers
 
 
 # -- backward hooks in an order that ``prepend`` may change: one hook of MindSpore's runs a list of ours ---------------

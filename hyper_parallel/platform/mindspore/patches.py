@@ -7,13 +7,13 @@ no replacement, and a warning with the feature that is lost.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import getattr_static
-from types import FrameType
 from typing import Any
 
 import mindspore
@@ -222,7 +222,7 @@ def _recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differentiating() -> bool:
     """True inside a differentiation; MindSpore's own flag stays set after one that failed."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python has no public way to the frames
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == _FORWARD:
             return True

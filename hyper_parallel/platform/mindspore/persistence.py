@@ -37,7 +37,7 @@ class MindSporePersistence(PersistenceFacet):
             for name, parameter in self.direct_parameters(cell).items():
                 if not (ignore_frozen and not parameter.requires_grad):
                     state[prefix + name] = self._detached(parameter)
-            skipped = cell._non_persistent_buffers_set  # noqa: SLF001 - no public spelling
+            skipped = cell._non_persistent_buffers_set
             for name, buffer in self.direct_buffers(cell).items():
                 if name not in skipped:
                     state[prefix + name] = self._detached(buffer)

@@ -99,7 +99,7 @@ class MindSporePlatform(
     _writes = 0
 
     @cached_property
-    def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
+    def DTensorBase(self) -> Any:
         """MindSpore's DTensor class."""
         from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor
 

@@ -194,7 +194,7 @@ def _state(result: Any) -> Any:
     """A value that changes with writes: a checksum on CPU, whose tensors do not count assignments to elements."""
     if device_type() == "cpu":
         return fingerprint(result)
-    return [tensor._version for tensor in _tensors(result)]  # noqa: SLF001 - no public spelling
+    return [tensor._version for tensor in _tensors(result)]
 
 
 def _parts(args: Any) -> tuple[Any, tuple[Any, ...]]:

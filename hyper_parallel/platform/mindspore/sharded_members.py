@@ -79,7 +79,7 @@ class Member:
 
     def drop_gradients(self) -> None:
         """Forget the gradients."""
-        self.accumulated = self.sharded.main_grad = self.local._grad = None  # noqa: SLF001 - no public spelling
+        self.accumulated = self.sharded.main_grad = self.local._grad = None
         set_unreduced(self.sharded, None)
 
     def check_unreplaced(self) -> None:
@@ -89,7 +89,7 @@ class Member:
             PlanError: an assignment has replaced it.
         """
         for owner, name in self.owners:
-            if owner._params.get(name) is not self.sharded:  # noqa: SLF001 - no public spelling
+            if owner._params.get(name) is not self.sharded:
                 raise replaced_parameter(name, owner)
 
 

@@ -67,8 +67,8 @@ class DeferredHooks:
     def __init__(self, leaf: torch.Tensor, early: Callable[[torch.Tensor], None]) -> None:
         self._leaf, self._early = leaf, early
         self._gradient, self._accumulated = (_Hooks(getattr(leaf, kind), self._watch) for kind in _KINDS)
-        leaf._backward_hooks = self._gradient  # noqa: SLF001 - where register_hook looks
-        leaf._post_accumulate_grad_hooks = self._accumulated  # noqa: SLF001 - as above
+        leaf._backward_hooks = self._gradient
+        leaf._post_accumulate_grad_hooks = self._accumulated
         if self:
             self._watch()
 

@@ -58,7 +58,7 @@ def materialise(module: nn.Module, stage_index: int) -> None:
 
 
 def _replace(module: nn.Module, allocated: dict[int, Any]) -> None:
-    for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - no public spelling
+    for tensors in (module._parameters, module._buffers):
         for name, value in tensors.items():
             if value is not None and _local(value).is_meta:
                 if id(value) not in allocated:
@@ -80,7 +80,7 @@ def _default_device() -> torch.device:
 
 
 def _delayed(module: nn.Module) -> bool:
-    tensors = [*module._parameters.values(), *module._buffers.values()]  # noqa: SLF001 - no public spelling
+    tensors = [*module._parameters.values(), *module._buffers.values()]
     return any(tensor is not None and _local(tensor).is_meta for tensor in tensors)
 
 

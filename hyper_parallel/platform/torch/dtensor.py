@@ -148,7 +148,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def _version(self) -> int:  # type: ignore[override] # ours is read-only
-        return self._local._version  # noqa: SLF001 - no public spelling
+        return self._local._version
 
     @property
     def requires_grad(self) -> bool:
@@ -533,7 +533,7 @@ class MovedView(TorchDTensor):
 
     def _check_fresh(self) -> None:
         for base, uncounted, versions in self._followed:
-            if (0 if base is None else base._version, uncounted.version) != versions:  # noqa: SLF001 - no public spelling
+            if (0 if base is None else base._version, uncounted.version) != versions:
                 msg = (
                     f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
                     "the write, or clone() it before"
@@ -573,7 +573,7 @@ def _sources(base: TorchDTensor) -> tuple[tuple[Tensor | None, UncountedWrites, 
     if base._local.is_inference():  # without a version counter: writes through this DTensor are counted
         return ((None, uncounted, (0, uncounted.version)),)
     storage = base._local.detach()
-    return ((storage, uncounted, (storage._version, uncounted.version)),)  # noqa: SLF001 - no public spelling
+    return ((storage, uncounted, (storage._version, uncounted.version)),)
 
 
 _NO_KWARGS: dict[str, Any] = {}

@@ -234,7 +234,7 @@ class FullyShardedGroup:
             member.expose(whole=whole)
 
     def _versions(self) -> list[tuple[int, int]]:
-        return [(id(member.local), member.local._version) for member in self.members]  # noqa: SLF001
+        return [(id(member.local), member.local._version) for member in self.members]
 
     def gather(self) -> None:
         """Gather all parameters, in one collective, and begin the next group's."""

@@ -66,7 +66,7 @@ class TorchMemory(MemoryFacet):
         return tensor.numel() * tensor.element_size()
 
     def _is_leaf(self, tensor: Any) -> bool:
-        origin = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - no public spelling
+        origin = tensor if tensor._base is None else tensor._base
         return origin.is_leaf and origin.requires_grad
 
 

@@ -34,18 +34,18 @@ class TorchModules(ModulesFacet):
 
     def direct_parameters(self, cell: Any) -> dict[str, Any]:
         """Own parameters that are set."""
-        return {name: value for name, value in cell._parameters.items() if value is not None}  # noqa: SLF001 - no public spelling
+        return {name: value for name, value in cell._parameters.items() if value is not None}
 
     def direct_buffers(self, cell: Any) -> dict[str, Any]:
         """Own buffers that are set."""
-        return {name: value for name, value in cell._buffers.items() if value is not None}  # noqa: SLF001
+        return {name: value for name, value in cell._buffers.items() if value is not None}
 
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace a parameter or buffer of the same name."""
-        if name in cell._parameters:  # noqa: SLF001
+        if name in cell._parameters:
             cell.register_parameter(name, value)
         else:
-            cell.register_buffer(name, value, persistent=name not in cell._non_persistent_buffers_set)  # noqa: SLF001
+            cell.register_buffer(name, value, persistent=name not in cell._non_persistent_buffers_set)
 
     def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
         """Hooks are in dicts of the leaf."""

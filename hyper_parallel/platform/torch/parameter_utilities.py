@@ -141,7 +141,7 @@ def masks_of_whole_tensors(apply: Any) -> Any:
             return apply(cls, module, name, *args, importance_scores=importance_scores, **kwargs)
         with _whole_in(module, name, own), ReplicatedFactories(own.device_mesh):
             method = apply(cls, module, name, *args, importance_scores=_whole(scores), **kwargs)
-        module._buffers[f"{name}_mask"] = module._buffers[f"{name}_mask"].redistribute(placements=own.placements)  # noqa: SLF001 - no public spelling
+        module._buffers[f"{name}_mask"] = module._buffers[f"{name}_mask"].redistribute(placements=own.placements)
         setattr(module, name, method.apply_mask(module))
         return method
 
@@ -151,7 +151,7 @@ def masks_of_whole_tensors(apply: Any) -> Any:
 @contextmanager
 def _whole_in(module: Any, name: str, own: DTensor) -> Iterator[None]:
     """Give ``module`` the whole parameter ``name``, or its whole mask; the parameter itself is put back at the end."""
-    parameters, buffers, masked = module._parameters, module._buffers, f"{name}_mask"  # noqa: SLF001 - no public spelling
+    parameters, buffers, masked = module._parameters, module._buffers, f"{name}_mask"
     if name in parameters:
         parameters[name] = torch.nn.Parameter(_whole(own), requires_grad=own.requires_grad)
         try:

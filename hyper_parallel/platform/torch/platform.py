@@ -156,7 +156,7 @@ class TorchPlatform(
     Module = torch.nn.Module
 
     @cached_property
-    def Function(self) -> Any:  # noqa: N802 - the contract fixes this name
+    def Function(self) -> Any:
         """PyTorch's custom function, as it is without DTensors."""
         from hyper_parallel.platform.torch.autograd import LocalFunction
 
@@ -165,7 +165,7 @@ class TorchPlatform(
     computes_on_meta = True
 
     @cached_property
-    def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
+    def DTensorBase(self) -> Any:
         """PyTorch's DTensor class."""
         from hyper_parallel.platform.torch.dtensor import TorchDTensor
 
@@ -243,7 +243,7 @@ class TorchPlatform(
     def version(self, local: Any) -> int:
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         try:
-            version: int = local._version  # noqa: SLF001 - no public spelling
+            version: int = local._version
         except RuntimeError:  # an inference tensor: asking each tensor whether it is one costs as much as the counter
             return 0
         return version
@@ -314,7 +314,7 @@ _joined: Callable[[], bool] = distributed.is_initialized if distributed.is_avail
 
 
 def _has_hooks(local: Any) -> bool:
-    return bool(local._backward_hooks or local._post_accumulate_grad_hooks)  # noqa: SLF001 - no public spelling
+    return bool(local._backward_hooks or local._post_accumulate_grad_hooks)
 
 
 def build() -> TorchPlatform:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -50,7 +50,8 @@ class ReplicatedFactories(TorchFunctionMode):
         """Run ``func``."""
         del types
         options = kwargs or {}
-        if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_CALLERS):  # noqa: SLF001 - who calls
+        here: Any = inspect.currentframe()
+        if not str(here.f_back.f_globals.get("__name__")).startswith(_CALLERS):
             return func(*args, **options)
         if func in _RANDOM:
             return _RANDOM[func](*args, dtype=options.get("dtype"), device_mesh=self._mesh)

@@ -78,7 +78,7 @@ class ShardedParameter:
             PlanError: there is none, it is not sharded in the same way, or a tied one is no longer tied.
         """
         places = [f"{name} of {type(owner).__name__}" for owner, name in self.owners]
-        present = [owner._parameters.get(name) for owner, name in self.owners]  # noqa: SLF001 - no public spelling
+        present = [owner._parameters.get(name) for owner, name in self.owners]
         first = present[0]
         if any(other is not first for other in present):
             msg = (
@@ -128,7 +128,7 @@ class ShardedParameter:
                 ``requires_grad`` has changed.
         """
         for owner, name in self.owners:
-            present = owner._parameters.get(name)  # noqa: SLF001 - no public spelling
+            present = owner._parameters.get(name)
             if present is self.exposed or (present is self.sharded and self.local.dtype is self._dtype):
                 continue
             raise replaced_parameter(name, owner)
@@ -144,12 +144,12 @@ class ShardedParameter:
     @property
     def is_exposed(self) -> bool:
         """Whether modules see the whole."""
-        return any(owner._parameters.get(name) is self.exposed for owner, name in self.owners)  # noqa: SLF001
+        return any(owner._parameters.get(name) is self.exposed for owner, name in self.owners)
 
     def expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameter, or its shard."""
         for owner, name in self.owners:
-            owner._parameters[name] = self.exposed if whole else self.sharded  # noqa: SLF001
+            owner._parameters[name] = self.exposed if whole else self.sharded
 
     def _name(self) -> str:
         owner, name = self.owners[0]

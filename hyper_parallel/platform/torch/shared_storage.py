@@ -36,7 +36,7 @@ class UncountedWrites:
     @classmethod
     def of(cls, local: Tensor) -> UncountedWrites:
         """Return those of the storage of ``local``: a view's are those of the tensor that it is a view of."""
-        owner = local if local._base is None else local._base  # noqa: SLF001 - no public spelling
+        owner = local if local._base is None else local._base
         with _LOCK:
             writes: UncountedWrites | None = _WRITES.get(owner)
             if writes is None:
@@ -53,7 +53,7 @@ class UncountedWrites:
             if counter is None:
                 counter = _COUNTERS[local] = local.detach()
                 counter.data = local.new_empty(0)  # the version counter alone: the storage may be replaced
-            self._takers.setdefault(id(counter), (counter, counter._version))  # noqa: SLF001 - no public spelling
+            self._takers.setdefault(id(counter), (counter, counter._version))
 
     def through(self, local: Tensor) -> Tensor:
         """Return what ``.data`` of the tensor over ``local`` hands out: writes to it are counted here."""
@@ -68,8 +68,8 @@ class UncountedWrites:
     @property
     def version(self) -> int:
         """Number of writes."""
-        through_data = 0 if self._storage is None else self._storage._version  # noqa: SLF001 - no public spelling
-        return self._noted + through_data + sum(counter._version - before for counter, before in self._takers.values())  # noqa: SLF001
+        through_data = 0 if self._storage is None else self._storage._version
+        return self._noted + through_data + sum(counter._version - before for counter, before in self._takers.values())
 
 
 # Of local tensors, while they live; attributes of a tensor would be pickled with it.

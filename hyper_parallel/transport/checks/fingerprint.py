@@ -5,11 +5,12 @@ No framework is needed here: shapes are tuples, dtypes are strings.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, short_dtype
@@ -32,9 +33,7 @@ ANY_SOURCE = -1
 Facts = tuple[tuple[str, Any], ...]
 """Named values on which all members of a collective must agree, in a fixed order."""
 
-_CHECKS_DIR = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with co_filename
-_TRANSPORT_DIR = os.path.dirname(_CHECKS_DIR) + os.sep  # noqa: PTH120
-_PACKAGE_DIR = os.path.dirname(os.path.dirname(_CHECKS_DIR)) + os.sep  # noqa: PTH120
+_TRANSPORT_DIR, _PACKAGE_DIR = (f"{folder}{os.sep}" for folder in Path(__file__).absolute().parents[1:3])
 _INSTALLED = f"-packages{os.sep}"
 _FRAMEWORKS = tuple(f"{_INSTALLED}{name}{os.sep}" for name in ("torch", "mindspore"))
 
@@ -243,7 +242,7 @@ def call_site(*beneath: str) -> Site:
     Args:
         beneath: beginnings of other file names whose frames are skipped, as the transport's own are.
     """
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
+    frame: Any = inspect.currentframe()
     skipped = (_TRANSPORT_DIR, *beneath, *WRAPPERS)
     while frame is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back

@@ -15,8 +15,8 @@ import functools
 import inspect
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +33,7 @@ _Arguments = Mapping[str, Any]
 _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 
 _TRANSPORT = "hyper_parallel.transport."  # its calls are part of a collective that is compared already
-_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
+_TORCH_DIR = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
 """Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
@@ -79,8 +79,8 @@ def replace_function(
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - the only cheap way to a caller
-        if caller.startswith(own_callers):
+        here: Any = inspect.currentframe()
+        if str(here.f_back.f_globals.get("__name__")).startswith(own_callers):
             return plain(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

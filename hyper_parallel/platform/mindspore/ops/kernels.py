@@ -60,12 +60,12 @@ _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 def requires_grad(local: Tensor) -> bool:
     """Return True where the gradient engine has a node for ``local``; there is no public API for it."""
-    return bool(local._requires_grad)  # noqa: SLF001 - no public spelling
+    return bool(local._requires_grad)
 
 
 def is_leaf(tensor: Tensor) -> bool:
     """Return True for tensors that no operation made; there is no public API for it."""
-    return bool(tensor._is_leaf)  # noqa: SLF001 - no public spelling
+    return bool(tensor._is_leaf)
 
 
 def copied(x: Tensor, *, memory_format: Any = None) -> Tensor:

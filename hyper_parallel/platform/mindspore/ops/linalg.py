@@ -21,7 +21,7 @@ kernel("inv")(lambda x: ops.inverse(x))
 kernel("cholesky")(lambda x, upper=False: ops.cholesky(x, upper))
 kernel("det")(lambda x: ops.det(x))
 kernel("slogdet")(lambda x: tuple(ops.slogdet(x)))
-kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p)))  # noqa: ARG005 - canonical
+kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p)))
 
 
 @kernel("cross")

@@ -304,7 +304,7 @@ def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
 
 
 @kernel("clamp")
-def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002 - canonical names
+def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return mint.clamp(x, min, max)
 
 
@@ -320,7 +320,7 @@ _converted = empty_safe("convert", lambda x, dtype: ops.cast(x, dtype))
 
 kernel("clone")(copied)
 kernel("detach", reliable_on_empty=True)(lambda x: ops.stop_gradient(x))
-kernel("copy")(lambda x, y, non_blocking=False: ops.zeros_like(x) + ops.cast(y, x.dtype))  # noqa: ARG005 - canonical
+kernel("copy")(lambda x, y, non_blocking=False: ops.zeros_like(x) + ops.cast(y, x.dtype))
 kernel("fill")(lambda x, value: _full_like(x, value) if not isinstance(value, Tensor) else ops.zeros_like(x) + value)
 
 

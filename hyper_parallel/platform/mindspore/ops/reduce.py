@@ -188,7 +188,7 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 @kernel("vector_norm", empty=0)
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: A002
+def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = x if dtype is None else ops.cast(x, dtype)
     dims, size = normalized_dims(x, dim), mint.abs(x)
     if ord == math.inf:

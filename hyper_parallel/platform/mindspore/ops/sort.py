@@ -45,13 +45,11 @@ def _sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = Fal
     return (mint.gather(x, dim, indices) if x.ndim else x * 1), indices
 
 
-kernel("argsort")(
-    lambda x, dim=-1, descending=False, stable=False: _order(x, dim, descending=descending)  # noqa: ARG005 - canonical
-)
+kernel("argsort")(lambda x, dim=-1, descending=False, stable=False: _order(x, dim, descending=descending))
 
 
 @kernel("topk")
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     del sorted  # always
     indices = mint.narrow(_order(x, dim, descending=largest), dim, 0, k)
     return mint.gather(x, dim, indices), indices
@@ -112,7 +110,7 @@ def _method_argsort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = 
 
 
 @decomposition(METHOD + "TopkExt")
-def _method_topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002 - MindSpore's name
+def _method_topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     values, indices = ops.topk(x, k, dim, largest, sorted)
     return values, ops.cast(indices, dtype=_index_dtype())
 
@@ -194,7 +192,7 @@ def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
 
 
 @kernel("histc", empty=0)
-def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - canonical names
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     values = x.asnumpy()
     low, high = (min, max) if min != max or not values.size else (values.min(), values.max())
     low, high = (low - 1, high + 1) if low == high else (low, high)
@@ -216,7 +214,7 @@ def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
 
 
 @decomposition(METHOD + "HistcExt")
-def _method_histc(ops: Any, _: Any, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:  # noqa: A002
+def _method_histc(ops: Any, _: Any, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """On CPU counts of float16 are float32."""
     counts = ops.histc(x, bins, min, max)
     return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 and computes_on_cpu() else counts

@@ -208,7 +208,7 @@ class StoreElsewhere(_Store):  # type: ignore[misc]  # its stubs lack its constr
         """Whether it has append, multi_get and multi_set."""
         return True
 
-    hasExtendedApi = has_extended_api  # noqa: N815 - PyTorch's C++ code calls it
+    hasExtendedApi = has_extended_api
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -37,11 +37,11 @@ class _DescribedGroup(EngineLimitedGroup):
         """The description that the program gave."""
         return self._description
 
-    def getGroupName(self) -> str:  # noqa: N802 - PyTorch's C++ code calls it
+    def getGroupName(self) -> str:
         """The same as :attr:`group_name`."""
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802 - as above
+    def getGroupDesc(self) -> str:
         """The same as :attr:`group_desc`."""
         return self._description
 
@@ -51,7 +51,7 @@ class _DescribedGroup(EngineLimitedGroup):
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return [torch.device("cpu"), *([torch.device(accelerator.type)] if accelerator is not None else [])]
 
-    def getBackendName(self) -> str:  # noqa: N802 - as above
+    def getBackendName(self) -> str:
         """The name in messages of C++ code."""
         return "simulated"
 
@@ -171,7 +171,7 @@ class WorldGroup(_DescribedGroup):
         """Number of ranks."""
         return self.transport.world_size
 
-    getRank, getSize = rank, size  # noqa: N815 - PyTorch's C++ code calls them
+    getRank, getSize = rank, size
 
     def get_group_store(self) -> Store:
         """The store of the world."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -164,7 +163,8 @@ def _empty() -> dict[str, Any]:
 
 def _inside_init() -> bool:
     """Whether ``init_process_group`` is calling; it refuses a second world, and the rank's ready one must not count."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to tell that function, which users import by name
+    frame: Any = inspect.currentframe()
+    frame = frame.f_back.f_back
     for _ in range(3):
         if frame is not None and frame.f_code is _INIT_CODE:
             return True

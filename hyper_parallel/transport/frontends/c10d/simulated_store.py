@@ -149,8 +149,8 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return True
 
     # PyTorch's C++ code calls these under its own names.
-    deleteKey, getNumKeys, compareSet, listKeys = delete_key, num_keys, compare_set, list_keys  # noqa: N815
-    multiGet, multiSet, hasExtendedApi = multi_get, multi_set, has_extended_api  # noqa: N815
+    deleteKey, getNumKeys, compareSet, listKeys = delete_key, num_keys, compare_set, list_keys
+    multiGet, multiSet, hasExtendedApi = multi_get, multi_set, has_extended_api
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Does nothing: the simulation detects hangs without a time limit."""

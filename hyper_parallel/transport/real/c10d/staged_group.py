@@ -59,7 +59,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         self._rules = rules
         self._name, self._description = "", ""
 
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's C++ code calls it
+    def getBackendName(self) -> str:
         """The name in messages of C++ code."""
         return STAGED if self._rules is None else self._rules.engine
 
@@ -81,11 +81,11 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         """The description that the program gave."""
         return self._description
 
-    def getGroupName(self) -> str:  # noqa: N802 - as above
+    def getGroupName(self) -> str:
         """The same as :attr:`group_name`."""
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802 - as above
+    def getGroupDesc(self) -> str:
         """The same as :attr:`group_desc`."""
         return self._description
 

@@ -209,7 +209,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         cell = _cell_class(name)(*args[:made])
         # A cell's parameters cannot be tensors that another computation made, so that it is not called as a whole.
-        cell._params.update(zip(parameters, args[made + inputs :], strict=True))  # noqa: SLF001 - no public spelling
+        cell._params.update(zip(parameters, args[made + inputs :], strict=True))
         return cell.construct(*args[made : made + inputs])
 
     return call

@@ -106,7 +106,7 @@ class OwnGradients:
                 mesh: Any = getattr(parameter, "device_mesh", None)
                 if mesh is not None and mesh.ndim == 1:  # of two dims, one may shard the computation
                     self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
-            elif type(parameter.data) is torch.Tensor and not parameter._backward_hooks:  # noqa: SLF001 - not public
+            elif type(parameter.data) is torch.Tensor and not parameter._backward_hooks:
                 self._handles.append(parameter.register_hook(partial(self._note, name)))
 
     def _note(self, name: str, gradient: Any) -> None:

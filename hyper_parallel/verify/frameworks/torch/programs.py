@@ -246,7 +246,7 @@ def copied(tensor: Any) -> Any:
 
 def state(tensor: Any) -> Any:
     """Return what is another value after a write to a plain tensor."""
-    return tensor._version  # noqa: SLF001 - PyTorch's only spelling
+    return tensor._version
 
 
 def may_have_gradient(tensor: Any) -> bool:
