@@ -84,7 +84,7 @@ def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
         current.set_option("run:disable_warnings", [*quiet, _NO_DATA])
     folder = coverage.files.relative_directory()
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
-    settings["data_file"] = os.path.join(folder, settings["data_file"])  # noqa: PTH118 - may be absolute already
+    settings["data_file"] = str(Path(folder, settings["data_file"]))
     return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm, _files(current))
 
 
@@ -134,7 +134,7 @@ def _measuring(measurement: Measurement) -> Any:
 def _start(measurement: Measurement) -> Any:
     import coverage
 
-    here = os.getcwd()  # noqa: PTH109
+    here = Path.cwd()
     os.chdir(measurement.folder)
     try:
         started: Any = coverage.Coverage(config_file=False, data_suffix=True)

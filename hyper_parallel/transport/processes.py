@@ -49,7 +49,7 @@ _SERVER = "from multiprocessing.forkserver import main; "
 
 def search_path() -> list[str]:
     """``sys.path`` for a process that may be in another folder."""
-    return [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+    return [entry or str(Path.cwd()) for entry in sys.path]
 
 
 def local_environment() -> dict[str, str]:

@@ -214,7 +214,8 @@ class _Proposal:
         name, (placement, match) = next(iter(tied.items()))
         return f"{name} is tied to a parameter that {_named(match)} lays out as {placement!r}; no style does that here"
 
-    def _shards(self, unit: Unit) -> str | None:  # noqa: ARG002 - every module may get these shards
+    def _shards(self, unit: Unit) -> str | None:
+        del unit
         match = next((match for match in self.coverage.matched if _hands_over_shards(match)), None)
         if match is None:
             return None

@@ -5,16 +5,14 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
@@ -32,6 +30,7 @@ from hyper_parallel.transport.simulated.rank_process import (
     leave_after,
     next_task,
     run_rank,
+    seed_generators,
 )
 
 __all__ = ["RankSetup", "guarded", "launched_main", "real_world"]
@@ -76,7 +75,7 @@ def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_by_sigterm()
-    with open(stack_path, "w", encoding="utf-8") as stack:  # noqa: PTH123
+    with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         os._exit = _traced_exit(stack)
@@ -125,8 +124,7 @@ class _Rank:
         sys.path[:] = task.path
         os.chdir(task.folder)
         self._home.seed_rank()
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
+        seed_generators()
         return run_rank(task, self._transport)
 
 

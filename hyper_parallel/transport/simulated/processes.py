@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
@@ -186,7 +186,7 @@ def run_processes(
     """
     body = pack((fn, tuple(args)), fn)
     traced, measurement = sys.gettrace() is not None, current_measurement()
-    path, folder = search_path(), os.getcwd()  # noqa: PTH109
+    path, folder = search_path(), str(Path.cwd())
     tasks = [
         RankTask(rank, world_size, body, start, path, folder, traced, measurement, card) for rank in range(world_size)
     ]

@@ -116,7 +116,7 @@ class Worker:
         except BaseException:
             self.line.close()
             theirs.close()
-            os.unlink(self._stack_path)  # noqa: PTH108
+            Path(self._stack_path).unlink()
             raise
         theirs.close()
         try:
@@ -136,8 +136,7 @@ class Worker:
 
     def last_words(self) -> str:
         """The stack that the process wrote down, on request or while it died."""
-        with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return file.read()
+        return Path(self._stack_path).read_text(encoding="utf-8", errors="replace")
 
     def how_it_died(self, error: Exception | None = None) -> str:
         """The exit code or signal that ended a process whose line broke, or that it still lives.
@@ -160,8 +159,7 @@ class Worker:
         if idle:
             _join(self.process, _LEAVE_SECONDS)
         end_processes([self.process])
-        if os.path.exists(self._stack_path):  # noqa: PTH110
-            os.unlink(self._stack_path)  # noqa: PTH108
+        Path(self._stack_path).unlink(missing_ok=True)
 
 
 def check_out(world_size: int, card: int | None = None) -> list[Worker]:

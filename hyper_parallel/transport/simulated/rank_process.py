@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "rank_main",
     "resolve",
     "run_rank",
+    "seed_generators",
 ]
 
 _SIGNAL_SECONDS = 1.0
@@ -142,7 +144,7 @@ def rank_main(line: Connection, stack_path: str) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_by_sigterm()
-    with open(stack_path, "w", encoding="utf-8") as stack_file:  # noqa: PTH123
+    with Path(stack_path).open("w", encoding="utf-8") as stack_file:
         faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=False)
         leave_after(lambda: _serve_all(line), stack_file, os._exit)
 
@@ -209,13 +211,18 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
 def _serve(task: RankTask, line: Connection) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
+    seed_generators()
     transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
     try:
         return run_rank(task, transport)
     finally:
         transport.end()  # the process may serve another run
+
+
+def seed_generators() -> None:
+    """Begin Python's and NumPy's global streams anew, since the process may have served another run."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
 
 
 def run_rank(task: RankTask, transport: Transport) -> RankReport:

@@ -80,16 +80,19 @@ class ParallelStyle(abc.ABC):
         del owner
         return self.apply(module, device_mesh)
 
-    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:  # noqa: ARG002 - the subclass reads them
+    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
         """The reason why the style does not fit ``owner`` on ``size`` ranks, or None. Pure; used to check a plan."""
+        del owner, module, size
         return None
 
-    def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the subclass reads it
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:
         """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
+        del module
         return {}
 
-    def unsupported_reason(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
+    def unsupported_reason(self, module: Any) -> str | None:
         """The reason why the style does not apply to this module, or None."""
+        del module
         return None
 
     def inputs(self) -> Sequence[Handover]:
@@ -201,8 +204,9 @@ class LayerStyle(ParallelStyle):
         weight, _ = platform.layer_parameters(module)
         return int(platform.direct_parameters(module)[weight].shape[1])
 
-    def _source(self, platform: Platform, module: Any) -> Any:  # noqa: ARG002 - the subclass reads them
+    def _source(self, platform: Platform, module: Any) -> Any:
         """Layout of a plain input."""
+        del platform, module
         return self.input_layouts[0]
 
     @abc.abstractmethod
@@ -243,8 +247,9 @@ class ReplicatedStyle(ParallelStyle):
         local = self._returns_local(cell, args[0] if args else kwargs[name])
         return platform_of(cell).tree_map(lambda value: self._leave(boundary, value, local=local), output)
 
-    def _returns_local(self, cell: Any, entered: Any) -> bool:  # noqa: ARG002 - the subclass reads them
+    def _returns_local(self, cell: Any, entered: Any) -> bool:
         """Whether the output of a call leaves as a local tensor; ``entered`` is what the module computed on."""
+        del cell, entered
         return bool(self.use_local_output)
 
     @abc.abstractmethod

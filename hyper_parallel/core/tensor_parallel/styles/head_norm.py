@@ -64,7 +64,8 @@ class HeadNorm(ReplicatedStyle):
         dims = [dim for dim in range(1, len(value.shape) - 1) if value.shape[dim] in counts]
         return edge.enter(value, Shard(dims[-1] if dims else -2), name)
 
-    def _leave(self, edge: Boundary, value: Any, *, local: bool) -> Any:  # noqa: ARG002 - the output keeps its layout
+    def _leave(self, edge: Boundary, value: Any, *, local: bool) -> Any:
+        del edge  # the output keeps its layout
         return to_local(value) if local else value
 
     def __repr__(self) -> str:

@@ -57,8 +57,9 @@ class LatentKV(ReplicatedStyle):
             return "it is already parallelized by LatentKV" if _SHARED in module.__dict__ else None
         return f"LatentKV supports linear layers, not {type(module).__name__}"
 
-    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:  # noqa: ARG002 - any size does
+    def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
         """The reason why the shared key does not fit, or None."""
+        del size
         shared, features = self._features(owner), output_features(module)
         if shared is None:
             return (
@@ -103,7 +104,8 @@ class LatentKV(ReplicatedStyle):
     def _enter(self, edge: Boundary, value: Any, name: str) -> DTensor:
         return edge.move(edge.enter(value, Replicate(), name), Replicate(), name)
 
-    def _leave(self, edge: Boundary, value: Any, *, local: bool) -> Any:  # noqa: ARG002 - it is always local
+    def _leave(self, edge: Boundary, value: Any, *, local: bool) -> Any:
+        del local
         whole, platform = edge.move(value, Replicate(), "output"), platform_of(value)
         shared, dim = edge.cell.__dict__[_SHARED], len(whole.shape) - 1
         latent = int(whole.shape[dim]) - shared

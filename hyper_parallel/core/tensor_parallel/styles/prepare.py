@@ -25,8 +25,9 @@ Specs = tuple[Any, ...]
 class ConversionStyle(ParallelStyle):
     """A style that converts inputs or outputs of a module and leaves its parameters alone."""
 
-    def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the parameters do not matter
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:
         """Nothing: parameters stay as they are."""
+        del module
         return {}
 
 

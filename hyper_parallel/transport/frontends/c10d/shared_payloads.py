@@ -132,4 +132,4 @@ class SharedFiles:
                 self._uses[payload.path] -= 1
                 if not self._uses[payload.path]:
                     del self._uses[payload.path]
-                    os.unlink(payload.path)  # noqa: PTH108
+                    Path(payload.path).unlink()
