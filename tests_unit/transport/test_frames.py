@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport import frames, shown_traceback
+from hyper_parallel.transport import frames
 from hyper_parallel.transport.frames import fold_frames, trace
 
 TEXT = """\
@@ -67,9 +67,9 @@ def failing_through(*paths):
 def test_frames_of_what_runs_ranks_are_left_out(monkeypatch):
     """A registered file that runs ranks is in no traceback, and a registered folder is counted like a framework's."""
     monkeypatch.setattr(frames, "RUNNERS", runners := [])
-    monkeypatch.setattr(shown_traceback, "RUNNERS", runners)
+    monkeypatch.setattr(frames, "RUNNERS", runners)
     monkeypatch.setattr(frames, "WRAPPERS", wrappers := [])
-    monkeypatch.setattr(shown_traceback, "WRAPPERS", wrappers)
+    monkeypatch.setattr(frames, "WRAPPERS", wrappers)
     frames.hide_file("/env/running.py")
     frames.hide_folder(Path("/env/watching"))
     monkeypatch.delenv("HP_FULL_TRACEBACK", raising=False)
