@@ -66,10 +66,8 @@ def failing_through(*paths):
 
 def test_frames_of_what_runs_ranks_are_left_out(monkeypatch):
     """A registered file that runs ranks is in no traceback, and a registered folder is counted like a framework's."""
-    monkeypatch.setattr(frames, "RUNNERS", runners := [])
-    monkeypatch.setattr(frames, "RUNNERS", runners)
-    monkeypatch.setattr(frames, "WRAPPERS", wrappers := [])
-    monkeypatch.setattr(frames, "WRAPPERS", wrappers)
+    monkeypatch.setattr(frames, "RUNNERS", [])
+    monkeypatch.setattr(frames, "WRAPPERS", [])
     frames.hide_file("/env/running.py")
     frames.hide_folder(Path("/env/watching"))
     monkeypatch.delenv("HP_FULL_TRACEBACK", raising=False)
