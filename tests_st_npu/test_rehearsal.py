@@ -62,7 +62,7 @@ from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 
 
-def on_card():
+def on_accelerator():
     import torch
 
     from hyper_parallel.transport.base import active_transport
@@ -77,7 +77,7 @@ def on_card():
     return transport.backend, devices, total.tolist(), [y.tolist() for y in parts], started.tolist(), x.tolist()
 
 
-run = run_launched(pack((on_card, ()), on_card), 3, "torch", 60.0, "npu")
+run = run_launched(pack((on_accelerator, ()), on_accelerator), 3, "torch", 60.0, "npu")
 assert run.failure is None, run.failure
 for rank, (engine, devices, *values) in enumerate(run.results):
     assert devices == [f"npu:{rank % 2}"], devices

@@ -14,14 +14,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli import cards
+from hyper_parallel.cli import devices
 from hyper_parallel.cli.output import answer
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 from hyper_parallel.platform.tested import PYTHONS, newer_than_tested
 from hyper_parallel.transport.device_types import dry_run, has_plugin
 from hyper_parallel.verify.run_header import report_json
 
-__all__ = ["Finding", "add_parser", "card_findings", "findings", "run"]
+__all__ = ["Finding", "add_parser", "device_findings", "findings", "run"]
 
 
 @dataclass(frozen=True)
@@ -71,29 +71,29 @@ def findings() -> list[Finding]:
         fix = "one of them is needed: " + ", or ".join(INSTALL.values())
         all_findings.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
     all_findings += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
-    return [*all_findings, *card_findings(os.environ)]
+    return [*all_findings, *device_findings(os.environ)]
 
 
-def card_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[Finding]:
-    """Return the cards of this machine, and what the variables that concern them contradict.
+def device_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[Finding]:
+    """Return the devices of this machine, and what the variables that concern them contradict.
 
     Args:
         environment: the variables.
-        folder: that has the nodes of the cards.
+        folder: that has the nodes of the devices.
     """
     found = []
     for device in ("npu", "cuda"):
-        if text := cards.described(device, environment, folder):
-            found += [Finding(f"{device} cards", "ok", text), *_builds(device, environment)]
+        if text := devices.described(device, environment, folder):
+            found += [Finding(f"{device} devices", "ok", text), *_builds(device, environment)]
         found += [
             Finding(f"{device} settings", "wrong", text, fix)
-            for text, fix in cards.contradictions(device, environment, folder)
+            for text, fix in devices.contradictions(device, environment, folder)
         ]
     return found
 
 
 def _builds(device: str, environment: Mapping[str, str]) -> list[Finding]:
-    """Return the installed frameworks that cannot use the cards of this machine, with what to install."""
+    """Return the installed frameworks that cannot use the devices of this machine, with what to install."""
     torch, found = _version("torch"), []
     if torch is not None and device == "cuda" and torch.endswith("+cpu"):
         text = f"PyTorch {torch} was built without CUDA, so --device cuda is refused"
@@ -105,7 +105,7 @@ def _builds(device: str, environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _mindspore_on(device: str, environment: Mapping[str, str]) -> list[Finding]:
-    """Return whether the installed MindSpore can use the cards of this machine; nothing is imported."""
+    """Return whether the installed MindSpore can use the devices of this machine; nothing is imported."""
     package, version = importlib.util.find_spec("mindspore"), _version("mindspore")
     if package is None or package.origin is None or version is None:
         return []
@@ -119,7 +119,7 @@ def _mindspore_on(device: str, environment: Mapping[str, str]) -> list[Finding]:
     dry = dry_run(environment)
     if dry is not None:
         return [Finding(what, "wrong", *dry)]
-    text = f"MindSpore {version} has its plugin for Ascend, which loads with CANN's libraries; a rank takes a card"
+    text = f"MindSpore {version} has its plugin for Ascend, which loads with CANN's libraries; a rank takes a device"
     return [Finding(what, "ok", text)]
 
 

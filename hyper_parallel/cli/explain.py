@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import add_device, whole
-from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.report_files import write_text
@@ -34,7 +34,7 @@ default 200 GB/s and 5 us if its ranks lie within eight that follow each other, 
 SPEC and PLAN are those of hyper-parallel verify model. On PyTorch tensors have
 shapes and no values, so the size of the model does not matter; a program that reads values is run with them, up to
 4 GiB of parameters. On MindSpore this process builds the whole model. With --device cuda or npu the step runs on a
-card, as the first rank, with values, and the most bytes that it takes there are shown.
+device, as the first rank, with values, and the most bytes that it takes there are shown.
 
 Exit status: 0 on success, 1 if gradients or the order of collectives are wrong, 2 for invalid input, such as a plan
 that the model does not run under, 130 after Ctrl-C."""

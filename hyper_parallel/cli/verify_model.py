@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
-from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import (
@@ -60,7 +60,7 @@ def add_parser(kinds: Any) -> None:
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
     )
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    add_device(subparser, "where both models are: simulated ranks share one card, processes have one each")
+    add_device(subparser, "where both models are: simulated ranks share one device, processes have one each")
     subparser.add_argument(
         "--steps", type=whole(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
@@ -187,8 +187,8 @@ def platforms(asked: str | None, device: str = "cpu", ranks: int | None = None) 
         ranks: number of ranks that are processes, or the fewest if there are several; None if ranks are simulated.
 
     Raises:
-        UnsupportedOnBackend: a framework sees no such card, or cannot have such ranks there.
-        ValueError: a name is none, or variables of the card contradict each other.
+        UnsupportedOnBackend: a framework sees no such device, or cannot have such ranks there.
+        ValueError: a name is none, or variables of the device contradict each other.
     """
     if asked is None:
         names = list(installed_frameworks())

@@ -65,7 +65,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports"
     )
-    add_device(parser, "on which references and ranks compute, all on one card")
+    add_device(parser, "on which references and ranks compute, all on one device")
     parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: a minute or two")
     parser.add_argument(

@@ -7,8 +7,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, real, seed, whole
-from hyper_parallel.cli.cards import require_settings
 from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import answer, can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -80,7 +80,9 @@ def add_parser(kinds: Any) -> None:
         "--launch", default="simulated", metavar="simulated|threads|processes",
         help="ranks on the checked transport, forked for a script or as threads; or over gloo (default: simulated)",
     )  # fmt: skip
-    add_device(subparser, "where the program makes its tensors: simulated ranks share a card, processes have one each")
+    add_device(
+        subparser, "where the program makes its tensors: simulated ranks share a device, processes have one each"
+    )
     subparser.add_argument(
         "--pretend", default="", metavar="cuda|npu", help="the CPU stands in for this device, which a script names"
     )

@@ -39,7 +39,7 @@ def add_parser(kinds: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    add_device(subparser, "on which ranks compute, all on one card")
+    add_device(subparser, "on which ranks compute, all on one device")
     subparser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
     subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
     subparser.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")

@@ -127,7 +127,7 @@ def _axis_names(count: int) -> tuple[str, ...]:
 def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> RankedOutcome:
     """Run ``function`` on every rank; every rank gets its own copy of the arguments."""
     if test.device != "cpu":
-        _require_cards(test)
+        _require_devices(test)
     elif test.launch == "processes":
         require_transport(test.framework)
     body = _packed(function, arguments)
@@ -151,7 +151,7 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
     return pack((function, arguments), function)
 
 
-def _require_cards(test: RankedTest) -> None:
+def _require_devices(test: RankedTest) -> None:
     cards = count_cards(test.device)
     if not cards:
         skip_without(SkipReason.NO_CARD, f"{test.world_size} ranks need a {test.device} card, there is none")

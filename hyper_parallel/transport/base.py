@@ -131,8 +131,8 @@ class Transport(RowCollectives):
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
         framework: of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
         survives_mismatch: whether later calls are right after ranks disagreed in a message or an asynchronous
-            collective. The engine of a card was handed its part before the ranks were compared: it has lost its place,
-            and the world is over.
+            collective. The engine of a device was handed its part before the ranks were compared: it has lost its
+            place, and the world is over.
     """
 
     rank: int

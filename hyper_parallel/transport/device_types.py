@@ -1,4 +1,4 @@
-"""What can be told of cards without a framework: variables that hide them, tools that list them, MindSpore's build."""
+"""What is known of devices without a framework: variables that hide them, tools that list them, MindSpore's build."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["TOOLS", "VISIBLE", "dry_run", "has_plugin"]
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-"""Environment variables with the numbers of the cards that a process sees, separated by commas."""
+"""Environment variables with the numbers of the devices that a process sees, separated by commas."""
 
 TOOLS = {"cuda": "nvidia-smi", "npu": "npu-smi info"}
 """Commands of the drivers."""

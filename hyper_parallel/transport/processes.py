@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ENGINE_VARIABLE = "HYPER_PARALLEL_ENGINE_RULES"
-"""Environment variable that names the engine, nccl or hccl, whose rules apply without a card; unset or empty: none."""
+"""Environment variable that names the engine, nccl or hccl, whose rules apply on CPU; unset or empty: none."""
 
 _GLOO_INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 _STATE = "/proc/{}/stat"

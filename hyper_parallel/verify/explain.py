@@ -21,7 +21,7 @@ from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated.single_process import FakeTransport
-from hyper_parallel.verify.card_errors import card_errors
+from hyper_parallel.verify.device_errors import device_errors
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.explanation import Explanation
 from hyper_parallel.verify.frameworks import harness_of
@@ -72,7 +72,7 @@ def explain_model(
         name: of the model in the text.
         links: bandwidths and latencies of axes, such as ``tp=300,4`` for 300 GB/s and 4 us; see
             ``hyper_parallel.verify.links.links_of``.
-        device: ``cpu``, ``cuda`` or ``npu``: on a card the step runs with values, as the first rank alone, and its
+        device: ``cpu``, ``cuda`` or ``npu``: on a device the step runs with values, as the first rank alone, and its
             memory is measured.
 
     Returns:
@@ -82,7 +82,7 @@ def explain_model(
     Raises:
         ValueError: an argument is wrong, or arguments contradict each other.
         UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects, or the framework sees no
-            such card.
+            such device.
     """
     require_device(device, platform)
     shape, names = tuple(mesh_shape), tuple(mesh_names)
@@ -94,7 +94,7 @@ def explain_model(
     with use_platform(platform):
         with use_transport(rehearsed_transport(platform, world_size, 0)):
             if device != "cpu":
-                step, why, peak = _on_card(run, device)
+                step, why, peak = _on_accelerator(run, device)
             else:
                 step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
         if device == "cpu":
@@ -113,10 +113,10 @@ def explain_model(
     )  # fmt: skip
 
 
-def _on_card(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:
-    """Return what ``run`` does on a card, why it had values, and the most bytes that it had in use there."""
+def _on_accelerator(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:
+    """Return what ``run`` does on a device, why it had values, and the most bytes that it had in use there."""
     platform = current_platform()
-    with harness_of(platform).on_device(device), card_errors(platform, device):
+    with harness_of(platform).on_device(device), device_errors(platform, device):
         most = harness_of(platform).peak_bytes(device)
         return run(), f"memory is measured on {device}", most()
 

@@ -56,15 +56,15 @@ def launch(
             arguments, or the one that the module of ``fn`` uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the processes are ended and the error shows every rank's stack.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on card i. More ranks of
-            PyTorch than cards share them, and communicate over gloo through host memory; MindSpore's take a card each.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on device i. More ranks of
+            PyTorch than devices share them, and communicate over gloo through host memory; MindSpore's take one each.
 
     Returns:
         the results in rank order.
 
     Raises:
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        UnsupportedOnBackend: the framework sees no such card, or MindSpore fewer than there are ranks.
+        UnsupportedOnBackend: the framework sees no such device, or MindSpore fewer than there are ranks.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
             timeout is no time.
     """

@@ -90,8 +90,8 @@ def verify_model(
     report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
     if device != "cpu":
-        taken = "a rank takes a card" if platform == "mindspore" else "ranks share cards if there are fewer"
-        shared = "simulated ranks share one card" if launch == "simulated" else taken
+        taken = "a rank takes a device" if platform == "mindspore" else "ranks share devices if there are fewer"
+        shared = "simulated ranks share one device" if launch == "simulated" else taken
         report.settings["device"] = f"{device}; {shared}"
     if inject:
         report.settings["injected fault"] = inject
@@ -191,7 +191,7 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
 def _explain(report: ModelReport, case: DivergingCase, *, causes: bool) -> None:
     """Add what may be the reason of a failure, and with ``causes`` that of the first divergence.
 
-    Where a model draws random numbers a repetition would draw others, and cards are left alone.
+    Where a model draws random numbers a repetition would draw others, and devices are left alone.
     """
     if report.error and case.fault is None:
         report.plan_notes = _plan_notes(case, report.platform)

@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
-from hyper_parallel.verify.card_errors import card_errors
+from hyper_parallel.verify.device_errors import device_errors
 from hyper_parallel.verify.frameworks import harness_of
 
 __all__ = [
@@ -57,7 +57,7 @@ def simulate(
             HP_RANK_TIMEOUT, or 60 without it.
         own_modules: whether each thread rank imports its own copies of modules that are neither installed nor imported
             yet, so that their module-level state is not shared; rank processes always do.
-        device: ``cpu``, or ``cuda`` or ``npu``: ranks make their tensors on it, and all share the current card.
+        device: ``cpu``, or ``cuda`` or ``npu``: ranks make their tensors on it, and all share the current device.
 
     Returns:
         the results in rank order.
@@ -65,7 +65,7 @@ def simulate(
     Raises:
         RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
             maps ranks to their exceptions and ``__cause__`` is the first of them.
-        UnsupportedOnBackend: the framework sees no such card.
+        UnsupportedOnBackend: the framework sees no such device.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
             timeout is no time.
     """
@@ -87,8 +87,8 @@ def simulate(
         given = (platform, device, fn, *args)
         if device == "cpu":
             return run_processes(on_platform, given, world_size, timeout)
-        cards = _cards_of_mindspore()
-        return run_processes(on_platform, given, world_size, timeout, cards.SIMULATED, cards.current_card())
+        devices = _mindspore_devices()
+        return run_processes(on_platform, given, world_size, timeout, devices.SIMULATED, devices.current_device())
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
 
@@ -148,7 +148,7 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
         ranks: number of ranks that are processes; None for ranks that are simulated, or for this process alone.
 
     Raises:
-        UnsupportedOnBackend: the framework sees no such card, or MindSpore sees fewer than ``ranks``.
+        UnsupportedOnBackend: the framework sees no such device, or MindSpore sees fewer than ``ranks``.
         ValueError: ``device`` is none that is known.
     """
     if device not in DEVICE_TYPES:
@@ -158,18 +158,20 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
         return
     harness_of(platform_named(platform)).on_device(device)
     if platform == "mindspore":
-        _cards_of_mindspore().require_cards(ranks or 1)
+        _mindspore_devices().require_devices(ranks or 1)
 
 
-def _cards_of_mindspore() -> Any:
-    """Return the module of MindSpore's ranks on cards."""
-    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards  # PyTorch's users have no MindSpore
+def _mindspore_devices() -> Any:
+    """Return the module of MindSpore's ranks on devices."""
+    from hyper_parallel.transport.real.mindspore import (
+        devices as mindspore_devices,  # PyTorch's users have no MindSpore
+    )
 
-    return mindspore_cards
+    return mindspore_devices
 
 
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, and its tensors on ``device``."""
     named = platform_named(platform)
-    with use_platform(platform), harness_of(named).on_device(device), card_errors(named, device):
+    with use_platform(platform), harness_of(named).on_device(device), device_errors(named, device):
         return fn(*args)

@@ -53,12 +53,12 @@ def test_nothing_wrong(versions, capsys):
         )]),
     ],
 )  # fmt: skip
-def test_frameworks_that_cannot_use_the_cards_are_told(device, installed, expected, tmp_path, monkeypatch):
-    """Where there are cards, a build without them is shown as absent, with what to install; that is no error."""
+def test_frameworks_that_cannot_use_the_devices_are_told(device, installed, expected, tmp_path, monkeypatch):
+    """Where there are devices, a build without them is shown as absent, with what to install; that is no error."""
     (tmp_path / {"cuda": "nvidia0", "npu": "davinci0"}[device]).touch()
     monkeypatch.setattr(doctor, "_version", installed.get)
     _install_mindspore(monkeypatch, tmp_path)
-    found = doctor.card_findings({"ASCEND_HOME_PATH": "/here"}, tmp_path)
+    found = doctor.device_findings({"ASCEND_HOME_PATH": "/here"}, tmp_path)
     assert [(each.what, each.text, each.fix) for each in found[1:]] == expected
     assert {each.state for each in found[1:]} <= {"absent"}
 
@@ -73,7 +73,7 @@ def _install_mindspore(monkeypatch, folder):
     "level, state, text, fix",
     [
         ("", "ok",
-         "MindSpore 2.10.0 has its plugin for Ascend, which loads with CANN's libraries; a rank takes a card", ""),
+         "MindSpore 2.10.0 has its plugin for Ascend, which loads with CANN's libraries; a rank takes a device", ""),
         ("1", "wrong", "MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL",
          "unset MS_SIMULATION_LEVEL"),
     ],
@@ -85,7 +85,7 @@ def test_mindspores_build_for_ascend_is_told(level, state, text, fix, tmp_path, 
     (tmp_path / "lib" / "plugin" / "libmindspore_ascend.so.2").touch()
     monkeypatch.setattr(doctor, "_version", {"mindspore": "2.10.0"}.get)
     _install_mindspore(monkeypatch, tmp_path)
-    found = doctor.card_findings({"ASCEND_HOME_PATH": "/here", "MS_SIMULATION_LEVEL": level}, tmp_path)
+    found = doctor.device_findings({"ASCEND_HOME_PATH": "/here", "MS_SIMULATION_LEVEL": level}, tmp_path)
     assert [(each.what, each.state, each.text, each.fix) for each in found[1:]] == [
         ("mindspore on npu", state, text, fix)
     ]

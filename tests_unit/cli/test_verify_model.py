@@ -388,41 +388,41 @@ def test_a_device_is_handed_on(runs, monkeypatch):
 )
 @pytest.mark.platforms("torch")
 def test_a_device_that_is_not_there_has_exit_status_2(command, capsys, monkeypatch):
-    """A card that the framework does not see is bad input: one line."""
+    """A device that the framework does not see is bad input: one line."""
     from hyper_parallel.platform.select import platform_named
 
     monkeypatch.setattr(type(platform_named("torch")), "device_type", lambda _: "cpu")
     assert main(["verify", *command, "--platform", "torch", "--device", "npu"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("hyper-parallel: error: --device npu: torch sees no such card here, only cpu; torch")
+    assert error.startswith("hyper-parallel: error: --device npu: torch sees no such device here, only cpu; torch")
 
 
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize("command", [("model",), ("ops",), ("redistribute",)])
-def test_a_build_of_mindspore_without_cards_has_exit_status_2(command, capsys, monkeypatch):
+def test_a_build_of_mindspore_without_devices_has_exit_status_2(command, capsys, monkeypatch):
     """What was found of MindSpore and what to install: said before anything runs, in one line."""
     found = "MindSpore 2.10.0 is the CPU build: install another"
     monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.missing_ascend", lambda: found)
     assert main(["verify", *command, "--platform", "mindspore", "--device", "npu"]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: --device npu: mindspore sees no such card here, only cpu; MindSpore 2.10.0 is the CPU "
-        "build: install another, or use --device cpu\n"
+        "hyper-parallel: error: --device npu: mindspore sees no such device here, only cpu; MindSpore 2.10.0 is the "
+        "CPU build: install another, or use --device cpu\n"
     )
 
 
 @pytest.mark.platforms("mindspore")
-def test_more_ranks_of_mindspore_than_cards_have_exit_status_2(capsys, monkeypatch):
-    """A card takes one real rank; simulated ranks share a card, and need one."""
+def test_more_ranks_of_mindspore_than_devices_have_exit_status_2(capsys, monkeypatch):
+    """A device takes one real rank; simulated ranks share a device, and need one."""
     from hyper_parallel.platform.select import platform_named
-    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_devices
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
     monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)
     words = ["verify", "model", "--platform", "mindspore", "--device", "npu"]
-    for launch, cards, says in (
+    for launch, devices, says in (
         ("processes", 1, "3 ranks of MindSpore need"),
         ("simulated", 0, "MindSpore sees no"),
     ):
-        monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda cards=cards: cards)
+        monkeypatch.setattr(mindspore_devices.ascend, "device_count", lambda devices=devices: devices)
         assert main([*words, "--launch", launch]) == 2
         assert capsys.readouterr().err.startswith(f"hyper-parallel: error: --device npu: {says}")

@@ -401,14 +401,14 @@ def test_reports_say_which_cards_ranks_share(monkeypatch, test, title):
 def test_real_ranks_of_mindspore_are_skipped_where_cards_are_few(monkeypatch):
     """They take a card each, and the skip says so; simulated ones share a card, and PyTorch's in any case."""
     monkeypatch.setattr(ranks, "count_cards", lambda _device: 1)
-    ranks._require_cards(ranked(3, "simulated"))
-    ranks._require_cards(ranked(3, "processes"))
-    ranks._require_cards(ranked(3, "simulated", framework="mindspore"))
-    ranks._require_cards(ranked(1, "processes", framework="mindspore"))
+    ranks._require_devices(ranked(3, "simulated"))
+    ranks._require_devices(ranked(3, "processes"))
+    ranks._require_devices(ranked(3, "simulated", framework="mindspore"))
+    ranks._require_devices(ranked(1, "processes", framework="mindspore"))
     with pytest.raises(
         pytest.skip.Exception, match=r"^\[too-few-cards\] 3 ranks of MindSpore take a card each, here are 1$"
     ):
-        ranks._require_cards(ranked(3, "processes", framework="mindspore"))
+        ranks._require_devices(ranked(3, "processes", framework="mindspore"))
 
 
 README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"

@@ -107,13 +107,13 @@ def test_thousands_of_ranks(spec, capsys):
 
 
 @pytest.mark.platforms("torch")
-def test_memory_is_measured_on_a_card(spec, monkeypatch, capsys):
-    """With --device the step runs with values, and the most bytes that a card had in use are shown; CPU plays it."""
+def test_memory_is_measured_on_a_device(spec, monkeypatch, capsys):
+    """With --device the step runs with values, and the most bytes that a device had in use are shown; CPU plays it."""
     platform = platform_named("torch")
     monkeypatch.setattr(harness_of(platform), "on_device", lambda _device: nullcontext(), raising=False)
     monkeypatch.setattr(platform, "to_device", lambda tensor, _device: tensor, raising=False)
     monkeypatch.setattr(harness_of(platform), "peak_bytes", lambda _device: lambda: 4096, raising=False)
-    monkeypatch.setattr(explain, "card_errors", lambda _platform, _device: nullcontext())
+    monkeypatch.setattr(explain, "device_errors", lambda _platform, _device: nullcontext())
     command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--mesh", "2x2", "--device", "npu"]
     assert main(command) == 0
     printed = capsys.readouterr().out

@@ -215,7 +215,7 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
         tmp_path, RankTask(0, 2, b"", None, [*sys.path], str(tmp_path)), "torch", RankFlight(0, 2, os.getpid())
     )
     assert (report.how, world) == ("raised", None)
-    assert "device abacus: PyTorch sees no such card" in report.trace
+    assert "device abacus: PyTorch sees no such device" in report.trace
 
 
 def test_the_world_of_a_rank_outlives_its_function(tmp_path, monkeypatch):

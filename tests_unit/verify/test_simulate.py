@@ -163,16 +163,16 @@ def test_a_world_is_no_larger_than_one_machine_serves(world_size):
 
 @pytest.mark.platforms("torch", "mindspore")
 def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
-    """No world is started on a card that the framework does not see, nor on CPU in its place."""
+    """No world is started on a device that the framework does not see, nor on CPU in its place."""
     from hyper_parallel.errors import UnsupportedOnBackend
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.verify import launch
 
     monkeypatch.setattr(type(platform_named(platform_name)), "device_type", lambda _: "cpu")
-    monkeypatch.setattr(type(harness_of(platform_named(platform_name))), "missing_card", lambda *_: "why")
+    monkeypatch.setattr(type(harness_of(platform_named(platform_name))), "missing_device", lambda *_: "why")
     texts = {
-        "torch": "--device cuda: torch sees no such card here, only cpu; why, or use --device cpu",
-        "mindspore": "--device cuda: mindspore sees no such card here, only cpu; why, or use --device cpu",
+        "torch": "--device cuda: torch sees no such device here, only cpu; why, or use --device cpu",
+        "mindspore": "--device cuda: mindspore sees no such device here, only cpu; why, or use --device cpu",
     }
     for start in (simulate, launch):
         with pytest.raises(UnsupportedOnBackend) as caught:
@@ -183,24 +183,26 @@ def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
 
 
 @pytest.mark.platforms("mindspore")
-def test_simulated_ranks_of_mindspore_share_a_card_that_real_ones_do_not(monkeypatch):
-    """Simulated ranks are processes that compute on this process's card; real ones are refused where cards are few."""
+def test_simulated_ranks_of_mindspore_share_a_device_that_real_ones_do_not(monkeypatch):
+    """Simulated ranks are processes that compute on this process's device; real ones need one each."""
     from hyper_parallel.errors import UnsupportedOnBackend
     from hyper_parallel.platform.select import platform_named
-    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_devices
     from hyper_parallel.transport.simulated import processes as simulated_processes
     from hyper_parallel.verify import launch
     from hyper_parallel.verify.simulate import on_platform
 
     monkeypatch.setattr(type(platform_named("mindspore")), "device_type", lambda _: "npu")
-    monkeypatch.setattr(mindspore_cards.ascend, "device_count", lambda: 1)
-    monkeypatch.setattr(mindspore_cards, "current_card", lambda: 3)
+    monkeypatch.setattr(mindspore_devices.ascend, "device_count", lambda: 1)
+    monkeypatch.setattr(mindspore_devices, "current_device", lambda: 3)
     monkeypatch.setattr("hyper_parallel.verify.frameworks.mindspore.harness.exact_products", lambda: None)
     monkeypatch.setattr(simulated_processes, "run_processes", lambda *arguments: arguments)
     called = simulate(print, 2, "mindspore", ("x",), device="npu", timeout=5)
     start = "hyper_parallel.transport.real.mindspore.devices:start_simulated"
     assert called == (on_platform, ("mindspore", "npu", print, "x"), 2, 5.0, start, 3)
-    with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: 2 ranks of MindSpore need 2 cards, one each, and "):
+    with pytest.raises(
+        UnsupportedOnBackend, match=r"^--device npu: 2 ranks of MindSpore need 2 devices, one each, and "
+    ):
         launch(print, 2, "mindspore", device="npu")
 
 

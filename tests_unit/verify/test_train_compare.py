@@ -324,7 +324,7 @@ def test_sizes_that_a_first_forward_infers():
 
 @pytest.mark.platforms("torch")
 def test_a_model_that_is_not_on_the_device_is_refused():
-    """A run on a card whose model names another device would verify nothing there."""
+    """A run on a device whose model names another device would verify nothing there."""
     from types import SimpleNamespace
 
     from hyper_parallel.verify.train_compare import _check_device

@@ -351,8 +351,8 @@ def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
         return None
     if not _HASHABLE.issuperset(map(type, placements)):
         return None
-    on_card = "" if mesh.device_type == "cpu" else str(getattr(local, "device", ""))
-    return (type(local), mesh, on_card, tuple(placements), tuple(getattr(local, "shape", ())))
+    on_accelerator = "" if mesh.device_type == "cpu" else str(getattr(local, "device", ""))
+    return (type(local), mesh, on_accelerator, tuple(placements), tuple(getattr(local, "shape", ())))
 
 
 def _remember_even(key: tuple[Any, ...], even: tuple[Platform, Layout]) -> None:

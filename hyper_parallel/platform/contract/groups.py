@@ -81,10 +81,10 @@ class GroupsFacet(AgreementFacet):
         """Join the world that torchrun or msrun describes in the environment, unless this rank is in one.
 
         Without the variables of a launcher, or in a world of one, nothing happens. On CPU, msrun's scheduler ends here
-        with status 0, as MindSpore ends it on cards: it is no rank.
+        with status 0, as MindSpore ends it on devices: it is no rank.
 
         Args:
-            device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no card yet takes the
+            device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no device yet takes the
                 one that ``LOCAL_RANK`` numbers.
 
         Raises:
@@ -93,7 +93,7 @@ class GroupsFacet(AgreementFacet):
         if self.has_world() or launched_rank() is None:
             return
         if device_type != "cpu":
-            self._choose_card(device_type)
+            self._choose_device(device_type)
         self.init_process_group(BACKENDS[device_type][0])
 
     def _launched(self, engine: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -121,8 +121,8 @@ class GroupsFacet(AgreementFacet):
         if self.has_world():
             self.destroy_process_group()
 
-    def _choose_card(self, device_type: str) -> None:
-        """Use the card that the launcher gave this rank; nothing where the framework's own start does so."""
+    def _choose_device(self, device_type: str) -> None:
+        """Use the device that the launcher gave this rank; nothing where the framework's own start does so."""
 
     def has_world(self) -> bool:
         """Return True if this rank is in a world of more than itself, simulated or real."""

@@ -12,14 +12,14 @@ import mindspore
 from hyper_parallel.platform.contract.runtime import HostEvent, HostStream, RuntimeFacet, host_stream_context
 from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.versions import no_grad
-from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_accelerator
 
 __all__ = ["MindSporeRuntime", "device_type"]
 
 
 def device_type() -> str:
     """``npu`` where this process computes on Ascend, else ``cpu``."""
-    return "npu" if on_card() else "cpu"
+    return "npu" if on_accelerator() else "cpu"
 
 
 class MindSporeRuntime(RuntimeFacet):

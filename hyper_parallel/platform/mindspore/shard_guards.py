@@ -18,7 +18,7 @@ from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.versions import JitExecutor, PIJitCaptureContext, RecomputeCell
-from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_accelerator
 
 __all__ = [
     "BY_ELEMENT",
@@ -167,7 +167,7 @@ def _check_counts_steps(optimizer: Any) -> None:
     counts = isinstance(optimizer, mint.optim.Adam) or (
         isinstance(optimizer, mint.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
     )
-    if counts and not on_card() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
+    if counts and not on_accelerator() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
         name = type(optimizer).__name__
         msg = (
             f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "

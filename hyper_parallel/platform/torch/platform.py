@@ -125,14 +125,14 @@ class TorchGroups(GroupsFacet):
         importlib.import_module("torch._dynamo")
         join_world(**{name: value for name, value in asked.items() if value is not None})
 
-    def _choose_card(self, device_type: str) -> None:
-        """``set_device(LOCAL_RANK)``, unless the process already uses a card."""
-        cards: Any = getattr(torch, device_type)  # torch_npu adds torch.npu when PyTorch is imported
-        if "LOCAL_RANK" in os.environ and not cards.is_initialized():
-            cards.set_device(int(os.environ["LOCAL_RANK"]))
+    def _choose_device(self, device_type: str) -> None:
+        """``set_device(LOCAL_RANK)``, unless the process already uses a device."""
+        devices: Any = getattr(torch, device_type)  # torch_npu adds torch.npu when PyTorch is imported
+        if "LOCAL_RANK" in os.environ and not devices.is_initialized():
+            devices.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
-        """A tensor for the world's engine: of the process's card for NCCL and HCCL, which is none in a rehearsal."""
+        """A tensor for the world's engine: of the process's device for NCCL and HCCL, which is none in a rehearsal."""
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
         return torch.zeros(1, device=device if device == self.device_type() else "cpu")
 

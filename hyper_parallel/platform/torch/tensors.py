@@ -14,7 +14,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.tensors import Rearrangement, TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.real.c10d import materialized
-from hyper_parallel.transport.real.c10d.missing_devices import missing_card
+from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 
 __all__ = ["TorchTensors"]
 
@@ -152,9 +152,9 @@ class TorchTensors(TensorsFacet):
         """``Tensor.to``; meta tensors stay where they are."""
         if not self.device_beside(data, device_type):
             return data
-        problem = "" if device_type == "cpu" else missing_card(device_type)
+        problem = "" if device_type == "cpu" else missing_device(device_type)
         if problem:
-            msg = f"a mesh on {device_type}: PyTorch sees no such card; {problem}, or make the mesh for cpu"
+            msg = f"a mesh on {device_type}: PyTorch sees no such device; {problem}, or make the mesh for cpu"
             raise UnsupportedOnBackend(msg)
         return data.to(device_type)
 

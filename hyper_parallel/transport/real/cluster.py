@@ -1,6 +1,6 @@
 """MindSpore's dynamic cluster on this machine, as msrun sets it up: variables of its processes, and its scheduler.
 
-Ranks on cards meet in it, one rank per card. The scheduler is a process beside them: it numbers nobody here, since
+Ranks on devices meet in it, one rank per device. The scheduler is a process beside them: it numbers nobody here, since
 every rank brings its number, and hands round what HCCL needs to connect them. It computes nothing.
 """
 
@@ -17,18 +17,18 @@ from hyper_parallel.transport.simulated.rank_pool import FRESH, SERVERS, start_p
 
 __all__ = ["RankStart", "meets_in_cluster", "rank_environment", "scheduler_environment", "serve_scheduler"]
 
-_CARDS = "hyper_parallel.transport.real.mindspore.devices"
+_DEVICES = "hyper_parallel.transport.real.mindspore.devices"
 _HOST = "127.0.0.1"
 _TOPOLOGY_SECONDS = 300
 
 
 def meets_in_cluster(framework: str, device: str) -> bool:
-    """Return whether ranks meet in MindSpore's cluster: those on cards do, on CPU they meet over gloo."""
+    """Return whether ranks meet in MindSpore's cluster: those on devices do, on CPU they meet over gloo."""
     return framework == "mindspore" and device != "cpu"
 
 
 def rank_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
-    """Return the variables that msrun sets for a worker of one machine; rank i takes card i of those that it sees.
+    """Return the variables that msrun sets for a worker of one machine; rank i takes device i of those that it sees.
 
     Args:
         rank: of the worker.
@@ -94,6 +94,6 @@ def serve_scheduler(world_size: int, port: str) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal ends it through the process that started it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would never run
-    cards: Any = importlib.import_module(_CARDS)
+    devices: Any = importlib.import_module(_DEVICES)
     os.environ.update(scheduler_environment(world_size, port))
-    cards.communication.init()
+    devices.communication.init()

@@ -294,8 +294,8 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i. More ranks of PyTorch than
-            cards share them, over gloo.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes device i. More ranks of PyTorch than
+            devices share them, over gloo.
     """
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())

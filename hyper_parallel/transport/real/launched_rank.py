@@ -41,7 +41,7 @@ _HOME = {
     "torch": "hyper_parallel.transport.real.c10d",
     "mindspore": "hyper_parallel.transport.real.mindspore.transport",
 }
-_CARDS_OF_MINDSPORE = "hyper_parallel.transport.real.mindspore.devices"
+_DEVICES_OF_MINDSPORE = "hyper_parallel.transport.real.mindspore.devices"
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def real_world(setup: RankSetup) -> Transport:
     """Join the world of a rank, which it alone checks; the transport carries PyTorch's tensors, over HCCL MindSpore's.
 
     Raises:
-        UnsupportedOnBackend: there is no such card, or ranks of MindSpore on CPU find no PyTorch.
+        UnsupportedOnBackend: there is no such device, or ranks of MindSpore on CPU find no PyTorch.
     """
     try:
         if setup.framework == "mindspore" and (setup.port or setup.engine == "hccl"):
-            cards: Any = importlib.import_module(_CARDS_OF_MINDSPORE)
-            over_hccl: Transport = cards.start_world(
+            devices: Any = importlib.import_module(_DEVICES_OF_MINDSPORE)
+            over_hccl: Transport = devices.start_world(
                 setup.device, setup.rank, setup.world_size, setup.port, setup.store
             )
             return over_hccl
@@ -161,7 +161,7 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
         endpoint: talks to the coordinator.
     """
     if real.framework == "mindspore":
-        return GuardedTransport(real, importlib.import_module(_CARDS_OF_MINDSPORE).TensorFacts(), endpoint)
+        return GuardedTransport(real, importlib.import_module(_DEVICES_OF_MINDSPORE).TensorFacts(), endpoint)
     c10d: Any = importlib.import_module(_HOME["torch"])
     checked = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if framework == "torch":

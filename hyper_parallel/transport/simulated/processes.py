@@ -169,7 +169,7 @@ def run_processes(
     world_size: int,
     timeout: float,
     start: str | None = "hyper_parallel.transport.real.mindspore.transport:start_rank",
-    card: int | None = None,
+    device: int | None = None,
 ) -> list[Any]:
     """Run ``fn(*args)`` on ``world_size`` process ranks; results in rank order.
 
@@ -179,7 +179,7 @@ def run_processes(
         world_size: number of ranks, at least one.
         timeout: seconds after which the run is given up; the processes are then ended.
         start: ``module:function`` called in the rank to wrap the numpy transport; None leaves numpy arrays.
-        card: number of the card that all ranks share, and a second argument of ``start``; None for the CPU.
+        device: number of the device that all ranks share, and a second argument of ``start``; None for the CPU.
 
     Raises:
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
@@ -188,9 +188,9 @@ def run_processes(
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())
     tasks = [
-        RankTask(rank, world_size, body, start, path, folder, traced, measurement, card) for rank in range(world_size)
+        RankTask(rank, world_size, body, start, path, folder, traced, measurement, device) for rank in range(world_size)
     ]
-    team = check_out(world_size, card)
+    team = check_out(world_size, device)
     world = _ProcessWorld(team, tasks, time.monotonic() + timeout)
     healthy = False
     try:

@@ -69,7 +69,7 @@ SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""
 
 FRESH = "fresh"
-"""In place of a fork server's name: an interpreter of its own, as msrun starts the processes of MindSpore on cards."""
+"""In place of a fork server's name: an interpreter of its own, as msrun starts those of MindSpore on devices."""
 
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
@@ -93,7 +93,7 @@ class Worker:
         args: more arguments of ``main``.
         framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both. Or
             :data:`FRESH`.
-        card: number of the card on which it computes for as long as it lives; None for the CPU.
+        device: number of the device on which it computes for as long as it lives; None for the CPU.
         daemon: False for a process that may start processes of its own by ``multiprocessing``.
     """
 
@@ -102,11 +102,11 @@ class Worker:
         main: Callable[..., None] = rank_main,
         args: tuple[object, ...] = (),
         framework: str = "mindspore",
-        card: int | None = None,
+        device: int | None = None,
         *,
         daemon: bool = True,
     ) -> None:
-        self.card = card
+        self.device = device
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
@@ -162,24 +162,24 @@ class Worker:
         Path(self._stack_path).unlink(missing_ok=True)
 
 
-def check_out(world_size: int, card: int | None = None) -> list[Worker]:
+def check_out(world_size: int, device: int | None = None) -> list[Worker]:
     """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever the size of its world.
 
     A process can be any rank of any world on its device, so there are as many as the largest world needed.
 
     Args:
         world_size: number of ranks.
-        card: on which they compute; None for the CPU.
+        device: on which they compute; None for the CPU.
     """
     with _LOCK:
-        team = [worker for worker in _IDLE if worker.card == card][:world_size]
+        team = [worker for worker in _IDLE if worker.device == device][:world_size]
         _IDLE[:] = [worker for worker in _IDLE if worker not in team]
     for worker in [worker for worker in team if not worker.alive()]:
         worker.close(idle=True)
         team.remove(worker)
     try:
         while len(team) < world_size:
-            team.append(Worker() if card is None else Worker(framework=FRESH, card=card))
+            team.append(Worker() if device is None else Worker(framework=FRESH, device=device))
     except BaseException:
         for worker in team:
             worker.close(idle=True)

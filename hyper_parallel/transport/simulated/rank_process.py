@@ -59,7 +59,7 @@ class RankTask:
         path, folder: ``sys.path`` and working directory of the parent.
         traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
         measurement: how the parent is measured by coverage.py, or None.
-        card: number of the card that all ranks share, the second argument of ``start``; None for the CPU.
+        device: number of the device that all ranks share, the second argument of ``start``; None for the CPU.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class RankTask:
     folder: str
     traced: bool = True
     measurement: Measurement | None = None
-    card: int | None = None
+    device: int | None = None
 
 
 @dataclass
@@ -241,7 +241,7 @@ def run_rank(task: RankTask, transport: Transport) -> RankReport:
 def _run(task: RankTask, transport: Transport) -> RankReport:
     try:
         if task.start is not None:
-            transport = resolve(task.start)(transport, *(() if task.card is None else (task.card,)))
+            transport = resolve(task.start)(transport, *(() if task.device is None else (task.device,)))
         fn, args = unpack(task.body)
         with use_transport(transport):
             result = fn(*args)

@@ -98,7 +98,7 @@ def verify_redistribution(
         mesh: sizes of its axes.
         shape: global shape of the tensor.
         seed: of the values, partial values and cotangents.
-        device: ``cpu``, ``cuda`` or ``npu``: where ranks compute; all share one card.
+        device: ``cpu``, ``cuda`` or ``npu``: where ranks compute; all share one device.
 
     Returns:
         what was compared, and how many elements were received. A redistribution that raises is reported as wrong.

@@ -2,7 +2,7 @@
 
 ``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
-A worker that computes on an Ascend card by MindSpore is a fresh interpreter, as its ranks are there (``cluster.py``).
+A worker that computes on an Ascend device by MindSpore is a fresh interpreter, as its ranks are there (``cluster.py``).
 
 It is not the fork server of ``transport/simulated/rank_pool.py``, which is multiprocessing's: a worker starts ranks of
 its own, which a daemonic process may not, and its stderr is read for the traceback.

@@ -116,7 +116,7 @@ def verify_program(
             is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
         progress: called with the name of each run before it starts.
         device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated
-            ranks share one card, processes have one each. Under torchrun the program chooses its device itself.
+            ranks share one device, processes have one each. Under torchrun the program chooses its device itself.
         keep_files: folder for what the ranks write in the working folder. Every run has a private copy of the files
             that it writes, which is deleted with it.
         pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
@@ -128,7 +128,7 @@ def verify_program(
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
-        UnsupportedOnBackend: the framework sees no such card, or MindSpore sees fewer than it has ranks.
+        UnsupportedOnBackend: the framework sees no such device, or MindSpore sees fewer than it has ranks.
     """
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))

@@ -141,17 +141,17 @@ def test_nothing_is_joined_without_a_launcher(monkeypatch):
 
 
 @pytest.mark.parametrize("initialized, chosen", [(False, [3]), (True, [])])
-def test_the_launchers_card_is_chosen_once(monkeypatch, initialized, chosen):
-    """LOCAL_RANK numbers the card of a process, unless it uses one already; without LOCAL_RANK none is chosen."""
+def test_the_launchers_device_is_chosen_once(monkeypatch, initialized, chosen):
+    """LOCAL_RANK numbers the device of a process, unless it uses one already; without LOCAL_RANK none is chosen."""
     calls = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     platform = get_torch_platform()
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    platform._choose_card("cuda")
+    platform._choose_device("cuda")
     assert calls == []
     monkeypatch.setenv("LOCAL_RANK", "3")
-    platform._choose_card("cuda")
+    platform._choose_device("cuda")
     assert calls == chosen
 
 

@@ -14,7 +14,7 @@ from hyper_parallel.platform.select import get_torch_platform
 pytestmark = pytest.mark.platforms("torch")
 
 
-def test_the_card_that_is_seen_is_used(monkeypatch):
+def test_the_device_that_is_seen_is_used(monkeypatch):
     """An NPU is preferred to a GPU, and streams and events are the device's own."""
     made = SimpleNamespace(
         is_available=lambda: True,
@@ -30,8 +30,8 @@ def test_the_card_that_is_seen_is_used(monkeypatch):
     assert (platform.get_stream_context(), platform.get_current_stream()) == ("the context", "the current one")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="[other-device] this machine has a card")
-def test_without_a_card_the_host_keeps_order():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="[other-device] this machine has a device")
+def test_without_a_device_the_host_keeps_order():
     """Without an accelerator streams and events are the host's, in order, and symmetric memory is missing."""
     platform = get_torch_platform()
     assert isinstance(platform.new_stream(), HostStream)

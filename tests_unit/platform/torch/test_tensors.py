@@ -25,22 +25,22 @@ def test_shapes():
     assert platform.contiguous(x.T).stride() == (2, 1)
 
 
-def test_a_tensor_cannot_move_to_a_card_that_is_not_there(monkeypatch):
-    """The mesh of such a card is named with what is missing; meta tensors and those that are there stay as they are."""
+def test_a_tensor_cannot_move_to_a_device_that_is_not_there(monkeypatch):
+    """The mesh of such a device is named with what is missing; meta tensors and those that are there are unchanged."""
     import torch
 
     from hyper_parallel.platform.torch import tensors
 
     platform, x, delayed = get_torch_platform(), torch.ones(2), torch.ones(2, device="meta")
-    monkeypatch.setattr(tensors, "missing_card", lambda device: f"no {device}: buy one")
+    monkeypatch.setattr(tensors, "missing_device", lambda device: f"no {device}: buy one")
     assert platform.to_device(x, "cpu") is x
     assert platform.to_device(delayed, "npu") is delayed
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.to_device(x, "cuda")
     assert str(caught.value) == (
-        "a mesh on cuda: PyTorch sees no such card; no cuda: buy one, or make the mesh for cpu"
+        "a mesh on cuda: PyTorch sees no such device; no cuda: buy one, or make the mesh for cpu"
     )
-    monkeypatch.setattr(tensors, "missing_card", lambda _: "")
+    monkeypatch.setattr(tensors, "missing_device", lambda _: "")
     assert platform.to_device(x, "meta").is_meta
     assert platform.device_beside(x, "cuda") == "cpu"
 

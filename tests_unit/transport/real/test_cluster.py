@@ -24,7 +24,7 @@ from hyper_parallel.transport.serialization import pack
 
 @pytest.mark.parametrize("world_size, rank", [(2, 1), (8, 0), (8, 7)])
 def test_a_rank_has_the_variables_of_a_worker_of_msrun(world_size, rank):
-    """One machine, one scheduler on loopback, and rank, node and card of one number, as `msrun --worker_num` sets."""
+    """One machine, one scheduler on loopback, and rank, node and device of one number, as `msrun --worker_num` sets."""
     assert rank_environment(rank, world_size, "8118") == {
         "MS_WORKER_NUM": str(world_size), "RANK_SIZE": str(world_size), "MS_SCHED_HOST": "127.0.0.1",
         "MS_SCHED_PORT": "8118", "MS_TOPO_TIMEOUT": "300", "MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank),
@@ -33,14 +33,14 @@ def test_a_rank_has_the_variables_of_a_worker_of_msrun(world_size, rank):
 
 
 def test_the_scheduler_has_the_variables_of_msruns():
-    """The scheduler is rank 0 of its role, and has neither a node's number nor a card."""
+    """The scheduler is rank 0 of its role, and has neither a node's number nor a device."""
     assert scheduler_environment(8, "8118") == {
         "MS_WORKER_NUM": "8", "RANK_SIZE": "8", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118",
         "MS_TOPO_TIMEOUT": "300", "MS_ROLE": "MS_SCHED", "RANK_ID": "0",
     }  # fmt: skip
 
 
-def test_only_ranks_of_mindspore_on_cards_meet_in_a_cluster():
+def test_only_ranks_of_mindspore_on_devices_meet_in_a_cluster():
     """PyTorch's ranks meet by PyTorch's store, and MindSpore's on CPU over gloo: they have no scheduler to end."""
     assert meets_in_cluster("mindspore", "npu")
     assert not meets_in_cluster("mindspore", "cpu")
@@ -55,7 +55,7 @@ def test_the_scheduler_listens_in_mindspores_own_start(monkeypatch):
     called, handlers = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(os, "environ", {})
     init = SimpleNamespace(init=lambda: called.append(dict(os.environ)))
-    monkeypatch.setitem(sys.modules, cluster._CARDS, SimpleNamespace(communication=init))
+    monkeypatch.setitem(sys.modules, cluster._DEVICES, SimpleNamespace(communication=init))
     try:
         serve_scheduler(2, "8118")
         assert [signal.getsignal(number) for number in handlers] == [signal.SIG_IGN, signal.SIG_DFL]
@@ -79,7 +79,7 @@ def _met():
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_ranks_meet_in_mindspores_cluster(monkeypatch):
-    """Started as on cards, with a scheduler beside them, two ranks on CPU find each other; all end with their world."""
+    """Started as on devices, with a scheduler beside them, two ranks on CPU meet; all end with their world."""
     close_launched_teams()
     monkeypatch.setattr(cluster, "meets_in_cluster", lambda *_: True)
     monkeypatch.setattr(cluster, "FRESH", "rehearsal")  # fresh interpreters take seconds to import the frameworks

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 ADDRESSES = ("10.71.1.1", "10.71.2.1")
-"""The addresses of the hosts, each of whose network card is called ``eth0``."""
+"""The addresses of the hosts, each of whose network device is called ``eth0``."""
 
 _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 
@@ -36,7 +36,7 @@ class TwoHosts:
         return ["nsenter", f"--net=/proc/{self._holders[host].pid}/ns/net", "--", *command]
 
     def connect(self):
-        """Give both hosts a card, an address and a way to each other.
+        """Give both hosts a device, an address and a way to each other.
 
         Raises:
             NotPermittedError: a step is not permitted here.

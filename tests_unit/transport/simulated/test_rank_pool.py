@@ -108,7 +108,7 @@ _SENDS_FRAMEWORKS = "import sys; line.send([name for name in ('torch', 'mindspor
 
 
 def test_a_fresh_process_has_imported_nothing():
-    """It is an interpreter of its own, as msrun starts those of MindSpore on cards, and not one of a fork server."""
+    """It is an interpreter of its own, as msrun starts those of MindSpore on devices, and not one of a fork server."""
     ours, theirs = multiprocessing.Pipe()
     process = rank_pool.start_process(exec, (_SENDS_FRAMEWORKS, {"line": theirs}), "fresh", rank_pool.FRESH)
     theirs.close()  # a process that ends without an answer ends the test
@@ -117,30 +117,30 @@ def test_a_fresh_process_has_imported_nothing():
     assert process.exitcode == 0
 
 
-def test_a_process_that_took_a_card_serves_that_card_alone(monkeypatch):
-    """Processes that compute on a card are fresh interpreters, and are used again for this card only."""
+def test_a_process_that_took_a_device_serves_that_device_alone(monkeypatch):
+    """Processes that compute on a device are fresh interpreters, and are used again for this device only."""
     made = []
 
     class Idle:
         """A process that waits for its next task."""
 
-        def __init__(self, framework="mindspore", card=None):
-            self.card = card
-            made.append((framework, card))
+        def __init__(self, framework="mindspore", device=None):
+            self.device = device
+            made.append((framework, device))
 
         def alive(self):
             return True
 
     monkeypatch.setattr(rank_pool, "Worker", Idle)
     monkeypatch.setattr(rank_pool, "_IDLE", [])
-    host, first = rank_pool.check_out(2), rank_pool.check_out(2, card=0)
+    host, first = rank_pool.check_out(2), rank_pool.check_out(2, device=0)
     rank_pool.check_in(host)
     rank_pool.check_in(first)
     assert made == [("mindspore", None)] * 2 + [("fresh", 0)] * 2
-    second = rank_pool.check_out(1, card=1)
+    second = rank_pool.check_out(1, device=1)
     assert made[4:] == [("fresh", 1)]
     rank_pool.check_in(second)
-    assert [rank_pool.check_out(2, card=0), rank_pool.check_out(2), rank_pool.check_out(1, card=1)] == [
+    assert [rank_pool.check_out(2, device=0), rank_pool.check_out(2), rank_pool.check_out(1, device=1)] == [
         first, host, second,
     ]  # fmt: skip
     assert len(made) == 5

@@ -245,7 +245,7 @@ def test_partial_values_of_one_number_keep_its_dtype(op):
 
 @pytest.mark.platforms("torch")
 def test_tensors_on_another_device_are_named():
-    """Which tensor is not on the card, and where it is; nothing for tensors that are there, or on the CPU."""
+    """Which tensor is not on the device, and where it is; nothing for tensors that are there, or on the CPU."""
     import torch
 
     tensors = [torch.empty(2, device="meta"), torch.empty(2)]
@@ -254,8 +254,8 @@ def test_tensors_on_another_device_are_named():
 
 
 @pytest.mark.platforms("torch")
-def test_a_function_that_leaves_the_card_is_an_error():
-    """A check on a card of a function whose plain results are elsewhere would verify nothing there."""
+def test_a_function_that_leaves_the_device_is_an_error():
+    """A check on a device of a function whose plain results are elsewhere would verify nothing there."""
     runs = _PlainRuns(get_torch_platform(), lambda x: x * 2.0, [sample(3)], 0, None)
     with pytest.raises(ValueError, match=r"^on one device, the function's output 0 is on cpu, and --device is cuda$"):
         runs.expected("cuda")

@@ -92,7 +92,7 @@ def test_a_child_without_a_parent_ends():
     assert ended(tell, deaf=True) == ("left with status 1", None)
 
 
-def test_a_worker_of_mindspore_on_a_card_is_a_fresh_interpreter(monkeypatch):
+def test_a_worker_of_mindspore_on_a_device_is_a_fresh_interpreter(monkeypatch):
     """Nobody knows whether CANN survives a fork, so the forked child becomes a new interpreter, which runs the task."""
     task = {"platform": "mindspore", "ops": ["one"], "effort": {"device": "npu"}, "seconds": 5.0, "seat": 0}
     called = []
@@ -115,7 +115,7 @@ def test_a_worker_of_mindspore_on_a_card_is_a_fresh_interpreter(monkeypatch):
     "platform, device, fresh", [("mindspore", "npu", 1), ("mindspore", "cpu", 0), ("torch", "npu", 0)]
 )
 def test_other_workers_are_forked(monkeypatch, platform, device, fresh):
-    """Only MindSpore on a card costs an import for each task."""
+    """Only MindSpore on a device costs an import for each task."""
     mark = os.pipe()
     monkeypatch.setattr(fork_server, "_become_fresh", lambda *_: os.write(mark[1], b"fresh"))
     task = {"platform": platform, "ops": ["one"], "effort": {"device": device}, "seconds": 20.0, "seat": 0}

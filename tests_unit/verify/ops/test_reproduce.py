@@ -61,7 +61,7 @@ def test_a_program_that_fails_is_given():
 
 
 def test_a_program_imports_what_it_places_and_names_its_device():
-    """Strided shards are imported where they occur, and a program for a card runs on one; on CPU nothing is added."""
+    """Strided shards are imported where they occur, and a program for a device runs on one; on CPU nothing is added."""
     strided = ([StridedShard(1, split_factor=2), Shard(1)],)
     text = _plain("torch", "permute", Sample(()), filled(Slot(0), (1, 0)), (2, 2), strided, "npu")
     assert text.splitlines()[1] == "from hyper_parallel import Partial, Replicate, Shard, StridedShard"

@@ -14,7 +14,7 @@ def test_values_without_a_place_are_not_verified():
 
 
 def test_the_device_is_told():
-    """A run on a card says so in its first line and in its JSON; one on CPU does not mention it."""
+    """A run on a device says so in its first line and in its JSON; one on CPU does not mention it."""
     report = ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2, checked=4))
     assert report.text().startswith("train.py on torch: 2 simulated ranks against a single device")
     report.device = "npu"

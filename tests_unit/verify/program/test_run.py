@@ -212,8 +212,8 @@ def test_numbers_that_make_no_sense():
 
 
 def test_a_device_that_is_not_here(monkeypatch):
-    """A card that PyTorch does not see, and one named beside torchrun's own, are refused before anything runs."""
-    with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: torch sees no such card here, only cpu; "):
+    """A device that PyTorch does not see, and one named beside torchrun's own, are refused before anything runs."""
+    with pytest.raises(UnsupportedOnBackend, match=r"^--device npu: torch sees no such device here, only cpu; "):
         verify_program(print, 2, device="npu")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ValueError, match=r"^--device npu: a program under torchrun chooses its device itself; leave "):

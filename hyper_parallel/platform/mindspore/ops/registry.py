@@ -31,7 +31,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import ops as families
 from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, set_on_elements
 from hyper_parallel.platform.mindspore.ops.kernels import BY_NUMBER, copied, requires_grad, write_over
-from hyper_parallel.transport.frontends.mindspore_comm.host import on_card
+from hyper_parallel.transport.frontends.mindspore_comm.host import on_accelerator
 
 __all__ = [
     "METHOD",
@@ -433,4 +433,4 @@ def computes_on_cpu() -> bool:
 
     It chooses by the process, not by the tensor: one that was made of an array is on the host until it is used.
     """
-    return not on_card()
+    return not on_accelerator()

@@ -35,7 +35,7 @@ _FUNC = "torch.func on DTensors"
 _NESTED = "nested arguments with DTensors"
 _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
-_ROUNDING = "float32 products that are exact on every card"
+_ROUNDING = "float32 products that are exact on every device"
 
 
 def _name(path: str, feature: str, versions: str = "", **otherwise: Any) -> Wanted:

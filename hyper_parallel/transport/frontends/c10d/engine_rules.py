@@ -1,11 +1,12 @@
-"""What the accelerators' engines refuse, so that a run without a card refuses it as well.
+"""What the accelerators' engines refuse, so that a run without a device refuses it as well.
 
 Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
-sizes. A program that uses this runs on CPU and fails on its first card. With the variable
+sizes. A program that uses this runs on CPU and fails on its first device. With the variable
 ``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, what the engine would refuse raises here, too.
 
 Sources: what is documented and known of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and the
-dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. No card has confirmed them.
+dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. No device
+has confirmed them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.mindspore.versions import MSContext, ms_ctx_param
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 
-__all__ = ["empty", "from_host", "host_dtype", "on_card", "overwrite", "to_host", "write"]
+__all__ = ["empty", "from_host", "host_dtype", "on_accelerator", "overwrite", "to_host", "write"]
 
 _CONTEXT, _TARGET = MSContext.get_instance(), ms_ctx_param.device_target  # get_context takes 14 us
 
@@ -28,7 +28,7 @@ def _native_bfloat16() -> np.dtype[Any] | None:
 _NATIVE_BFLOAT16 = _native_bfloat16()
 
 
-def on_card() -> bool:
+def on_accelerator() -> bool:
     """Whether this process computes on Ascend: there the array of a tensor is a copy of its memory."""
     return bool(_CONTEXT.get_param(_TARGET) == "Ascend")
 
@@ -47,7 +47,7 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a card a copy there.
+    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a device a copy there.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) bfloat16, which MindSpore cannot take from this NumPy.
@@ -57,7 +57,7 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
             raise _without_bfloat16()
         array = array.view(np.uint16).view(_NATIVE_BFLOAT16)
     tensor = Tensor.from_numpy(array)
-    return tensor.to("Ascend") if on_card() else tensor
+    return tensor.to("Ascend") if on_accelerator() else tensor
 
 
 def _without_bfloat16() -> UnsupportedOnBackend:
@@ -87,7 +87,7 @@ def write(tensor: Tensor, values: np.ndarray[Any, Any], operation: str) -> None:
     """
     if not values.size:
         return
-    if not on_card() and not np.shares_memory(to_host(tensor), to_host(tensor)):
+    if not on_accelerator() and not np.shares_memory(to_host(tensor), to_host(tensor)):
         msg = (
             f"{operation} writes into a tensor of shape {list(tensor.shape)} that is a view of another; MindSpore's "
             "CPU build loses such writes silently; pass a tensor of its own and copy from it"
@@ -97,8 +97,8 @@ def write(tensor: Tensor, values: np.ndarray[Any, Any], operation: str) -> None:
 
 
 def overwrite(tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
-    """Write ``values`` into the memory of ``tensor``, off the graph: on a card by a copy, on CPU through its array."""
-    if on_card():
+    """Write ``values`` into the memory of ``tensor``, off the graph: on Ascend by a copy, on CPU through its array."""
+    if on_accelerator():
         ops.stop_gradient(tensor).copy_(from_host(np.array(values, order="C")))
     else:
         np.copyto(to_host(tensor), values)

@@ -24,7 +24,7 @@ from hyper_parallel.transport.frontends.mindspore_comm.host import (
     empty,
     from_host,
     host_dtype,
-    on_card,
+    on_accelerator,
     overwrite,
     to_host,
 )
@@ -96,11 +96,11 @@ class _Call:
         name = primitive.get_attr_dict().get("group", getattr(primitive, "group", None))
         started = CARRIED[type(primitive)](world, world.group_of_member(str(name)), primitive, self.inputs)
         self.outputs = started.tensors()
-        self.finish = partial(self._finish_on_card, started) if on_card() else started.finish
+        self.finish = partial(self._finish_on_accelerator, started) if on_accelerator() else started.finish
         return self.outputs
 
-    def _finish_on_card(self, started: Started) -> None:
-        """Wait, and copy the arrays to the card."""
+    def _finish_on_accelerator(self, started: Started) -> None:
+        """Wait, and copy the arrays to the device."""
         started.finish()
         outputs = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
         for output, array in zip(outputs, started.outputs, strict=True):

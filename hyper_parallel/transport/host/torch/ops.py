@@ -11,13 +11,13 @@ import torch
 from hyper_parallel.transport.base import Shape, check_reduction
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 from hyper_parallel.transport.host.torch.process_state import (
-    CardGenerators,
+    DeviceGenerators,
     GeneratorStates,
     ProcessState,
-    restore_card_generators,
+    restore_device_generators,
     restore_generators,
     restore_process,
-    save_card_generators,
+    save_device_generators,
     save_generators,
     save_process,
 )
@@ -33,7 +33,7 @@ __all__ = [
     "to_host",
 ]
 
-_State = tuple[torch.Tensor, CardGenerators, torch.dtype, GeneratorStates, ProcessState]
+_State = tuple[torch.Tensor, DeviceGenerators, torch.dtype, GeneratorStates, ProcessState]
 _ACCUMULATE = {
     "sum": torch.add,
     "avg": torch.add,
@@ -114,18 +114,18 @@ class TorchOps:
         return reduce_in_order(parts, op)
 
     def save_state(self) -> _State:
-        """States of the generators (PyTorch's, Python's, NumPy's, the cards'), default dtype, switches, environment."""
+        """States of generators (PyTorch's, Python's, NumPy's, the devices'), default dtype, switches, environment."""
         host = torch.default_generator.get_state()
-        return host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process()
+        return host, save_device_generators(), torch.get_default_dtype(), save_generators(), save_process()
 
     def restore_state(self, state: _State, now: _State | None = None) -> None:
         """Put back what :meth:`save_state` returned."""
-        host, cards, dtype, others, process = state
+        host, devices, dtype, others, process = state
         torch.default_generator.set_state(host)
         if now is None:
-            now = (host, save_card_generators(), torch.get_default_dtype(), save_generators(), save_process())
-        if cards is not None or now[1] is not None:
-            restore_card_generators(cards)
+            now = (host, save_device_generators(), torch.get_default_dtype(), save_generators(), save_process())
+        if devices is not None or now[1] is not None:
+            restore_device_generators(devices)
         if dtype is not now[2]:
             torch.set_default_dtype(dtype)
         if others is not now[3]:

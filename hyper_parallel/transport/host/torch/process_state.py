@@ -29,17 +29,17 @@ from hyper_parallel.platform.torch.versions import (
 )
 
 __all__ = [
-    "CardGenerators",
+    "DeviceGenerators",
     "GeneratorStates",
     "ProcessState",
     "exact_products",
     "forget_environments",
     "put_rounding",
-    "restore_card_generators",
+    "restore_device_generators",
     "restore_generators",
     "restore_process",
     "rounding",
-    "save_card_generators",
+    "save_device_generators",
     "save_generators",
     "save_process",
 ]
@@ -178,22 +178,22 @@ def _read_numpy(mark: Any) -> _State:
     return _State(None if value.get("has_gauss") else mark, value)
 
 
-CardGenerators = list[torch.Tensor] | None
+DeviceGenerators = list[torch.Tensor] | None
 
 
-def save_card_generators() -> CardGenerators:
-    """The states of the generators of all cards that PyTorch sees, in the order of the cards.
+def save_device_generators() -> DeviceGenerators:
+    """The states of the generators of all devices that PyTorch sees, in the order of the devices.
 
-    None while no card is in use, so that a simulation of CPU tensors does not start the driver.
+    None while no device is in use, so that a simulation of CPU tensors does not start the driver.
     """
     module = _module_in_use()
     return None if module is None else module.get_rng_state_all()
 
 
-def restore_card_generators(states: CardGenerators) -> None:
-    """Put back what :func:`save_card_generators` returned.
+def restore_device_generators(states: DeviceGenerators) -> None:
+    """Put back what :func:`save_device_generators` returned.
 
-    If another rank has begun to use the cards since, they get the state that this rank would have found at its own
+    If another rank has begun to use the devices since, they get the state that this rank would have found at its own
     first use: PyTorch seeds them then with the seed of the CPU's generator, which is put back before.
     """
     module = _module_in_use()
@@ -206,7 +206,7 @@ def restore_card_generators(states: CardGenerators) -> None:
 
 
 def _module_in_use() -> Any:
-    """``torch.cuda``, ``torch.npu`` or the like; None where there is no card, or the process has not used one."""
+    """``torch.cuda``, ``torch.npu`` or the like; None where there is no device, or the process has not used one."""
     if not torch.accelerator.is_available():
         return None
     accelerator = torch.accelerator.current_accelerator()

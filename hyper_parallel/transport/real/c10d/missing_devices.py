@@ -1,4 +1,4 @@
-"""Why this process has no card of a type, with what to install or to set."""
+"""Why this process has no device of a type, with what to install or to set."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from hyper_parallel.transport.device_types import TOOLS, VISIBLE
 
-__all__ = ["missing_card"]
+__all__ = ["missing_device"]
 
 
-def missing_card(device: str) -> str:
-    """Return what is missing and what to do, in one line; empty if PyTorch sees a card of this type.
+def missing_device(device: str) -> str:
+    """Return what is missing and what to do, in one line; empty if PyTorch sees a device of this type.
 
     Args:
         device: ``cuda``, ``npu``, or a word that is neither.

@@ -1,6 +1,6 @@
-"""A process group over gloo that carries a card's tensors through host memory, and may keep an engine's rules.
+"""A process group over gloo that carries a device's tensors through host memory, and may keep an engine's rules.
 
-Two uses: more ranks than cards, which NCCL and HCCL refuse, and rehearsals of HCCL where there is no card.
+Two uses: more ranks than devices, which NCCL and HCCL refuse, and rehearsals of HCCL where there is no device.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
 
 
 def _hosted(argument: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """An argument with its tensors of a card replaced by copies in host memory, which ``pairs`` collects."""
+    """An argument with its tensors of a device replaced by copies in host memory, which ``pairs`` collects."""
     if isinstance(argument, list | tuple):
         return [_hosted(several, pairs) for several in argument]
     if not isinstance(argument, torch.Tensor) or argument.device.type == _HOST:

@@ -24,7 +24,7 @@ from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
 from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, reduce_in_order
 from hyper_parallel.transport.real.c10d.gloo import GlooMessages, waiter
 from hyper_parallel.transport.real.c10d.lost_peers import LostPeers
-from hyper_parallel.transport.real.c10d.missing_devices import missing_card
+from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 from hyper_parallel.transport.real.c10d.row_collectives import OPS, OPTIONS, C10dRows, is_native
 from hyper_parallel.transport.real.c10d.staged_group import register_engine
 from hyper_parallel.transport.work import Work
@@ -361,33 +361,33 @@ def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
 
 
 def start_world(device: str, rank: int, world_size: int, init_method: str, rehearsed: str = "") -> C10dTransport:
-    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i.
+    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes device i.
 
-    With more ranks than cards, ranks share cards, and their tensors travel through host memory over gloo: engines
-    refuse two ranks on a card. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
+    With more ranks than devices, ranks share devices, and their tensors travel through host memory over gloo: engines
+    refuse two ranks on a device. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
 
     Raises:
-        UnsupportedOnBackend: PyTorch sees no such card.
+        UnsupportedOnBackend: PyTorch sees no such device.
         ValueError: the engine cannot be rehearsed here.
     """
-    cards = None if device == "cpu" else _cards(device)
-    if cards is not None:
-        cards.set_device(rank % cards.device_count())
+    devices = None if device == "cpu" else _devices(device)
+    if devices is not None:
+        devices.set_device(rank % devices.device_count())
     rules = rules_of(rehearsed)
     if rules is not None:
         engine = register_engine(rules)
-    elif cards is None:
+    elif devices is None:
         return start_gloo(rank, world_size, init_method)
     else:
-        engine = _ENGINES[device] if world_size <= cards.device_count() else register_engine(None)
+        engine = _ENGINES[device] if world_size <= devices.device_count() else register_engine(None)
     join_world(backend=engine, init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport(watched=True)
 
 
-def _cards(device: str) -> Any:
-    """``torch.cuda`` or ``torch.npu``, which sees at least one card."""
-    problem = missing_card(device)
+def _devices(device: str) -> Any:
+    """``torch.cuda`` or ``torch.npu``, which sees at least one device."""
+    problem = missing_device(device)
     if problem:
-        msg = f"device {device}: PyTorch sees no such card; {problem}, or use --device cpu"
+        msg = f"device {device}: PyTorch sees no such device; {problem}, or use --device cpu"
         raise UnsupportedOnBackend(msg)
     return getattr(torch, device)

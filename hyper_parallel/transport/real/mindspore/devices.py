@@ -1,4 +1,4 @@
-"""MindSpore's ranks on Ascend cards: whether there are cards, joining a world over HCCL, and its rehearsal on CPU."""
+"""MindSpore's ranks on Ascend: whether there are devices, joining a world over HCCL, and its rehearsal on CPU."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from hyper_parallel.transport.simulated.transport import SimulatedTransport
 __all__ = [
     "SIMULATED",
     "TensorFacts",
-    "current_card",
+    "current_device",
     "exact_products",
     "missing_ascend",
-    "require_cards",
+    "require_devices",
     "start_simulated",
     "start_world",
 ]
 
 _INEXACT = ("Float", "BFloat", "Complex")
 SIMULATED = f"{__name__}:start_simulated"
-"""What begins a simulated rank on a card, for :func:`~hyper_parallel.transport.simulated.processes.run_processes`."""
+"""What begins a simulated rank on a device, for :func:`~hyper_parallel.transport.simulated.processes.run_processes`."""
 
 _PART_OF_MEMORY = "0.25GB"
-"""What a simulated rank takes of its card's memory at a time: by default 2 GB, and all ranks share the card."""
+"""What a simulated rank takes of its device's memory at a time: by default 2 GB, and all ranks share the device."""
 
 
 class TensorFacts:
@@ -84,34 +84,34 @@ def missing_ascend() -> str:
     return f"MindSpore {version} cannot load its plugin for Ascend ({why}): install CANN, and source its set_env.sh"
 
 
-def require_cards(ranks: int) -> None:
-    """Check that ``ranks`` ranks of MindSpore have a card each, and that MindSpore would compute on them.
+def require_devices(ranks: int) -> None:
+    """Check that ``ranks`` ranks of MindSpore have a device each, and that MindSpore would compute on them.
 
     Raises:
-        UnsupportedOnBackend: there are fewer cards than ranks, or MindSpore would run dry.
+        UnsupportedOnBackend: there are fewer devices than ranks, or MindSpore would run dry.
     """
     dry = dry_run(os.environ)
     if dry is not None:
         msg = f"--device npu: {dry[0]}; {dry[1]}"
         raise UnsupportedOnBackend(msg)
-    cards = ascend.device_count()
-    if not cards:
+    devices = ascend.device_count()
+    if not devices:
         msg = (
-            f"--device npu: MindSpore sees no card; look at `{TOOLS['npu']}` and at {VISIBLE['npu']}, which may hide "
-            "cards, or take --device cpu"
+            f"--device npu: MindSpore sees no device; look at `{TOOLS['npu']}` and at {VISIBLE['npu']}, which may hide "
+            "devices, or take --device cpu"
         )
         raise UnsupportedOnBackend(msg)
-    if ranks > cards:
+    if ranks > devices:
         msg = (
-            f"--device npu: {ranks} ranks of MindSpore need {ranks} cards, one each, and MindSpore sees {cards}; take "
-            f"at most {cards} ranks, look at `{TOOLS['npu']}` and at {VISIBLE['npu']}, which may hide cards, or take "
-            "--platform torch, whose ranks share cards"
+            f"--device npu: {ranks} ranks of MindSpore need {ranks} devices, one each, and MindSpore sees {devices}; "
+            f"take at most {devices} ranks, look at `{TOOLS['npu']}` and at {VISIBLE['npu']}, which may hide devices, "
+            "or take --platform torch, whose ranks share devices"
         )
         raise UnsupportedOnBackend(msg)
 
 
-def current_card() -> int:
-    """Return the number of the card that this process computes on, or would take; nothing is initialised."""
+def current_device() -> int:
+    """Return the number of the device that this process computes on, or would take; nothing is initialised."""
     number: int = mindspore.get_current_device().device_id
     return number
 
@@ -133,19 +133,19 @@ def exact_products() -> None:
         raise UnsupportedOnBackend(msg) from error
 
 
-def start_simulated(inner: SimulatedTransport, card: int) -> NumpyBridge:
-    """Begin a simulated rank on a card that all ranks of its world share; its process may have served another run.
+def start_simulated(inner: SimulatedTransport, device: int) -> NumpyBridge:
+    """Begin a simulated rank on a device that all ranks of its world share; its process may have served another run.
 
     Values travel through host memory, as between simulated ranks on CPU.
     """
-    _share_card(card)
+    _share_device(device)
     return begin_simulated(inner)
 
 
 @cache
-def _share_card(card: int) -> None:
-    """Take the card of this process, once."""
-    mindspore.set_device("Ascend", card)
+def _share_device(device: int) -> None:
+    """Take the device of this process, once."""
+    mindspore.set_device("Ascend", device)
     mindspore.runtime.set_memory(init_size=_PART_OF_MEMORY, increase_size=_PART_OF_MEMORY)
 
 
@@ -153,7 +153,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
     """Join a world over HCCL; on CPU, its rehearsal over gloo.
 
     Args:
-        device: ``npu``: rank i takes card i of those that MindSpore sees. Or ``cpu``.
+        device: ``npu``: rank i takes device i of those that MindSpore sees. Or ``cpu``.
         rank: which one this is.
         world_size: number of ranks.
         port: of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.
@@ -162,17 +162,17 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
     Raises:
         UnsupportedOnBackend: MindSpore cannot compute on Ascend here.
     """
-    on_card = device != "cpu"
-    why = missing_ascend() if on_card else ""
+    on_accelerator = device != "cpu"
+    why = missing_ascend() if on_accelerator else ""
     if why:
         msg = f"device {device}: {why}, or use --device cpu"
         raise UnsupportedOnBackend(msg)
     if port:
         os.environ.update(rank_environment(rank, world_size, port))
-        if on_card:
+        if on_accelerator:
             mindspore.set_device("Ascend", rank)
-        communication.init("hccl" if on_card else "mccl")
-    engine: Any = distributed if on_card else RehearsedHccl(_over_gloo(rank, world_size, store))
+        communication.init("hccl" if on_accelerator else "mccl")
+    engine: Any = distributed if on_accelerator else RehearsedHccl(_over_gloo(rank, world_size, store))
     return HcclTransport(engine)
 
 

@@ -1,7 +1,7 @@
 """A stand-in for ``mindspore.mint.distributed`` on Ascend: it refuses what HCCL refuses, and runs over any transport.
 
-A rehearsal on CPU thereby takes the path of a card: :class:`.HcclTransport` makes the calls that it makes there. Every
-call must fit the signature of MindSpore's own function.
+A rehearsal on CPU thereby takes the path of a device: :class:`.HcclTransport` makes the calls that it makes there.
+Every call must fit the signature of MindSpore's own function.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hyper_parallel.transport.base import (
 )
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.frontends.mindspore_comm import begin, begin_again
-from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, on_card, to_host
+from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, on_accelerator, to_host
 from hyper_parallel.transport.frontends.mindspore_comm.world import NamedGroups, active_world
 from hyper_parallel.transport.real.guarded import GuardedTransport
 from hyper_parallel.transport.real.mindspore.gathering_endpoint import GatheringEndpoint
@@ -146,7 +146,7 @@ class NumpyBridge(NamedGroups):
 
 def compute_on_cpu() -> None:
     """Let this process compute on CPU, before its first operator: with its plugin loaded, MindSpore takes Ascend."""
-    if on_card():
+    if on_accelerator():
         mindspore.set_device("CPU")
 
 

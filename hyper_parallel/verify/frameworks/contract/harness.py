@@ -168,27 +168,27 @@ class HarnessPlatform(abc.ABC):
         TF32 and HF32 are off.
 
         Args:
-            device_type: ``cpu``, which changes nothing, or the type of the process's card.
+            device_type: ``cpu``, which changes nothing, or the type of the process's device.
 
         Raises:
-            UnsupportedOnBackend: this process has no such card.
+            UnsupportedOnBackend: this process has no such device.
         """
         own = self.platform.device_type()
         if device_type not in ("cpu", own):
             msg = (
-                f"--device {device_type}: {self.platform.platform_type} sees no such card here, only {own}; "
-                f"{self.missing_card(device_type)}, or use --device cpu"
+                f"--device {device_type}: {self.platform.platform_type} sees no such device here, only {own}; "
+                f"{self.missing_device(device_type)}, or use --device cpu"
             )
             raise UnsupportedOnBackend(msg)
         return nullcontext()
 
-    def missing_card(self, device_type: str) -> str:
-        """Return why this process has no card of this type, and what to do."""
+    def missing_device(self, device_type: str) -> str:
+        """Return why this process has no device of this type, and what to do."""
         return f"check the driver and the build of the framework for {device_type}"
 
     @abc.abstractmethod
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """Begin to look for the most bytes in use on a card; return a function that returns them.
+        """Begin to look for the most bytes in use on a device; return a function that returns them.
 
         Args:
             device_type: ``cuda`` or ``npu``.

@@ -193,7 +193,7 @@ class MindSporeHarness(HarnessPlatform):
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
         """See :meth:`HarnessPlatform.on_device`; MindSpore has one device and one precision of products per process.
 
-        On CPU, a process that has computed nothing leaves its card alone.
+        On CPU, a process that has computed nothing leaves its device alone.
         """
         if device_type == "cpu":
             compute_on_cpu()
@@ -214,7 +214,7 @@ class MindSporeHarness(HarnessPlatform):
 
         return most
 
-    def missing_card(self, device_type: str) -> str:
+    def missing_device(self, device_type: str) -> str:
         """From what is installed, and from what became of MindSpore's plugin for Ascend."""
         if device_type == "cuda":
             return "this library uses MindSpore on cpu and npu: take --platform torch"

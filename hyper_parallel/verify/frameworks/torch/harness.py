@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.transport.host.torch.process_state import exact_products
-from hyper_parallel.transport.real.c10d.missing_devices import missing_card
+from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (
@@ -189,12 +189,12 @@ class TorchHarness(HarnessPlatform):
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
 
-    def missing_card(self, device_type: str) -> str:
-        """From what is installed; where a card is seen that is not this process's type, the other one comes first."""
-        return missing_card(device_type) or f"this process computes on {self.platform.device_type()}"
+    def missing_device(self, device_type: str) -> str:
+        """From what is installed; where a device is seen that is not this process's type, the other one comes first."""
+        return missing_device(device_type) or f"this process computes on {self.platform.device_type()}"
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """By the card's allocator."""
+        """By the device's allocator."""
         engine = getattr(torch, device_type)
         engine.reset_peak_memory_stats()
         most: Callable[[], int] = engine.max_memory_allocated
@@ -246,7 +246,7 @@ def build(platform: Platform) -> TorchHarness:
 
 @contextmanager
 def _on_device(device_type: str) -> Iterator[None]:
-    """Factories make tensors of the card; the thread of a rank, which knows its world, also runs the backward pass.
+    """Factories make tensors of the device; the thread of a rank, which knows its world, also runs the backward pass.
 
     Products of float32 are not rounded to TF32 or HF32: what is allowed is measured in float32.
     """

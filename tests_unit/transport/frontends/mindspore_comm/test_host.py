@@ -24,18 +24,18 @@ def copies(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
-def test_values_reach_a_tensor_of_a_card(copies, dtype):
+def test_values_reach_a_tensor_of_a_device(copies, dtype):
     """What is received, and what a perturbation changes, is written by a copy: the array would lose it silently."""
     import mindspore
     from mindspore import Tensor
 
-    from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, on_card, to_host, write
+    from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, on_accelerator, to_host, write
 
     del copies
     kind = getattr(mindspore, dtype + "_" * (dtype == "bool"))
     values = to_host(Tensor([[1, 0, 3], [0, 5, 6]], kind))
     target = Tensor([[0, 0, 0], [0, 0, 0]], kind)
-    assert on_card()
+    assert on_accelerator()
     to_host(target)[...] = values
     assert not np.array_equal(to_host(target), values)
     write(target, values, "irecv")

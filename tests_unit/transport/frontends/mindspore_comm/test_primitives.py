@@ -128,7 +128,7 @@ def test_primitives_equal_numpy(size):
         assert checked == (names if rank in (0, size - 1) else names[:-1])
 
 
-def on_a_card():
+def on_a_device():
     """Every primitive where this process seems to compute on Ascend: the array of a tensor is a copy there."""
     from mindspore import Tensor
 
@@ -142,6 +142,6 @@ def on_a_card():
         return every_primitive()
 
 
-def test_primitives_fill_tensors_of_a_card():
+def test_primitives_fill_tensors_of_a_device():
     """Outputs are written by copies there, since the array of a tensor has memory of its own; values are the same."""
-    assert simulate(on_a_card, 2, "mindspore") == simulate(every_primitive, 2, "mindspore")
+    assert simulate(on_a_device, 2, "mindspore") == simulate(every_primitive, 2, "mindspore")

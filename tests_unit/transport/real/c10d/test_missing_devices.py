@@ -1,4 +1,4 @@
-"""Why PyTorch sees no card is said with what was found and what to install or set."""
+"""Why PyTorch sees no device is said with what was found and what to install or set."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def engine(available, count):
-    """A `torch.cuda` or `torch.npu` that sees so many cards."""
+    """A `torch.cuda` or `torch.npu` that sees so many devices."""
     return SimpleNamespace(is_available=lambda: available, device_count=lambda: count)
 
 
@@ -28,10 +28,10 @@ BUILD = "PyTorch 1.2 was built without CUDA: install PyTorch's CUDA build"
     ],
 )
 def test_what_is_missing_and_what_to_do(device, seen, cuda, text, monkeypatch):
-    """A missing package, a build without CUDA and hidden cards are told apart; with a card nothing is missing."""
+    """A missing package, a build without CUDA and hidden devices are told apart; with a device nothing is missing."""
     import torch
 
-    from hyper_parallel.transport.real.c10d.missing_devices import missing_card
+    from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 
     monkeypatch.setattr(torch, "__version__", "1.2")
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -39,4 +39,4 @@ def test_what_is_missing_and_what_to_do(device, seen, cuda, text, monkeypatch):
         monkeypatch.delattr(torch, device, raising=False)
     else:
         monkeypatch.setattr(torch, device, seen, raising=False)
-    assert missing_card(device) == text
+    assert missing_device(device) == text

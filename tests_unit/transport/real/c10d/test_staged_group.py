@@ -1,4 +1,4 @@
-"""Real ranks over gloo under HCCL's name and rules, and ranks that share cards."""
+"""Real ranks over gloo under HCCL's name and rules, and ranks that share devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _started_barrier():
     return platform_named("torch").get_backend(), handle.wait()
 
 
-def test_a_barrier_is_started_where_the_engine_has_no_card(monkeypatch):
+def test_a_barrier_is_started_where_the_engine_has_no_device(monkeypatch):
     """In a rehearsal of HCCL on CPU a barrier that is started takes a tensor of the host: there is no npu."""
     run = _launched(monkeypatch, _started_barrier, 2)
     assert run.failure is None, run.failure
@@ -87,7 +87,7 @@ def test_a_fault_seeded_into_the_transport_is_found(monkeypatch, fault, found):
     ],
 )
 def test_a_device_that_pytorch_does_not_see_is_refused(device, fix, tmp_path, monkeypatch):
-    """Ranks are not started on a card that is not there, nor on CPU in its place."""
+    """Ranks are not started on a device that is not there, nor on CPU in its place."""
     import torch
 
     from hyper_parallel.errors import UnsupportedOnBackend
@@ -95,26 +95,26 @@ def test_a_device_that_pytorch_does_not_see_is_refused(device, fix, tmp_path, mo
 
     monkeypatch.delattr(torch, "npu", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedOnBackend, match=rf"^device {device}: PyTorch sees no such card; {fix}"):
+    with pytest.raises(UnsupportedOnBackend, match=rf"^device {device}: PyTorch sees no such device; {fix}"):
         start_world(device, 0, 1, f"file://{tmp_path / 'store'}")
 
 
 @pytest.mark.parametrize("count, engine", [(1, "staged"), (2, "nccl")])
-def test_ranks_that_outnumber_the_cards_share_them(count, engine, monkeypatch):
-    """One rank per card uses the device's engine; more ranks than cards go over gloo, on the card by number."""
+def test_ranks_that_outnumber_the_devices_share_them(count, engine, monkeypatch):
+    """One rank per device uses the device's engine; more ranks than devices go over gloo, on the device by number."""
     import torch
 
     from hyper_parallel.transport.real.c10d import transport
 
-    joined, cards = [], []
+    joined, devices = [], []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "set_device", cards.append)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(transport, "join_world", lambda **arguments: joined.append(arguments))
     monkeypatch.setattr(transport, "C10dTransport", lambda **_: None)
     transport.start_world("cuda", 1, 2, "env://")
     assert joined == [{"backend": engine, "init_method": "env://", "rank": 1, "world_size": 2}]
-    assert cards == [1 % count]
+    assert devices == [1 % count]
 
 
 @pytest.fixture(name="group")
@@ -140,13 +140,13 @@ def test_a_group_tells_its_name(group):
     group.barrier().wait()
 
 
-def test_tensors_of_a_card_travel_through_copies(group, monkeypatch):
+def test_tensors_of_a_device_travel_through_copies(group, monkeypatch):
     """What is not in host memory is copied there and back, in lists as well; a message's source is left as it is."""
     import torch
 
     from hyper_parallel.transport.real.c10d import staged_group
 
-    monkeypatch.setattr(staged_group, "_HOST", "none: every tensor counts as a card's")
+    monkeypatch.setattr(staged_group, "_HOST", "none: every tensor counts as a device's")
     x, places = torch.arange(3.0), [torch.zeros(3)]
     assert group.allgather([places], [x]).result()[0] is places[0]
     whole = torch.zeros(1, 3)

@@ -274,9 +274,9 @@ def test_another_world_has_another_transport(tmp_path):
     ]
 
 
-@pytest.fixture(name="cards")
-def _cards(tmp_path, monkeypatch):
-    """A world of NPUs whose engine moves nothing, and the list of the cards that it chose."""
+@pytest.fixture(name="devices")
+def _devices(tmp_path, monkeypatch):
+    """A world of NPUs whose engine moves nothing, and the list of the devices that it chose."""
     import types
 
     import torch
@@ -285,18 +285,18 @@ def _cards(tmp_path, monkeypatch):
     from hyper_parallel.transport.real.c10d import transport as world
 
     chosen = []
-    cards = types.SimpleNamespace(set_device=chosen.append, is_available=lambda: True, device_count=lambda: 2)
-    monkeypatch.setattr(torch, "npu", cards, raising=False)
+    devices = types.SimpleNamespace(set_device=chosen.append, is_available=lambda: True, device_count=lambda: 2)
+    monkeypatch.setattr(torch, "npu", devices, raising=False)
     monkeypatch.setitem(world._ENGINES, "npu", "fake")
     yield world.start_world("npu", 1, 2, f"file://{tmp_path / 'store'}"), chosen
     dist.destroy_process_group()
 
 
-def test_a_rank_takes_its_card_and_its_engine(cards):
-    """Rank i takes card i and the device's engine, which carries messages as they are and needs none for empty ones."""
+def test_a_rank_takes_its_device_and_its_engine(devices):
+    """Rank i takes device i and the device's engine, which carries messages as they are, but no empty ones."""
     import torch
 
-    transport, chosen = cards
+    transport, chosen = devices
     assert (chosen, transport.backend, transport.rank, transport.world_size) == ([1], "fake", 1, 2)
     x = torch.ones(2, 3)
     for tensor in (x, x[:0]):

@@ -1,4 +1,4 @@
-"""MindSpore's ranks on cards, as far as there are none: what is missing is told, and calls fit their signatures."""
+"""MindSpore's ranks on devices, as far as there are none: what is missing is told, and calls fit their signatures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.platforms("mindspore")
 
 
 @pytest.fixture
-def cards():
+def devices():
     """The module under test."""
-    from hyper_parallel.transport.real.mindspore import devices as mindspore_cards
+    from hyper_parallel.transport.real.mindspore import devices as mindspore_devices
 
-    return mindspore_cards
+    return mindspore_devices
 
 
 @pytest.mark.parametrize(
@@ -38,125 +38,128 @@ def cards():
         ),
     ],
 )  # fmt: skip
-def test_why_there_is_no_ascend(cards, monkeypatch, loaded, plugin, error, says):
+def test_why_there_is_no_ascend(devices, monkeypatch, loaded, plugin, error, says):
     """A CPU build, a plugin without CANN and a plugin that has loaded are told apart, each with what to do."""
     context = SimpleNamespace(is_pkg_support_device=lambda _: loaded, load_plugin_error=lambda: error)
-    monkeypatch.setattr(cards, "MSContext", SimpleNamespace(get_instance=lambda: context))
-    monkeypatch.setattr(cards, "has_plugin", lambda _: plugin)
-    monkeypatch.setattr(cards.mindspore, "__version__", "2.10.0")
-    assert cards.missing_ascend() == says
+    monkeypatch.setattr(devices, "MSContext", SimpleNamespace(get_instance=lambda: context))
+    monkeypatch.setattr(devices, "has_plugin", lambda _: plugin)
+    monkeypatch.setattr(devices.mindspore, "__version__", "2.10.0")
+    assert devices.missing_ascend() == says
 
 
-def test_mindspore_of_this_machine_is_asked(cards):
+def test_mindspore_of_this_machine_is_asked(devices):
     """What MindSpore answers here has the form that is expected: it has no Ascend, and says why in one line."""
-    why = cards.missing_ascend()
+    why = devices.missing_ascend()
     assert "for Ascend" in why
     assert "\n" not in why
 
 
-def test_a_rank_needs_a_card_of_its_own(cards, monkeypatch):
-    """More ranks of MindSpore than cards are refused with both numbers, and so is a dry run."""
-    monkeypatch.setattr(cards.ascend, "device_count", lambda: 2)
+def test_a_rank_needs_a_device_of_its_own(devices, monkeypatch):
+    """More ranks of MindSpore than devices are refused with both numbers, and so is a dry run."""
+    monkeypatch.setattr(devices.ascend, "device_count", lambda: 2)
     monkeypatch.delenv("MS_SIMULATION_LEVEL", raising=False)
-    cards.require_cards(2)
+    devices.require_devices(2)
     with pytest.raises(UnsupportedOnBackend) as caught:
-        cards.require_cards(3)
+        devices.require_devices(3)
     assert str(caught.value) == (
-        "--device npu: 3 ranks of MindSpore need 3 cards, one each, and MindSpore sees 2; take at most 2 ranks, look "
-        "at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may hide cards, or take --platform torch, whose "
-        "ranks share cards"
+        "--device npu: 3 ranks of MindSpore need 3 devices, one each, and MindSpore sees 2; take at most 2 ranks, look "
+        "at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may hide devices, or take --platform torch, whose "
+        "ranks share devices"
     )
-    monkeypatch.setattr(cards.ascend, "device_count", lambda: 0)
+    monkeypatch.setattr(devices.ascend, "device_count", lambda: 0)
     with pytest.raises(UnsupportedOnBackend) as caught:
-        cards.require_cards(1)
+        devices.require_devices(1)
     assert str(caught.value) == (
-        "--device npu: MindSpore sees no card; look at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may hide "
-        "cards, or take --device cpu"
+        "--device npu: MindSpore sees no device; look at `npu-smi info` and at ASCEND_RT_VISIBLE_DEVICES, which may "
+        "hide devices, or take --device cpu"
     )
     monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
     with pytest.raises(UnsupportedOnBackend) as caught:
-        cards.require_cards(2)
+        devices.require_devices(2)
     assert str(caught.value) == (
         "--device npu: MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL; "
         "unset MS_SIMULATION_LEVEL"
     )
 
 
-def test_a_rank_takes_its_card_before_it_joins(cards, monkeypatch):
-    """The variables of msrun, the card of the rank's number, HCCL: in this order, each call as it is documented."""
+def test_a_rank_takes_its_device_before_it_joins(devices, monkeypatch):
+    """The variables of msrun, the device of the rank's number, HCCL: in this order, each call as it is documented."""
     order = []
-    device, init = create_autospec(cards.mindspore.set_device), create_autospec(cards.communication.init)
+    device, init = create_autospec(devices.mindspore.set_device), create_autospec(devices.communication.init)
     device.side_effect = lambda *_: order.append(os.environ["MS_NODE_ID"])
     init.side_effect = lambda *_: order.append("joined")
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(cards.mindspore, "set_device", device)
-    monkeypatch.setattr(cards.communication, "init", init)
-    monkeypatch.setattr(cards, "missing_ascend", lambda: "")
-    monkeypatch.setattr(cards, "distributed", SimpleNamespace(get_rank=lambda: 1, get_world_size=lambda: 2))
-    joined = cards.start_world("npu", 1, 2, "8118", "")
+    monkeypatch.setattr(devices.mindspore, "set_device", device)
+    monkeypatch.setattr(devices.communication, "init", init)
+    monkeypatch.setattr(devices, "missing_ascend", lambda: "")
+    monkeypatch.setattr(devices, "distributed", SimpleNamespace(get_rank=lambda: 1, get_world_size=lambda: 2))
+    joined = devices.start_world("npu", 1, 2, "8118", "")
     assert (joined.rank, joined.world_size, joined.backend, joined.framework) == (1, 2, "hccl", "mindspore")
     assert (device.call_args.args, init.call_args.args, order) == (("Ascend", 1), ("hccl",), ["1", "joined"])
-    assert os.environ == cards.rank_environment(1, 2, "8118")
+    assert os.environ == devices.rank_environment(1, 2, "8118")
 
 
-def test_simulated_ranks_share_the_card_of_the_process_that_asks(cards, monkeypatch):
-    """Each takes that card before it computes, and memory in small parts; in a second world nothing is set again."""
-    device, memory = create_autospec(cards.mindspore.set_device), create_autospec(cards.mindspore.runtime.set_memory)
-    monkeypatch.setattr(cards.mindspore, "set_device", device)
-    monkeypatch.setattr(cards.mindspore.runtime, "set_memory", memory)
-    monkeypatch.setattr(cards, "begin_simulated", lambda inner: f"bridge over {inner}")
-    monkeypatch.setattr(
-        cards.mindspore, "get_current_device", lambda: SimpleNamespace(device_target="Ascend", device_id=2)
+def test_simulated_ranks_share_the_device_of_the_process_that_asks(devices, monkeypatch):
+    """Each takes that device before it computes, and memory in small parts; in a second world nothing is set again."""
+    device, memory = (
+        create_autospec(devices.mindspore.set_device),
+        create_autospec(devices.mindspore.runtime.set_memory),
     )
-    cards._share_card.cache_clear()
+    monkeypatch.setattr(devices.mindspore, "set_device", device)
+    monkeypatch.setattr(devices.mindspore.runtime, "set_memory", memory)
+    monkeypatch.setattr(devices, "begin_simulated", lambda inner: f"bridge over {inner}")
+    monkeypatch.setattr(
+        devices.mindspore, "get_current_device", lambda: SimpleNamespace(device_target="Ascend", device_id=2)
+    )
+    devices._share_device.cache_clear()
     for world in ("one", "another"):
-        assert cards.start_simulated(world, cards.current_card()) == f"bridge over {world}"
+        assert devices.start_simulated(world, devices.current_device()) == f"bridge over {world}"
     assert [call.args for call in device.call_args_list] == [("Ascend", 2)]
     assert [call.kwargs for call in memory.call_args_list] == [{"init_size": "0.25GB", "increase_size": "0.25GB"}]
-    cards._share_card.cache_clear()
+    devices._share_device.cache_clear()
 
 
-def test_products_are_not_rounded_on_a_card(cards, monkeypatch):
+def test_products_are_not_rounded_on_a_device(devices, monkeypatch):
     """HF32 is switched off for products of matrices and convolutions; what a program has allowed before is refused."""
-    precision = cards.ascend.op_precision
+    precision = devices.ascend.op_precision
     switches = {name: create_autospec(getattr(precision, name)) for name in ("matmul_allow_hf32", "conv_allow_hf32")}
     for name, switch in switches.items():
         monkeypatch.setattr(precision, name, switch)
-    cards.exact_products()
+    devices.exact_products()
     assert [switch.call_args.args for switch in switches.values()] == [(False,), (False,)]
     switches["conv_allow_hf32"].side_effect = RuntimeError("The 'conv_allow_hf32' can not be set repeatedly.")
     with pytest.raises(UnsupportedOnBackend) as caught:
-        cards.exact_products()
+        devices.exact_products()
     assert str(caught.value) == (
         "--device npu: this process lets MindSpore round products of float32 to HF32: The 'conv_allow_hf32' can not be "
         "set repeatedly.; leave out matmul_allow_hf32(True) and conv_allow_hf32(True)"
     )
 
 
-def test_a_rank_without_ascend_does_not_join(cards, monkeypatch):
+def test_a_rank_without_ascend_does_not_join(devices, monkeypatch):
     """It says what is missing, where MindSpore's own error would be a page of C++."""
-    monkeypatch.setattr(cards, "missing_ascend", lambda: "MindSpore is the CPU build")
+    monkeypatch.setattr(devices, "missing_ascend", lambda: "MindSpore is the CPU build")
     with pytest.raises(UnsupportedOnBackend, match=r"^device npu: MindSpore is the CPU build, or use --device cpu$"):
-        cards.start_world("npu", 0, 2, "8118", "")
+        devices.start_world("npu", 0, 2, "8118", "")
 
 
 @pytest.mark.parametrize("port, backends", [("8118", ["mccl"]), ("", [])])
-def test_the_rehearsal_takes_the_path_of_a_card(cards, monkeypatch, port, backends):
+def test_the_rehearsal_takes_the_path_of_a_device(devices, monkeypatch, port, backends):
     """On CPU ranks meet in MindSpore's cluster if there is one, and the calls to HCCL are carried over gloo."""
-    init = create_autospec(cards.communication.init)
+    init = create_autospec(devices.communication.init)
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(cards.communication, "init", init)
-    monkeypatch.setattr(cards, "_over_gloo", lambda rank, size, _: SimpleNamespace(rank=rank, world_size=size))
-    joined = cards.start_world("cpu", 1, 2, port, "")
+    monkeypatch.setattr(devices.communication, "init", init)
+    monkeypatch.setattr(devices, "_over_gloo", lambda rank, size, _: SimpleNamespace(rank=rank, world_size=size))
+    joined = devices.start_world("cpu", 1, 2, port, "")
     assert (joined.rank, joined.world_size, joined.backend) == (1, 2, "hccl")
     assert [call.args[0] for call in init.call_args_list] == backends
 
 
-def test_tensors_are_described_for_fingerprints(cards):
+def test_tensors_are_described_for_fingerprints(devices):
     """Shape and dtype as NumPy's ranks name them, and whether there is an average; devices are not compared."""
     import mindspore
 
-    facts, dtypes = cards.TensorFacts(), (mindspore.float32, mindspore.bfloat16, mindspore.complex64, mindspore.int8)
+    facts, dtypes = devices.TensorFacts(), (mindspore.float32, mindspore.bfloat16, mindspore.complex64, mindspore.int8)
     told = [(facts.dtype(x), facts.inexact(x)) for x in (mindspore.ops.zeros((2, 3), dtype) for dtype in dtypes)]
     assert told == [("float32", True), ("bfloat16", True), ("complex64", True), ("int8", False)]
     x = mindspore.ops.zeros((2, 3))

@@ -165,7 +165,7 @@ def test_other_engines_are_refused(backend):
 
 
 @pytest.mark.parametrize("target, calls", [("CPU", 0), ("Ascend", 1)])
-def test_ranks_on_cpu_leave_the_card_alone(monkeypatch, target, calls):
+def test_ranks_on_cpu_leave_the_device_alone(monkeypatch, target, calls):
     """Where MindSpore has loaded its plugin it would compute on Ascend, although --device is cpu."""
     import mindspore
 

@@ -150,7 +150,7 @@ def test_tables():
 
 
 @pytest.mark.platforms("mindspore")
-def test_the_bytes_of_a_card_are_counted_when_its_work_is_done(monkeypatch):
+def test_the_bytes_of_a_device_are_counted_when_its_work_is_done(monkeypatch):
     """The peak of MindSpore's memory pool between two times at which nothing was left to compute."""
     from mindspore import runtime
 
@@ -165,21 +165,21 @@ def test_the_bytes_of_a_card_are_counted_when_its_work_is_done(monkeypatch):
     assert called[2:] == ["synchronize", "max_memory_allocated"]
 
 
-def test_a_card_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypatch):
-    """Tensors are not made on a card that the framework does not see; the message has what the framework knows."""
+def test_a_device_that_is_not_here_is_told_with_what_to_do(platform_name, monkeypatch):
+    """Tensors are not made on a device that the framework does not see; the message has what the framework knows."""
     platform = platform_named(platform_name)
     monkeypatch.setattr(type(platform), "device_type", lambda _: "cpu")
     with pytest.raises(UnsupportedOnBackend) as caught:
         harness_of(platform).on_device("npu")
-    start = f"--device npu: {platform_name} sees no such card here, only cpu; "
+    start = f"--device npu: {platform_name} sees no such device here, only cpu; "
     reasons = {"torch": "torch_npu is not installed: ", "mindspore": "MindSpore 2.10."}
     assert str(caught.value).startswith(start + reasons[platform_name])
     assert str(caught.value).endswith(", or use --device cpu")
 
 
-def test_another_card_than_the_process_has_is_told(platform_name, monkeypatch):
-    """Where the framework sees the card and the process computes on another type, that type is named."""
-    platform, found = platform_named(platform_name), {"torch": "missing_card", "mindspore": "missing_ascend"}
+def test_another_device_than_the_process_has_is_told(platform_name, monkeypatch):
+    """Where the framework sees the device and the process computes on another type, that type is named."""
+    platform, found = platform_named(platform_name), {"torch": "missing_device", "mindspore": "missing_ascend"}
     name = f"hyper_parallel.verify.frameworks.{platform_name}.harness.{found[platform_name]}"
     monkeypatch.setattr(name, lambda *_: "")
-    assert harness_of(platform).missing_card("npu") == f"this process computes on {platform.device_type()}"
+    assert harness_of(platform).missing_device("npu") == f"this process computes on {platform.device_type()}"

@@ -48,8 +48,8 @@ def test_seeds_may_wait_for_the_outputs():
 def test_the_most_bytes_in_use_are_the_allocators(monkeypatch):
     """The count begins anew when it is asked for, and is read at the end."""
     used = [7]
-    card = SimpleNamespace(reset_peak_memory_stats=lambda: used.append(0), max_memory_allocated=lambda: used[-1])
-    monkeypatch.setattr(torch, "npu", card, raising=False)
+    device = SimpleNamespace(reset_peak_memory_stats=lambda: used.append(0), max_memory_allocated=lambda: used[-1])
+    monkeypatch.setattr(torch, "npu", device, raising=False)
     most = harness().peak_bytes("npu")
     used.append(96)
     assert (most(), used) == (96, [7, 0, 96])

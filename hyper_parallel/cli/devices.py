@@ -1,4 +1,4 @@
-"""Cards of this machine without a framework: their number, driver and toolkit, and variables that contradict them."""
+"""Devices of this machine without a framework: their number, driver and toolkit, and variables that contradict them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader
 
 
 def present(device: str, folder: Path = Path("/dev")) -> list[int]:
-    """Return the numbers of the machine's cards of this type, hidden ones included."""
+    """Return the numbers of the machine's devices of this type, hidden ones included."""
     names = [re.fullmatch(_NODES[device], path.name) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name[1]) for name in names if name is not None)
 
 
 def contradictions(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[tuple[str, str]]:
-    """Return what variables of a card's type contradict, each with what to set.
+    """Return what variables of a device's type contradict, each with what to set.
 
     Args:
         device: ``cuda`` or ``npu``.
         environment: the variables.
-        folder: that has the nodes of the cards.
+        folder: that has the nodes of the devices.
     """
     found = _hidden(device, environment, present(device, folder))
     if device != "npu":
@@ -68,25 +68,25 @@ def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return found
 
 
-def _hidden(device: str, environment: Mapping[str, str], cards: list[int]) -> list[tuple[str, str]]:
-    """Return the problem of a list of visible cards: numbers that this machine has not, or one twice."""
+def _hidden(device: str, environment: Mapping[str, str], devices: list[int]) -> list[tuple[str, str]]:
+    """Return the problem of a list of visible devices: numbers that this machine has not, or one twice."""
     name = VISIBLE[device]
     text = environment.get(name, "")
     numbers = [part.strip() for part in text.split(",")]
-    if not cards or not all(number.isascii() and number.isdecimal() for number in numbers):
-        return []  # other machines, names of cards and -1 are the driver's to judge
-    missing = [number for number in numbers if int(number) not in cards]
+    if not devices or not all(number.isascii() and number.isdecimal() for number in numbers):
+        return []  # other machines, names of devices and -1 are the driver's to judge
+    missing = [number for number in numbers if int(number) not in devices]
     if missing:
-        has = ",".join(map(str, cards))
-        return [(f"{name}={text}: there is no card {', '.join(missing)}; there are {has}", f"export {name}={has}")]
+        has = ",".join(map(str, devices))
+        return [(f"{name}={text}: there is no device {', '.join(missing)}; there are {has}", f"export {name}={has}")]
     if len(set(map(int, numbers))) < len(numbers):
         kept = ",".join(dict.fromkeys(numbers))
-        return [(f"{name}={text} names a card twice", f"export {name}={kept}")]
+        return [(f"{name}={text} names a device twice", f"export {name}={kept}")]
     return []
 
 
 def require_settings(device: str, environment: Mapping[str, str] | None = None) -> None:
-    """Check that the variables of a card's type do not contradict each other.
+    """Check that the variables of a device's type do not contradict each other.
 
     Raises:
         ValueError: they do; one line with what was found and what to set.
@@ -99,12 +99,12 @@ def require_settings(device: str, environment: Mapping[str, str] | None = None) 
 
 
 def described(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> str:
-    """Return how many cards there are, and what can be learnt of them without a framework; empty without a card."""
-    cards = present(device, folder)
-    if not cards:
+    """Return how many devices there are, and what can be learnt of them without a framework; empty without a device."""
+    devices = present(device, folder)
+    if not devices:
         return ""
     facts = _nvidia() if device == "cuda" else _ascend(environment)
-    return f"{len(cards)} card{'s' if len(cards) > 1 else ''}" + (f": {facts}" if facts else "")
+    return f"{len(devices)} device{'s' if len(devices) > 1 else ''}" + (f": {facts}" if facts else "")
 
 
 def _nvidia() -> str:

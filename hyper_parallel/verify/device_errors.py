@@ -1,4 +1,4 @@
-"""Errors of a card, in use or out of memory, as errors of the input: one line with what was found and what to do."""
+"""Errors of a device, in use or out of memory, as errors of the input: one line with what was found and what to do."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hyper_parallel._text import first_line
 from hyper_parallel.transport.device_types import TOOLS, VISIBLE
 from hyper_parallel.verify.model_case import InputError
 
-__all__ = ["card_errors"]
+__all__ = ["device_errors"]
 
 _FULL = re.compile(r"out of memory|memory isn't enough|memory not enough", re.IGNORECASE)  # PyTorch's, MindSpore's
 
 
 @contextmanager
-def card_errors(platform: Any, device: str) -> Iterator[None]:
-    """Make a tensor on the card, then tell errors of its memory inside as what they are; on CPU, do nothing.
+def device_errors(platform: Any, device: str) -> Iterator[None]:
+    """Make a tensor on the device, then tell errors of its memory inside as what they are; on CPU, do nothing.
 
     Args:
         platform: of the rank.
         device: that the rank computes on.
 
     Raises:
-        InputError: (a ValueError) the card cannot be used, or its memory runs out.
+        InputError: (a ValueError) the device cannot be used, or its memory runs out.
     """
     if device == "cpu":
         yield
@@ -34,14 +34,16 @@ def card_errors(platform: Any, device: str) -> Iterator[None]:
     try:
         platform.zeros((1,), device=device)
     except RuntimeError as error:
-        fix = f"`{tool}` shows what uses it: end that, or choose another card with {visible}"
-        msg = f"--device {device}: the card cannot be used: {first_line(error)}; {fix}"
+        fix = f"`{tool}` shows what uses it: end that, or choose another device with {visible}"
+        msg = f"--device {device}: the device cannot be used: {first_line(error)}; {fix}"
         raise InputError(msg) from error
     try:
         yield
     except RuntimeError as error:
         if _FULL.search(str(error)) is None:
             raise
-        fix = f"take a smaller model or fewer ranks, all of which share a card where they are simulated; `{tool}` shows"
-        msg = f"--device {device}: the card's memory ran out: {first_line(error)}; {fix} what else uses it"
+        fix = (
+            f"take a smaller model or fewer ranks, all of which share a device where they are simulated; `{tool}` shows"
+        )
+        msg = f"--device {device}: the device's memory ran out: {first_line(error)}; {fix} what else uses it"
         raise InputError(msg) from error
