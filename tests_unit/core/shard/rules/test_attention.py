@@ -218,7 +218,7 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_modules(name):
     """Recurrent modules take DTensors, start from zeros by themselves, and give every weight its gradient."""
-    from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.checker.function import check_function
 
     torch.manual_seed(0)
     make, shape = RECURRENT[name]
