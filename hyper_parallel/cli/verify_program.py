@@ -48,7 +48,7 @@ counts, inputs other strides, --steps 1 becomes 3, and more ranks make axes uneq
 repair is listed.
 
 Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 3 if all is equal and the case is
-refused, 130 after Ctrl-C."""
+refused or most of the gradients could not be judged, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:

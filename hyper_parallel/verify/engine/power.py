@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
 
-__all__ = ["WEAK", "Power", "power_of"]
+__all__ = ["UNJUDGED", "WEAK", "Power", "percent", "power_of"]
 
 WEAK = 0.05
 """Relative error of a gradient from which a value counts as weak: a smaller error of it would not be noticed."""
+
+UNJUDGED = 0.1
+"""Relative error of a gradient from which a value counts as not judged."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,25 @@ class Power:
         weakest: name of the parameter whose error must be largest to be noticed; empty if no gradient was compared.
         largest: that error.
         weak: parameters, with their errors, from :data:`WEAK` on.
+        count: of parameters.
     """
 
     median: float = math.inf
     weakest: str = ""
     largest: float = math.inf
     weak: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    @property
+    def unjudged(self) -> dict[str, float]:
+        """Parameters whose gradients were not judged, with the errors that might have passed, the largest first."""
+        names = sorted(self.weak, key=lambda name: -self.weak[name])
+        return {name: self.weak[name] for name in names if self.weak[name] > UNJUDGED}
+
+    @property
+    def little(self) -> bool:
+        """Whether most of the gradients were not judged."""
+        return 2 * len(self.unjudged) > self.count
 
     def words(self) -> str:
         """Return the power in one sentence."""
@@ -55,7 +71,7 @@ def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
         return Power()
     weakest = max(least, key=lambda name: least[name])
     weak = {name: error for name, error in least.items() if error > WEAK}
-    return Power(statistics.median(least.values()), weakest, least[weakest], weak)
+    return Power(statistics.median(least.values()), weakest, least[weakest], weak, len(least))
 
 
 def percent(share: float) -> str:

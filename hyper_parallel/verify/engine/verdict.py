@@ -10,7 +10,7 @@ from typing import Any
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import Cause
-from hyper_parallel.verify.engine.power import Power
+from hyper_parallel.verify.engine.power import Power, percent
 from hyper_parallel.verify.engine.wording import count_words, ranks_words, summary, value_words, when_words
 
 __all__ = ["Difference", "UnequalReplicas", "Verdict"]
@@ -163,6 +163,14 @@ class Verdict:
             lines += [*_first_lines(self.first), *_following_lines(self.differences[1:])]
         if self.equal and self.power.weakest:
             lines.append(f"  power: {self.power.words()}")
+            unjudged = self.power.unjudged
+            lines += _listed(
+                "could not be judged",
+                [
+                    f"the gradient of {name}: off by {percent(error)}, it might have passed"
+                    for name, error in unjudged.items()
+                ],
+            )
         lines += _listed("incomplete", self.incomplete)
         lines += _replica_lines(self.replicas)
         lines += _listed("placement unknown", self.unplaced)
@@ -186,6 +194,7 @@ class Verdict:
                 "weakest": self.power.weakest,
                 "largest": _finite(self.power.largest),
                 "weak": {name: _finite(error) for name, error in self.power.weak.items()},
+                "unjudged": list(self.power.unjudged),
             },
             "first": None if self.first is None else _plain(self.first),
             "differences": [_plain(difference) for difference in self.differences[:100]],

@@ -66,7 +66,7 @@ def _state(report: ProgramReport) -> str:
         return "NOT EQUAL in a harder case"
     if report.refused and report.equal:
         return "REFUSED: everything is equal, in a case that could not show what it must"
-    return report.verdict.headline()
+    return f"INCONCLUSIVE: {report.inconclusive}" if report.inconclusive else report.verdict.headline()
 
 
 def _cases(report: ProgramReport) -> list[dict[str, Any]]:

@@ -8,12 +8,16 @@ from typing import Any
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import CAUSES
+from hyper_parallel.verify.engine.power import UNJUDGED, percent
 from hyper_parallel.verify.engine.verdict import Verdict
 
-__all__ = ["REFUSED", "UNPLACED", "HardenedCase", "ProgramReport"]
+__all__ = ["REFUSED", "UNPLACED", "WIDE_BOUNDS", "HardenedCase", "ProgramReport"]
 
 REFUSED = 3
 """Exit status of a program that is equal, in a case that could not show what it must."""
+
+WIDE_BOUNDS = "wide-bounds"
+"""What --allow accepts where most of the gradients could not be judged."""
 
 UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
 """What is said of a program all of whose other values are equal."""
@@ -129,13 +133,27 @@ class ProgramReport:
         return [spot for spot in spots if spot.refused and spot.kind not in self.allowed]
 
     @property
+    def inconclusive(self) -> str:
+        """Why little can be said of a program that is equal; empty if enough was judged, here or in float32."""
+        power = None if self.verdict is None else self.verdict.power
+        wider = any(case.title == "upcast" and case.ok and not case.skipped for case in self.hardened)
+        if not self.equal or power is None or not power.little or wider or WIDE_BOUNDS in self.allowed:
+            return ""
+        count = len(power.unjudged)
+        verb = "gradient might" if power.count == 1 else "gradients might each"
+        return (
+            f"{count} of {power.count} {verb} be off by more than {percent(UNJUDGED)} without being noticed: rounding "
+            "alone moves them that much in this program"
+        )
+
+    @property
     def ok(self) -> bool:
-        """Whether everything was compared and equal, in a case that is not refused."""
-        return self.equal and not self.refused
+        """Whether everything was compared and equal, in a case that is not refused and could show enough."""
+        return self.equal and not self.refused and not self.inconclusive
 
     @property
     def status(self) -> int:
-        """The exit status, which is 0 if all is well, 3 (``REFUSED``) if only the case is refused, else 1."""
+        """The exit status, 0 if all is well, 3 (``REFUSED``) if the case is refused or shows little, else 1."""
         if self.ok:
             return 0
         return REFUSED if self.equal else 1
@@ -176,6 +194,11 @@ class ProgramReport:
         for spot, sentence in zip(self.refused, self.refusals(), strict=True):
             harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
             lines += [f"REFUSED: {sentence}{harden}, or accept it with --allow {spot.kind}"]
+        if self.inconclusive:
+            lines.append(
+                f"INCONCLUSIVE: {self.inconclusive}; verify it in a wider dtype (--upcast), with fewer steps (--steps) "
+                f"or a smaller learning rate, or accept it with --allow {WIDE_BOUNDS}"
+            )
         if self.failure:
             lines.append(self.failed())
             lines += self.calls
@@ -211,5 +234,6 @@ class ProgramReport:
             "failure_cause": self.kind,
             "hardened": [case.to_json() for case in self.hardened],
             "refused": [str(spot) for spot in self.refused],
+            "inconclusive": self.inconclusive,
             "verdict": None if self.verdict is None else self.verdict.to_json(),
         }

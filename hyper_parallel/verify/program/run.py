@@ -36,7 +36,7 @@ from hyper_parallel.verify.program.reference import (
     compare_with,
     run_reference,
 )
-from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
+from hyper_parallel.verify.program.report import WIDE_BOUNDS, HardenedCase, ProgramReport
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
@@ -114,6 +114,7 @@ def verify_program(
             makes three steps.
         allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) with which the program
             is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
+            ``wide-bounds`` accepts a program most of whose gradients could not be judged.
         progress: called with the name of each run before it starts.
         device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated
             ranks share one device, processes have one each. Under torchrun the program chooses its device itself.
@@ -272,9 +273,9 @@ def _axes(mesh: str | Mapping[str, int] | None, world_size: int | None) -> tuple
 
 
 def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
-    unknown = [kind for kind in allow if kind not in BLIND]
+    unknown = [kind for kind in allow if kind not in (*BLIND, WIDE_BOUNDS)]
     if unknown:
-        msg = f"--allow {unknown[0]!r} is no kind of blind spot: {', '.join(BLIND)}"
+        msg = f"--allow {unknown[0]!r} is no kind of blind spot: {', '.join((*BLIND, WIDE_BOUNDS))}"
         raise InputError(msg)
     if harden and launch == "torchrun":
         msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"

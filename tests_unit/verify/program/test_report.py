@@ -1,7 +1,8 @@
 """The report counts as verified only if every value had a place and was compared."""
 
+from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.engine.verdict import Verdict
-from hyper_parallel.verify.program.report import ProgramReport
+from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
 
 
 def test_values_without_a_place_are_not_verified():
@@ -41,3 +42,28 @@ def test_calls_that_do_not_fit_come_first():
         "  cause: unequal-calls: ranks call different collectives",
         "ranks 0, 1 of 2 failed",
     ]
+
+
+def test_little_that_could_be_judged_is_inconclusive():
+    """Most gradients that rounding moves by more than a tenth: status 3 with the ways out, unless float32 is right."""
+    weak = {"head.weight": 0.4, "body.weight": 0.2}
+    power = Power(0.2, "head.weight", 0.4, weak, 3)
+    report = ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2, checked=4, power=power))
+    assert (report.ok, report.equal, report.status) == (False, True, 3)
+    lines = report.text().splitlines()
+    assert lines[-1] == (
+        "INCONCLUSIVE: 2 of 3 gradients might each be off by more than 10 % without being noticed: rounding alone "
+        "moves them that much in this program; verify it in a wider dtype (--upcast), with fewer steps (--steps) or a "
+        "smaller learning rate, or accept it with --allow wide-bounds"
+    )
+    assert "  could not be judged: the gradient of head.weight: off by 40 %, it might have passed" in lines
+    assert report.to_json()["inconclusive"] == report.inconclusive
+    report.hardened.append(HardenedCase([], Verdict(2, checked=4), title="upcast", skipped="it fails"))
+    assert report.status == 3
+    report.hardened.append(HardenedCase([], Verdict(2, checked=4), title="upcast"))
+    assert (report.status, report.inconclusive) == (0, "")
+    report.hardened.clear()
+    report.allowed = ("wide-bounds",)
+    assert report.status == 0
+    few = Power(0.01, "head.weight", 0.4, {"head.weight": 0.4}, 2)
+    assert ProgramReport("train.py", "torch", "simulated", 2, 0, verdict=Verdict(2, checked=4, power=few)).ok
