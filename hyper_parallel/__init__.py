@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         ReplicatedOp as ReplicatedOp,
         ShardingPlan as ShardingPlan,
         ShardingPropagator as ShardingPropagator,
+        compile as compile,  # noqa: A004 - as torch.compile
         custom_shard as custom_shard,
         implicit_replication as implicit_replication,
         local_map as local_map,
@@ -138,6 +139,7 @@ __getattr__, __dir__ = lazy_exports(
             "ReplicatedOp",
             "ShardingPlan",
             "ShardingPropagator",
+            "compile",
             "custom_shard",
             "implicit_replication",
             "local_map",

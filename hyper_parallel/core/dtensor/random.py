@@ -48,9 +48,11 @@ __all__ = [
     "named_stream",
     "normal",
     "preserve_state",
+    "record_sampling",
     "replay",
     "sample",
     "set_rng_state",
+    "take_calls",
     "uniform",
     "use_deterministic",
 ]
@@ -132,6 +134,9 @@ _LOCK = threading.RLock()
 _TEMPORARY: ContextVar[_TemporaryStream | None] = ContextVar("hyper_parallel_temporary_stream", default=None)
 _NAME: ContextVar[str | None] = ContextVar("hyper_parallel_random_name", default=None)
 _RECOMPUTE_CHECKS: list[Callable[[], bool]] = []
+_RECORDER: ContextVar[Callable[[LocalRandomNumbers], LocalRandomNumbers] | None] = ContextVar(
+    "hyper_parallel_random_recorder", default=None
+)
 
 
 def _streams() -> _Streams:
@@ -236,6 +241,33 @@ def named_stream(name: str) -> Iterator[None]:
         _NAME.reset(token)
 
 
+@contextmanager
+def record_sampling(record: Callable[[LocalRandomNumbers], LocalRandomNumbers]) -> Iterator[Callable[[], int]]:
+    """Sample nothing inside the block, which a compiler traces: ``record`` replaces what would be sampled.
+
+    Calls are counted from 0, and the rank's stream stays where it is.
+
+    Yields:
+        the function that returns the number of calls.
+
+    Raises:
+        UnsupportedOperatorError: the block starts the stream anew.
+    """
+    recorder = _RECORDER.set(record)
+    try:
+        with _temporary_stream((0, 0), replays=False):
+            temporary = _TEMPORARY.get()
+            start = temporary.state  # type: ignore[union-attr] # it was set
+            yield lambda: start.calls
+            if temporary.state is not start:  # type: ignore[union-attr] # as above
+                msg = (
+                    "compile: forward of the compiled module seeds the random numbers of DTensors; do so outside of it"
+                )
+                raise UnsupportedOperatorError(msg)
+    finally:
+        _RECORDER.reset(recorder)
+
+
 def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
     """Make sampling an error while ``recomputes()`` is True and the stream does not replay the first forward's."""
     with _LOCK:
@@ -243,7 +275,12 @@ def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
 
 
 def next_call() -> tuple[int, int]:
-    """Return seed and index of the next random call and count it; ranks with empty shards count it too.
+    """Return seed and index of the next random call and count it; ranks with empty shards count it too."""
+    return take_calls(1)
+
+
+def take_calls(count: int) -> tuple[int, int]:
+    """Return seed and index of the next random call, and count ``count`` of them.
 
     Raises:
         UnsupportedOperatorError: a forward is recomputed without replaying its stream, or another thread samples from
@@ -257,8 +294,8 @@ def next_call() -> tuple[int, int]:
         if temporary is None and _NAME.get() is None:
             streams.claim()
         state = streams.current() if temporary is None else temporary.state
-        state.calls += 1
-        return state.seed, state.calls - 1
+        first, state.calls = state.calls, state.calls + count
+        return state.seed, first
 
 
 _RECOMPUTED_WITHOUT_STATE = (
@@ -285,7 +322,8 @@ def sample(layout: Layout, distribution: Distribution) -> LocalRandomNumbers:
         runs = IndexRuns.of(layout.local_shape, whole_box(layout.local_shape))
     else:
         runs = IndexRuns.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
-    return LocalRandomNumbers(layout.local_shape, runs, seed, call, distribution)
+    numbers, record = LocalRandomNumbers(layout.local_shape, runs, seed, call, distribution), _RECORDER.get()
+    return numbers if record is None else record(numbers)
 
 
 def uniform(layout: Layout, bits: int = 53) -> Any:

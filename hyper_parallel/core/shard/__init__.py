@@ -8,6 +8,7 @@ from hyper_parallel._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import implicit_budget, record_events, strict
+    from hyper_parallel.core.shard.compiled import compile  # noqa: A004 - as torch.compile
     from hyper_parallel.core.shard.custom.dfunction import DFunction, ReplicatedOp
     from hyper_parallel.core.shard.custom.distributed_op import DistributedOp
     from hyper_parallel.core.shard.custom.function_map import custom_shard, local_map
@@ -39,6 +40,7 @@ __all__ = [
     "ShardingPropagator",
     "TensorMeta",
     "TupleStrategy",
+    "compile",
     "custom_shard",
     "implicit_budget",
     "implicit_replication",
@@ -53,6 +55,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "hyper_parallel.core.dtensor.events": ("implicit_budget", "record_events", "strict"),
         "hyper_parallel.core.shard.custom.dfunction": ("DFunction", "ReplicatedOp"),
+        "hyper_parallel.core.shard.compiled": ("compile",),
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.custom.distributed_op": ("DistributedOp",),
         "hyper_parallel.core.shard.custom.function_map": ("custom_shard", "local_map"),

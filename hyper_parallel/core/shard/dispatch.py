@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["UNSEEN", "Dispatcher", "implicit_replication", "no_function"]
+__all__ = ["UNSEEN", "Dispatcher", "implicit_replication", "implicitly_replicates", "no_function"]
 
 UNSEEN: Any = object()
 """What :meth:`Dispatcher.repeated` returns for a call that it does not know."""
@@ -50,6 +50,10 @@ register_owners(
     lambda entry: CacheInfo(f"plans of {entry.name}", len(entry.cache), _MAX_PLANS),
     lambda entry: entry.cache.clear(),
 )
+
+
+implicitly_replicates = _REPLICATE_PLAIN.get
+"""Return True inside :func:`implicit_replication`."""
 
 
 @contextmanager

@@ -245,6 +245,15 @@ class ModulesFacet(LedgerFacet):
         """
 
     @abc.abstractmethod
+    def compiled_forward(self, module: Any, backend: Any) -> Any:
+        """Let the forward of ``module`` run by graphs of local operators and collectives; see ``compile``.
+
+        Args:
+            module: the module, with its plan applied; it is changed in place.
+            backend: compiles the graphs; None: they run operator by operator.
+        """
+
+    @abc.abstractmethod
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
         """Return what averages the gradients of ``module`` while backward computes; ``reduces`` switches it.
 

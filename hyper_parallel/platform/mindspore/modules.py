@@ -12,6 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.contract.replicated import ReplicatedOptions
@@ -132,6 +133,18 @@ class MindSporeModules(ModulesFacet):
         from hyper_parallel.platform.mindspore.fully_sharded import FullyShardedGroup
 
         return FullyShardedGroup(self, module, options, parameters)
+
+    def compiled_forward(self, module: Any, backend: Any) -> Any:
+        """Refused.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) always.
+        """
+        del module, backend
+        raise UnsupportedOnBackend(
+            "compile: MindSpore's compiler parses the source of functions: it neither records the calls that a "
+            "function makes nor takes a collective of this library's transports as an operator; run the cell uncompiled"
+        )
 
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
         """What ``replicated.py`` has."""

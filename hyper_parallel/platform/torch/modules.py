@@ -129,6 +129,13 @@ class TorchModules(ModulesFacet):
 
         return FullyShardedGroup(self, module, options, parameters)
 
+    def compiled_forward(self, module: Any, backend: Any) -> Any:
+        """Trace forward and backward through the DTensors, when it is called first."""
+        from hyper_parallel.platform.torch.region import CompiledForward
+
+        module.forward = CompiledForward(module, backend)
+        return module
+
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
         """What ``replicated.py`` has."""
         from hyper_parallel.platform.torch.replicated import ReplicatedGradients

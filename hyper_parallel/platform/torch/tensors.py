@@ -12,6 +12,7 @@ import torch
 from hyper_parallel._caches import register
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.tensors import Rearrangement, TensorsFacet, dtype_name
+from hyper_parallel.platform.torch.region_numbers import RecordedArray
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.real.c10d import materialized
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
@@ -137,6 +138,8 @@ class TorchTensors(TensorsFacet):
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
         """A copy; of an empty array, whose strides PyTorch takes to be those of an expanded tensor, with its own."""
+        if isinstance(array, RecordedArray):
+            return array.tensor(device)
         tensor = torch.tensor(array, device=device)
         return tensor if tensor.numel() else tensor.clone(memory_format=torch.contiguous_format)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import tensor as peer
 
+import hyper_parallel
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 
-__all__ = ["blocks"]
+__all__ = ["blocks", "compiled_block"]
 
 _HEADS, _LENGTH, _WIDTH, _HIDDEN = 8, 32, 128, 256
 Boundary = Callable[[Any], Any]
@@ -50,6 +51,28 @@ def blocks(size: int, tensors: Callable[..., Any], *, sequence_parallel: bool = 
     theirs, ours = peer.Replicate(), Replicate()
     outside = (peer.Shard(1), Shard(1)) if sequence_parallel else (theirs, ours)
     return [by_hand, distributed_(1, theirs, outside[0]), distributed_(2, ours, outside[1])]
+
+
+class _Module(nn.Module):
+    """The block with our DTensors, as a module."""
+
+    def __init__(self, weights: dict[str, Any], heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight))
+
+    def forward(self, x: Any) -> Any:
+        """Return the block's output."""
+        return _block(x, self._parameters, self.heads, _redistributing(Replicate()), _redistributing(Shard(1)))
+
+
+def compiled_block(size: int, tensors: Callable[..., Any]) -> list[Callable[[], None]]:
+    """Return forward and backward of the sequence-parallel block by hand, and compiled; see :func:`blocks`."""
+    length = max(_LENGTH, size) // size
+    x, seed = (tensors(1, 2, length, _WIDTH, grad=flag)[2] for flag in (True, False))
+    module = hyper_parallel.compile(_Module(_weights(size, tensors)[2], max(_HEADS, size)))
+    return [blocks(size, tensors, sequence_parallel=True)[0], lambda: module(x).backward(seed)]
 
 
 _NORMS = ("g1", "b1", "g2", "b2")

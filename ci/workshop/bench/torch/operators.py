@@ -22,7 +22,7 @@ from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from workshop.bench import turns as benchmark
 from workshop.bench.call_profile import CallProfile
 from workshop.bench.torch import optimizers as optimizer_benchmark, redistributions as redistribution_benchmark
-from workshop.bench.torch.block import blocks
+from workshop.bench.torch.block import blocks, compiled_block
 from workshop.bench.torch.optimizers import optimizer_steps
 from workshop.bench.torch.redistributions import redistributions
 from workshop.bench.turns import BenchmarkCase, BenchmarkRow
@@ -40,7 +40,7 @@ MEDIAN_BUDGET = 0.3
 Triple = tuple[Any, Any, Any]  # plain, PyTorch's DTensor, ours
 
 
-ROWS = 42 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES) + len(BLOCK_SIZES)
+ROWS = 42 + optimizer_benchmark.CASES + redistribution_benchmark.CASES * len(SIZES) + 2 * len(BLOCK_SIZES)
 """The number of rows of :func:`run`."""
 
 
@@ -266,12 +266,19 @@ class _Bench:
         yield from self.redistributions()
         if self.size in BLOCK_SIZES:
             yield self.sequence_parallel_block()
+            yield self.compiled_block()
 
     def sequence_parallel_block(self) -> BenchmarkCase:
         """The same with activations sharded along the sequence between the tensor-parallel regions."""
         name = f"block, sequence parallel, {self.size} ranks"
         calls = blocks(self.size, self.tensors, sequence_parallel=True)
         return self.case(name, 1.15, calls, max(self.repeats // (20 + self.size), 5), by_hand=True)
+
+    def compiled_block(self) -> BenchmarkCase:
+        """The same by ``hyper_parallel.compile``."""
+        name = f"block, sequence parallel, compiled, {self.size} ranks"
+        calls = compiled_block(self.size, self.tensors)
+        return self.case(name, 1.02, calls, max(self.repeats // (20 + self.size), 5), by_hand=True)
 
 
 def _at(case: Callable[[int], Any], index: int) -> Callable[[], Any]:

@@ -32,7 +32,7 @@ from hyper_parallel.core.shard.rules.pointwise import elementwise
 from hyper_parallel.core.shard.sample import between, indices, integers, real, sample
 from hyper_parallel.errors import short_dtype
 
-__all__ = ["reduce_partials", "vocab_parallel_loss"]
+__all__ = ["is_vocab_parallel", "reduce_partials", "vocab_parallel_loss"]
 
 
 _VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
@@ -46,6 +46,10 @@ def vocab_parallel_loss() -> Iterator[None]:
         yield
     finally:
         _VOCAB_PARALLEL.reset(token)
+
+
+is_vocab_parallel = _VOCAB_PARALLEL.get
+"""Return True inside :func:`vocab_parallel_loss`."""
 
 
 # -- helper operators --------------------------------------------------------------------------------------------------

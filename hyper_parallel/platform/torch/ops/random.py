@@ -101,6 +101,9 @@ def _make_like(x: Tensor, sampled: LocalRandomNumbers, dtype: Any) -> Tensor:
 
 def _fill(x: Tensor, sampled: LocalRandomNumbers) -> Tensor:
     """Copy the numbers into a contiguous tensor."""
+    recorded = getattr(sampled, "tensor", None)  # of a graph that is traced: numbers are drawn when it runs
+    if recorded is not None:
+        return x.copy_(recorded(x.device))
     places = x.view(sampled.rows)
     for rows, columns, values in () if x.is_meta else sampled.blocks():
         places[rows, columns].copy_(torch.from_numpy(values))

@@ -19,14 +19,17 @@ __all__ = [
     "NAMES",
     "call_compile",
     "function_apply",
+    "global_module_hooks",
     "group_resolvers",
     "inside_forward_ad",
     "mesh_readers",
     "native_apply",
+    "overload_call",
     "register_group",
 ]
 
 _COMPILE = "torch.compile beside DTensors"
+_REGIONS = "hyper_parallel.compile"
 _ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
 _C10D = "torch.distributed.distributed_c10d"
 _THREADS = "a simulated world of threads"
@@ -81,6 +84,9 @@ NAMES = Names(
         "UserFunctionVariable": _name("torch._dynamo.variables.functions.UserFunctionVariable", _COMPILE),
         "callback_handler": _name("torch._dynamo.callback.callback_handler", _COMPILE),
         "trace_rules": _name("torch._dynamo.trace_rules", _COMPILE),
+        "aot_function": _name("torch._functorch.aot_autograd.aot_function", _REGIONS),
+        "make_boxed_func": _name("torch._functorch.aot_autograd.make_boxed_func", _REGIONS),
+        "module_functions": _name("torch.nn.modules.module", _REGIONS),
         "get_isolation": _name(_ISOLATION.format("get"), "", "2.13 and newer", otherwise=lambda: -1),
         "set_isolation": _name(_ISOLATION.format("set"), "", "2.13 and newer", otherwise=lambda _: None),
         # what is replaced: see patches.py
@@ -140,6 +146,18 @@ def native_apply() -> Any:
     """Return the native half of ``torch.autograd.Function.apply``, unbound."""
     base = NAMES.find("FunctionBase")
     return vars(base).get("apply", base)
+
+
+def global_module_hooks() -> tuple[Any, ...]:
+    """Return the dictionaries of hooks that every module calls."""
+    functions = NAMES.find("module_functions")
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return tuple(getattr(functions, f"_global_{kind}") for kind in kinds)
+
+
+def overload_call(overload: Any) -> Any:
+    """Return the function that an operator overload's own ``__call__`` calls."""
+    return getattr(overload, "_op", overload)
 
 
 def group_resolvers() -> tuple[str, ...]:

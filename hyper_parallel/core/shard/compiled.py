@@ -1,0 +1,56 @@
+"""``compile``: a module runs by graphs of local operators and collectives, without dispatch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["compile"]
+
+ModuleT = TypeVar("ModuleT")
+
+_COMPILED = "_hyper_parallel_compiled"
+
+
+def compile(module: ModuleT, *, backend: Callable[..., Any] | None = None) -> ModuleT:  # noqa: A001 - as torch.compile
+    """Let ``module`` run by a forward and a backward graph, which are traced through its DTensors.
+
+    The graphs hold what the local tensors go through: operators of PyTorch and collectives, in the order of the
+    uncompiled module, and with its bits. They are traced when the module is first called with tensors of new shapes,
+    layouts, dtypes or requires_grad, with other plain arguments, after an attribute of it or a submodule has changed,
+    or in another mode (train, ``no_grad``, autocast); 64 are kept. Random numbers of DTensors are those of the
+    uncompiled module.
+
+    Apply a plan first. The module's own hooks, and so ``fully_shard`` and ``replicate`` of it, before or after, stay
+    outside of the graphs, and recomputation belongs around the module: inside, activations are kept. Calls are made one
+    by one where something follows them: ``record_events``, ``strict``, ``defer_grad_reduce``, modes that see each
+    operator, global hooks, inference mode.
+
+    What a graph cannot hold is refused: values that decide what is computed (``item()``, masks as indices), messages
+    between two ranks, attributes or arguments that forward writes, tensors that are neither arguments nor parameters
+    nor buffers, hooks of submodules. Other things that forward reads, such as global variables, must not change.
+
+    Args:
+        module: the module, which is changed in place.
+        backend: a function of a ``torch.fx.GraphModule`` and examples of its inputs, as for ``torch.compile``; by
+            default the graphs run operator by operator.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        PlanError: (a ValueError) the module was compiled before, or ``fully_shard`` was applied to a submodule.
+        UnsupportedOnBackend: (a NotImplementedError) on MindSpore.
+    """
+    platform = platform_of_argument(module, "compile: module", module=True)
+    if _COMPILED in vars(module):
+        msg = f"compile was applied to this {type(module).__name__} before; apply it once"
+        raise PlanError(msg)
+    platform.compiled_forward(module, backend)
+    setattr(module, _COMPILED, True)
+    return module

@@ -1,0 +1,188 @@
+"""Collectives in a traced graph: while a region is traced, the transport records them as one opaque operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.transport.base import ForwardingTransport, Ranks, Shape
+from hyper_parallel.transport.work import Work
+
+__all__ = ["COLLECTIVE", "TracingTransport", "recorded_call"]
+
+_LISTS = frozenset({"reduce_scatter", "all_to_all"})
+"""Collectives whose first argument is a list of tensors, one for each member."""
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A collective of a graph, without its tensors.
+
+    Attributes:
+        method: of the transport.
+        arguments: all but the first, which holds the tensors.
+        outputs: local shapes of the results.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    outputs: tuple[Shape, ...]
+
+    @property
+    def takes_list(self) -> bool:
+        """Whether it takes a tensor for each member."""
+        return self.method in _LISTS
+
+    def bound(self) -> Callable[[Any], Any]:
+        """The function of its tensor, or list of tensors, that runs it on the transport of this rank."""
+        read, arguments, transport = attrgetter(self.method), self.arguments, get_torch_platform().transport
+
+        def run(tensors: Any) -> Any:
+            return read(transport())(tensors, *arguments)
+
+        return run
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run it as an operator."""
+        result = self.bound()(list(tensors) if self.takes_list else tensors[0])
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+_CALLS: list[RecordedCall] = []
+_NUMBERS: dict[RecordedCall, int] = {}
+_LOCK = threading.Lock()
+
+
+def recorded_call(number: int) -> RecordedCall:
+    """Return the call that the operator's argument stands for."""
+    return _CALLS[number]
+
+
+def _number(call: RecordedCall) -> int:
+    with _LOCK:
+        if call not in _NUMBERS:
+            _NUMBERS[call] = len(_CALLS)
+            _CALLS.append(call)
+        return _NUMBERS[call]
+
+
+_LIBRARY = torch.library.Library("hyper_parallel", "FRAGMENT")
+_LIBRARY.define("collective(Tensor[] tensors, int call) -> Tensor[]")
+
+
+def _run(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+    return _CALLS[call].run(tensors)
+
+
+def _shapes(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+    return [tensors[0].new_empty(shape) for shape in _CALLS[call].outputs]
+
+
+_LIBRARY.impl("collective", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("hyper_parallel::collective", _shapes, lib=_LIBRARY)
+COLLECTIVE = torch.ops.hyper_parallel.collective.default
+"""``(tensors, number of a recorded call) -> tensors``."""
+torch.fx.node.has_side_effect(COLLECTIVE)  # other members wait for it, whether or not its result is used
+
+
+def _collective(tensors: Sequence[Any], method: str, arguments: tuple[Any, ...], outputs: Sequence[Shape]) -> list[Any]:
+    call = RecordedCall(method, _hashable(arguments), tuple(tuple(map(int, shape)) for shape in outputs))
+    results: list[Any] = COLLECTIVE(list(tensors), _number(call))
+    return results
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
+class TracingTransport(ForwardingTransport):
+    """Records collectives in the graph that is being traced.
+
+    Objects are exchanged for real, since they decide what is traced: ``exchanges`` lists them, and a later call of the
+    graph has to find the same ones.
+
+    Args:
+        inner: the transport of this rank.
+        known: results of exchanges that have taken place, in their order.
+    """
+
+    def __init__(self, inner: Any, known: Sequence[list[Any]] = ()) -> None:
+        super().__init__(inner)
+        self.exchanges: list[tuple[Any, Ranks, list[Any]]] = []
+        self._known = list(known)
+
+    def rewind(self) -> None:
+        """Begin anew: the tracer runs a function several times, and objects are exchanged once."""
+        self._known += [result for _, _, result in self.exchanges[len(self._known) :]]
+        self.exchanges = []
+
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
+        """See :class:`Transport`."""
+        return _collective([x], "all_reduce", (op, ranks), [x.shape])[0]
+
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :class:`Transport`."""
+        return _collective([x], "all_gather", (ranks, shapes), shapes)
+
+    def all_gather_rows(self, x: Any, ranks: Ranks, shapes: Any) -> Any:
+        """See :class:`Transport`."""
+        return _collective([x], "all_gather_rows", (ranks, shapes), [(len(ranks), *x.shape)])[0]
+
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
+        """See :class:`Transport`."""
+        return _collective(chunks, "reduce_scatter", (op, ranks), [chunks[ranks.index(self.rank)].shape])[0]
+
+    def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: Any) -> Any:
+        """See :class:`Transport`."""
+        return _collective([rows], "reduce_scatter_rows", (op, ranks, shapes), [rows.shape[1:]])[0]
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :class:`Transport`."""
+        return _collective(chunks, "all_to_all", (ranks, shapes), shapes)
+
+    def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: Any, expects: Any) -> Any:
+        """See :class:`Transport`."""
+        return _collective([rows], "all_to_all_rows", (ranks, sends, expects), [rows.shape])[0]
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """See :class:`Transport`."""
+        return _collective([x], "broadcast", (src, ranks), [x.shape])[0]
+
+    def send(self, x: Any, dst: int, tag: int = 0, channel: Any = None) -> None:
+        """Refuse: a message has no result by which a graph could order it."""
+        del x, dst, tag, channel
+        raise _refused("a message to another rank")
+
+    def recv(self, like: Any, src: int, tag: int = 0, channel: Any = None) -> Any:
+        """Refuse, as :meth:`send`."""
+        del like, src, tag, channel
+        raise _refused("a message from another rank")
+
+    def barrier(self, ranks: Ranks) -> None:
+        """Refuse, as :meth:`send`."""
+        del ranks
+        raise _refused("a barrier")
+
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """Exchange objects now, unless that was done before; see the class."""
+        index = len(self.exchanges)
+        result = self._known[index] if index < len(self._known) else self._inner.all_gather_object(obj, ranks)
+        self.exchanges.append((obj, ranks, result))
+        return result
+
+    def start(self, operation: str, *args: Any) -> Work:
+        """Record it as complete: nothing in a graph runs beside it."""
+        result = getattr(self, operation)(*args)
+        return Work(operation, lambda: result)
+
+
+def _refused(what: str) -> UnsupportedOperatorError:
+    msg = f"compile: a compiled region cannot hold {what}; leave it out of the compiled module"
+    return UnsupportedOperatorError(msg)

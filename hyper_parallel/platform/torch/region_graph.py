@@ -1,0 +1,151 @@
+"""Traces a function of local tensors, through the DTensors inside it, into a forward and a backward graph.
+
+PyTorch's AOTAutograd traces; what follows is ours: forward and backward are separated by the order of the trace, so
+that both run the operators and collectives that the program runs, in its order, and the collectives become calls of the
+transport.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.region_collectives import COLLECTIVE, recorded_call
+from hyper_parallel.platform.torch.region_numbers import NUMBERS, drawing, forget_numbers
+from hyper_parallel.platform.torch.versions import overload_call
+
+__all__ = ["Backend", "compiled_graphs"]
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+"""Makes a function of a graph and examples of its inputs, as backends of ``torch.compile`` do."""
+
+
+def compiled_graphs(
+    function: Callable[..., Any], backend: Backend | None, while_tracing: ExitStack
+) -> Callable[..., Any]:
+    """Return what runs ``function`` by graphs, which are traced when it is called first.
+
+    Args:
+        function: of local tensors; returns a list of them.
+        backend: compiles the graphs; by default they run operator by operator.
+        while_tracing: closed when the trace has ended.
+    """
+    from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # PyTorch loads its compiler
+
+    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        while_tracing.close()
+        if backend is not None:
+            return backend(graph, examples)
+        return make_boxed_func(_function_of(graph))  # type: ignore[no-any-return] # PyTorch's
+
+    def separate(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
+        del inputs
+        while_tracing.close()
+        return _separated(joint, num_fwd_outputs)
+
+    return aot_function(  # type: ignore[no-any-return] # PyTorch's
+        function, compile_graph, compile_graph, partition_fn=separate, inference_compiler=compile_graph
+    )
+
+
+def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return forward and backward of a joint graph: what was traced before, and after, backward began."""
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    body = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
+    (end,) = (node for node in joint.graph.nodes if node.op == "output")
+    results = list(end.args[0])
+    begin = next((index for index, node in enumerate(body) if _is_backward(node)), len(body))
+    ahead, behind = body[:begin], body[begin:]
+    first = {*(node for node in inputs if not _is_backward(node)), *ahead}
+    needed = [node for later in (*behind, _Results(results[outputs:])) for node in later.all_input_nodes]
+    saved = [node for node in dict.fromkeys(needed) if node in first]
+    _check_random(behind)
+    primals = [node for node in inputs if not _is_backward(node)]
+    tangents = [node for node in inputs if _is_backward(node)]
+    forward = _extracted(joint, primals, ahead, [*results[:outputs], *saved], "Forward")
+    backward = _extracted(joint, [*saved, *tangents], behind, results[outputs:], "Backward")
+    return forward, backward
+
+
+class _Results:
+    """The results of backward, read like a node."""
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        self.all_input_nodes = [node for node in results if isinstance(node, fx.Node)]
+
+
+def _is_backward(node: fx.Node) -> bool:
+    if node.op == "placeholder":
+        return "tangents" in str(node.target)
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def _extracted(
+    joint: fx.GraphModule, inputs: Sequence[fx.Node], body: Sequence[fx.Node], results: Sequence[Any], name: str
+) -> fx.GraphModule:
+    """Return the graph of ``body`` alone."""
+    graph, copies = fx.Graph(), {}
+    for node in inputs:
+        copy = graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    for node in body:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] if isinstance(node, fx.Node) else node for node in results])
+    graph.eliminate_dead_code()
+    graph.lint()
+    return fx.GraphModule(joint, graph, name)
+
+
+def _check_random(backward: Sequence[fx.Node]) -> None:
+    """Refuse operators that draw from PyTorch's generator in backward: a recomputation would draw other numbers."""
+    for node in backward:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            msg = (
+                f"compile: backward of the compiled module runs {node.target}, which draws from PyTorch's generator; "
+                "a recomputation has to stand around the compiled module, not inside"
+            )
+            raise UnsupportedOperatorError(msg)
+
+
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
+
+
+def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """Return what runs the graph: this package's operators as functions, PyTorch's without look-ups."""
+    _lower(module.graph)
+    code = module.graph.python_code("self")
+    names = dict(code.globals)
+
+    def bind(operator: re.Match[str]) -> str:
+        name = "_".join(("operator", *operator.groups()))
+        names[name] = overload_call(attrgetter(".".join(operator.groups()))(torch.ops))
+        return name
+
+    exec(compile(_OPERATOR.sub(bind, code.src), "<compiled region>", "exec"), names)  # noqa: S102 - as fx does
+    return partial(names["forward"], module)
+
+
+def _lower(graph: fx.Graph) -> None:
+    """Replace this package's operators by the functions that they run."""
+    for node in list(graph.nodes):
+        if node.target is COLLECTIVE:
+            tensors, number = node.args
+            call = recorded_call(number)
+            if len(call.outputs) == 1:
+                for user in list(node.users):  # each takes the only result
+                    user.replace_all_uses_with(node)
+                    graph.erase_node(user)
+            node.target, node.args = call.bound(), (tensors if call.takes_list else tensors[0],)
+        elif node.target is NUMBERS:
+            stream, number = node.args
+            node.target, node.args = drawing(number), (stream,)
+            forget_numbers(number)

@@ -1,0 +1,199 @@
+"""What a compiled graph depends on besides its tensors: attributes, hooks and submodules of the module, and modes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_parallel.core.dtensor.events import watchers
+from hyper_parallel.core.dtensor.mesh import get_current_mesh
+from hyper_parallel.core.dtensor.skip_dispatch import open_blocks
+from hyper_parallel.core.shard.dispatch import implicitly_replicates
+from hyper_parallel.core.shard.rules.loss import is_vocab_parallel
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.torch.versions import (
+    function_mode_enabled,
+    global_module_hooks,
+    len_dispatch_stack,
+    transforms_active,
+)
+
+__all__ = ["SHARDED", "ModuleState", "ModuleTensors", "is_observed", "modes"]
+
+_PACKAGE = "hyper_parallel."
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+SHARDED = "_hyper_parallel_fully_sharded"
+"""Attribute of modules that fully_shard was applied to."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def is_observed() -> bool:
+    """Whether something follows the calls one by one, so that they have to be made."""
+    return bool(
+        watchers()
+        or open_blocks()
+        or len_dispatch_stack()
+        or function_mode_enabled()
+        or transforms_active()
+        or torch.is_inference_mode_enabled()
+        or any(global_module_hooks())
+    )
+
+
+def modes(device: str) -> tuple[Any, ...]:
+    """The switches that change what calls do."""
+    cast = torch.is_autocast_enabled(device)
+    return (
+        torch.is_grad_enabled(),
+        cast and torch.get_autocast_dtype(device),
+        torch.get_default_dtype(),
+        implicitly_replicates(),
+        is_vocab_parallel(),
+        get_current_mesh(),
+    )
+
+
+class ModuleState:
+    """The attributes of a module and its submodules, as they are now.
+
+    Args:
+        root: the module that is compiled; its own hooks run outside of the graph.
+
+    Raises:
+        PlanError: a submodule is fully sharded, or has hooks of the program.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        modules = list(root.named_modules())
+        self._dicts = [vars(module) for _, module in modules]
+        self._values = list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
+        self._children = [module._modules for _, module in modules]  # noqa: SLF001 - no public spelling
+        self._submodules = list(itertools.chain.from_iterable(map(dict.values, self._children)))
+        self._hooks = [getattr(module, name) for path, module in modules if path for name in _HOOKS]
+        self._hook_count = sum(map(len, self._hooks))
+        self._contents = [
+            (value, _content(value))
+            for attributes in self._dicts
+            for name, value in attributes.items()
+            if name not in _ELSEWHERE and _is_container(value)
+        ]
+        for path, module in modules:
+            if path:
+                _check(path, module)
+        self.key = tuple((path, *_key(vars(module))) for path, module in modules)
+
+    def holds(self) -> bool:
+        """Whether all attributes are the same objects still, with the same contents."""
+        return (
+            all(map(is_, itertools.chain.from_iterable(map(dict.values, self._dicts)), self._values))
+            and sum(map(len, self._dicts)) == len(self._values)
+            and all(map(is_, itertools.chain.from_iterable(map(dict.values, self._children)), self._submodules))
+            and sum(map(len, self._children)) == len(self._submodules)
+            and sum(map(len, self._hooks)) == self._hook_count
+            and all(_content(value) == content for value, content in self._contents)
+        )
+
+    def difference(self, later: ModuleState) -> str | None:
+        """The first attribute that ``later`` has otherwise, or None."""
+        for before, after in zip(self.key, later.key, strict=False):
+            for one, other in zip(before[1:], after[1:], strict=False):
+                if one != other:
+                    return ".".join(filter(None, (before[0], other[0])))
+            if len(before) != len(after):
+                return ".".join(filter(None, (before[0], after[-1][0])))
+        return None if len(self.key) == len(later.key) else "its submodules"
+
+
+@dataclass(frozen=True)
+class ModuleTensors:
+    """Where a module has its parameters and buffers.
+
+    Attributes:
+        places: path, dictionary and name of each, tied ones once.
+        tied: dictionary and name of a tied one, and of the place that stands for it.
+        absent: dictionary and name of those that are None.
+        homes: the dictionaries.
+        count: of their entries.
+    """
+
+    places: list[tuple[str, dict[str, Any], str]]
+    tied: list[tuple[dict[str, Any], str, dict[str, Any], str]]
+    absent: list[tuple[dict[str, Any], str]]
+    homes: list[dict[str, Any]]
+    count: int
+
+    @classmethod
+    def of(cls, root: nn.Module) -> ModuleTensors:
+        """Find them."""
+        found, first = cls([], [], [], [], 0), {}
+        for path, module in root.named_modules():
+            for home in (module._parameters, module._buffers):
+                found.homes.append(home)
+                for name, value in home.items():
+                    if value is None:
+                        found.absent.append((home, name))
+                    elif id(value) in first:
+                        found.tied.append((home, name, *first[id(value)]))
+                    else:
+                        first[id(value)] = (home, name)
+                        found.places.append((f"{path}.{name}" if path else name, home, name))
+        return cls(found.places, found.tied, found.absent, found.homes, sum(map(len, found.homes)))
+
+    def hold(self) -> bool:
+        """Whether they still are in these places."""
+        return (
+            sum(map(len, self.homes)) == self.count
+            and all(home[name] is None for home, name in self.absent)
+            and all(home[name] is other[first] for home, name, other, first in self.tied)
+        )
+
+
+def _check(path: str, module: nn.Module) -> None:
+    if SHARDED in vars(module):
+        msg = (
+            f"compile: fully_shard was applied to {path}, a submodule of the compiled module; compile modules that "
+            "fully_shard gathers at once, such as each block"
+        )
+        raise PlanError(msg)
+    for name in _HOOKS:
+        for hook in getattr(module, name).values():
+            owner = getattr(getattr(hook, "func", hook), "__module__", "") or ""
+            if not owner.startswith(_PACKAGE):
+                msg = (
+                    f"compile: {path} has a hook, {getattr(hook, '__qualname__', repr(hook))}, which a compiled graph "
+                    "would not call; register it on the compiled module itself, or do not compile"
+                )
+                raise PlanError(msg)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS) and not isinstance(value, tuple)
+
+
+def _content(value: Any) -> Any:
+    """A copy of the plain values in containers, and the identities of everything else."""
+    if isinstance(value, dict):
+        return (dict, [(key, _content(item)) for key, item in value.items()])
+    if isinstance(value, (set, frozenset)):
+        return (type(value), frozenset(value))
+    if isinstance(value, (list, tuple)):
+        return (type(value), [_content(item) for item in value])
+    return (
+        (type(value), repr(value) if isinstance(value, (float, complex)) else value)
+        if isinstance(value, _PLAIN)
+        else id(value)
+    )
+
+
+# Compared in other ways: tensors are arguments of the graph, submodules are listed, hooks are counted.
+_ELSEWHERE = (frozenset(vars(nn.Module())) | {"forward"}) - {"training"}
+
+
+def _key(attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, repr(_content(value))) for name, value in attributes.items() if name not in _ELSEWHERE)
