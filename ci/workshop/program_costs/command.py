@@ -1,0 +1,120 @@
+"""``python ci/workshop cost``: what `verify program` takes for a GPT, beside the same script under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.verify.run_header import report_json
+from workshop.program_costs.measurement import Cost, cost_of
+
+__all__ = ["add_parser", "run"]
+
+SCRIPT = Path(__file__).with_name("gpt.py")
+SIZES = ("0.1M", "1M", "11M", "124M")
+_MODES = ("ddp", "fsdp")
+_GIGABYTE = 1e9
+_LINE = "{:>6} {:>5} {:>6} {:>6}  {:>9} {:>9} {:>6}  {:>8} {:>8}  {:>7} {:>7}  {}"
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    text = "what verify program takes for a GPT of several sizes, beside the same script under torchrun"
+    subparser = commands.add_parser("cost", help=text, description=text)
+    subparser.add_argument("--size", default="0.1M,11M", help=f"of {', '.join(SIZES)}; default: 0.1M,11M")
+    subparser.add_argument("--mode", default="ddp,fsdp", help="of ddp, fsdp; default: both")
+    subparser.add_argument("--ranks", default="4", help="numbers of ranks, such as 4,64; default: 4")
+    subparser.add_argument("--steps", default="3", help="numbers of optimizer steps, such as 1,10; default: 3")
+    subparser.add_argument("--json", action="store_true", help="the rows as JSON")
+    subparser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure every combination; return 0 if all commands succeeded."""
+    cases = [
+        (size, mode, ranks, steps)
+        for size in _chosen(arguments.size, SIZES, "--size")
+        for mode in _chosen(arguments.mode, _MODES, "--mode")
+        for ranks in _numbers(arguments.ranks, "--ranks", 2)
+        for steps in _numbers(arguments.steps, "--steps", 1)
+    ]
+    progress, rows = Progress(2 * len(cases)), []
+    if not arguments.json:
+        print(_LINE.format(
+            "size", "mode", "ranks", "steps", "CPU s", "torchrun", "ratio", "GB", "torchrun", "wall s", "torchrun", ""
+        ).rstrip())  # fmt: skip
+    for size, mode, ranks, steps in cases:
+        options = ["--size", size, "--mode", mode, "--steps", str(steps)]
+        title = f"{size} {mode} on {ranks} ranks"
+        with progress.running(f"{title}: torchrun"):
+            peer = _measured([*_torchrun(ranks), str(SCRIPT), *options])
+        with progress.running(f"{title}: verify program"):
+            ours = _measured([*_verify(ranks), *options])
+        rows.append({
+            "size": size, "mode": mode, "ranks": ranks, "steps": steps,
+            "ours": _facts(ours), "torchrun": _facts(peer), "ok": ours.status == peer.status == 0,
+        })  # fmt: skip
+        if not arguments.json:
+            print(_line(rows[-1]), flush=True)
+    ok = all(row["ok"] for row in rows)
+    if arguments.json:
+        answer(report_json({"ok": ok, "rows": rows}))
+    return 0 if ok else 1
+
+
+def _torchrun(ranks: int) -> list[str]:
+    """Return the start of torchrun's command; ranks share the processors, as simulated ones do."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def _verify(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "hyper_parallel", "verify", "program", str(SCRIPT), "--world-size", str(ranks), "--"]
+
+
+def _measured(command: list[str]) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        return cost_of(command, Path(folder))
+
+
+def _facts(cost: Cost) -> dict[str, Any]:
+    facts = asdict(cost)
+    return facts if cost.status else {**facts, "output": ""}
+
+
+def _line(row: dict[str, Any]) -> str:
+    ours, peer = row["ours"], row["torchrun"]
+    failed = next((cost for cost in (ours, peer) if cost["status"]), None)
+    last = [] if failed is None else failed["output"].strip().splitlines()[-1:]
+    times = [ours["processor"], peer["processor"], ours["processor"] / max(peer["processor"], 1e-3)]
+    memory = [cost["memory"] / _GIGABYTE for cost in (ours, peer)]
+    numbers = [f"{value:.{digits}f}" for value, digits in zip(
+        [*times, *memory, ours["seconds"], peer["seconds"]], (1, 1, 1, 2, 2, 1, 1), strict=True
+    )]  # fmt: skip
+    failure = "" if failed is None else f"status {failed['status']}: {''.join(last)}"
+    return _LINE.format(row["size"], row["mode"], row["ranks"], row["steps"], *numbers, failure).rstrip()
+
+
+def _chosen(text: str, known: tuple[str, ...], option: str) -> list[str]:
+    chosen = text.split(",")
+    unknown = [word for word in chosen if word not in known]
+    if unknown:
+        msg = f"{option} {unknown[0]!r} is not one of {', '.join(known)}"
+        raise ValueError(msg)
+    return chosen
+
+
+def _numbers(text: str, option: str, least: int) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < least:
+        msg = f"{option} {text!r} is not a list of numbers of at least {least}, such as 4,64"
+        raise ValueError(msg)
+    return numbers
