@@ -16,7 +16,7 @@ from workshop.program_costs.measurement import Cost, cost_of
 
 __all__ = ["add_parser", "run"]
 
-SCRIPT = Path(__file__).with_name("gpt.py")
+SCRIPT = Path(__file__).parents[1] / "bench" / "torch" / "gpt.py"
 SIZES = ("0.1M", "1M", "11M", "124M")
 _MODES = ("ddp", "fsdp")
 _GIGABYTE = 1e9

@@ -84,6 +84,6 @@ def test_the_script_is_equal_to_one_device(mode):
 @pytest.mark.platforms("torch")
 def test_the_sizes_are_those_of_the_script():
     """The command's sizes are the script's."""
-    from workshop.program_costs import gpt
+    from workshop.bench.torch import gpt
 
     assert tuple(gpt.SIZES) == command.SIZES
