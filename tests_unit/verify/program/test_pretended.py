@@ -38,6 +38,10 @@ state = torch.cuda.get_rng_state()
 first = torch.rand(3, device="cuda")
 torch.cuda.set_rng_state(state)
 assert torch.equal(first, torch.rand(3, device="cuda:0"))
+torch.cuda._lazy_call(lambda: torch.cuda.default_generators[rank].set_state(state))
+assert torch.equal(first, torch.rand(3, device=device))
+torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
+assert torch.cuda.memory.max_memory_allocated() == 0
 stream, begin, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 data = torch.randn(3, 6, 5, device="cuda", generator=generator).cpu().pin_memory()
 for batch in torch.empty(3, 6, 5, pin_memory=True).copy_(data):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +19,12 @@ ASKED: Counter[str] = Counter()
 """How often a program asked for what, by kind."""
 
 _CAPABILITY = (8, 0)  # computes in bfloat16
+_MOST = 1024
+"""Devices that have a generator, which is the host's."""
+
+_PARTS = ("graphs", "memory", "random", "streams")
+"""Modules of a device's module in which programs find the same functions."""
+
 _LACKED = {
     "CUDAGraph": "run without graphs of the device",
     "graph": "run without graphs of the device",
@@ -134,6 +140,7 @@ class PretendedDevice:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.default_generators = (torch.default_generator,) * _MOST
         self._current = 0
         self._stream: Any = None
 
@@ -153,6 +160,10 @@ class PretendedDevice:
 
     def _lazy_init(self) -> None:
         """Start the driver: there is none."""
+
+    def _lazy_call(self, call: Callable[[], Any], **_: Any) -> None:
+        """Call what waits for the driver."""
+        call()
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -355,9 +366,14 @@ def _memory() -> int:
 
 def answer_for(device: PretendedDevice, module: ModuleType) -> None:
     """Let ``device`` answer for its module and for ``torch.accelerator``."""
-    for name in dir(PretendedDevice):
-        if not name.startswith("_") or name in ("_lazy_init", "_is_in_bad_fork"):
-            setattr(module, name, getattr(device, name))
+    answered = [name for name in dir(PretendedDevice) if not name.startswith("__")]
+    for name in (*answered, "default_generators"):
+        setattr(module, name, getattr(device, name))
+    for part in _PARTS:
+        inner = getattr(module, part, None)
+        for name in answered:
+            if hasattr(inner, name):
+                setattr(inner, name, getattr(device, name))
     for name, instead in _LACKED.items():
         setattr(module, name, _Lacked(f"torch.{device.name}.{name}", instead))
     for dtype in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"):
