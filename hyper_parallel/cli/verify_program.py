@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, real, seed, whole
@@ -30,6 +31,8 @@ computes: outputs of modules, losses, masks, gradients when the optimizer sees t
 weights and buffers after each step. The report names the first difference with its rank, its step and its cause.
 
 FILE is a script, or file.py:function of a function that takes nothing or a mesh. Arguments of the script follow --.
+Without FILE, what follows -- is the command that starts training: `-- torchrun --nproc-per-node 4 train.py --lr 0.1`,
+`-- accelerate launch train.py`, `-- python -m package.train`.
 It must train the same way on one rank: read its rank and world size from torch.distributed or the environment, and take
 its part of one global batch. The allowed difference is measured by repeating the run on one rank with perturbations in
 the last place.
@@ -59,7 +62,10 @@ def add_parser(kinds: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparser.add_argument("file", metavar="FILE", help="train.py, or train.py:function")
+    subparser.add_argument("file", nargs="?", metavar="FILE", help="train.py, or train.py:function")
+    subparser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="a module in place of FILE, as python -m runs it"
+    )
     subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="dp=2,tp=2", help="axes of the ranks, the last one fastest, for messages")
     subparser.add_argument("--single", metavar="FILE", help="another script or function for the run on one rank")
@@ -107,7 +113,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     subparser.add_argument("--html", metavar="FILE", help="also write a page: differences, causes, what was compared")
-    subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS]"
+    subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS or COMMAND]"
     subparser.set_defaults(run=run, arguments=())
 
 
@@ -116,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.program.run import verify_program
     from hyper_parallel.verify.program.torchrun import is_first_rank
 
+    program, script, world_size = _program(arguments)
     can_be_written("--report", arguments.report)
     can_be_written("--html", arguments.html)
     require_settings(arguments.device)
@@ -123,8 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with progress.ticking():
             report = verify_program(
-                arguments.file,
-                arguments.world_size,
+                program,
+                world_size,
                 single=arguments.single,
                 mesh=arguments.mesh,
                 steps=arguments.steps,
@@ -132,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed,
                 launch=arguments.launch,
                 declared=_declared(arguments.declare or ()),
-                args=arguments.arguments,
+                args=script,
                 single_args=_words(arguments.single_args),
                 only=arguments.only or (),
                 timeout=arguments.timeout,
@@ -157,6 +164,28 @@ def run(arguments: argparse.Namespace) -> int:
     _write(report, arguments.report, arguments.html)
     answer(report_json(report.to_json()) if arguments.json else coloured(report.text()))
     return report.status
+
+
+def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | None]:
+    """Return what to run, its arguments, and on how many ranks: FILE, a module, or a launcher's command after --.
+
+    Raises:
+        ValueError: none of these is given, or two are.
+    """
+    if arguments.file is not None and arguments.module is not None:
+        msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: one program is verified; leave out one"
+        raise ValueError(msg)
+    if arguments.file is not None or arguments.module is not None:
+        target = f"-m {arguments.module}" if arguments.file is None else arguments.file
+        return target, arguments.arguments, arguments.world_size
+    if not arguments.arguments:
+        msg = "name FILE, -m MODULE, or after -- the command that starts training, such as `-- torchrun train.py`"
+        raise ValueError(msg)
+    from hyper_parallel.verify.program.launch_line import read_launch_line
+
+    line = read_launch_line(arguments.arguments)
+    size = arguments.world_size or (None if arguments.mesh else line.ranks)
+    return line.target, line.arguments, size
 
 
 def _words(text: str | None) -> list[str] | None:

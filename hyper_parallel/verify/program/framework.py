@@ -22,6 +22,15 @@ from hyper_parallel.verify.program.program import Program
 
 __all__ = ["imported_frameworks", "imported_packages", "other_framework", "program_framework"]
 
+_STACKS = {
+    "torch": {
+        "accelerate", "deepspeed", "lightning", "megatron", "peft", "pytorch_lightning", "torchtitan", "transformers",
+        "trl",
+    },
+    "mindspore": {"mindformers", "mindnlp", "mindone"},
+}  # fmt: skip
+"""Packages that train with one framework."""
+
 _INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
@@ -34,7 +43,7 @@ def program_framework(program: Program) -> str:
     """
     if callable(program.function):
         return framework_for(program.function)
-    named = imported_frameworks(Path(program.path))
+    named = imported_frameworks(Path(program.path), program.folder)
     if len(named) == 1:
         return named[0]
     if len(installed_frameworks()) < len(FRAMEWORKS) or os.environ.get(ENVIRONMENT_VARIABLE):
@@ -46,32 +55,39 @@ def program_framework(program: Program) -> str:
 
 def other_framework(program: Program, platform: str) -> str:
     """Return the only framework that a program's file imports if it is not ``platform``; empty if it is, or unknown."""
-    named = [] if callable(program.function) else imported_frameworks(Path(program.path))
+    named = [] if callable(program.function) else imported_frameworks(Path(program.path), program.folder)
     return named[0] if len(named) == 1 and named != [platform] else ""
 
 
-def imported_frameworks(path: Path) -> list[str]:
+def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
     """Return the frameworks that a file imports, or else those that files beside it import for it.
+
+    A library that trains with one framework stands for it in a file that imports neither itself.
 
     Args:
         path: of a file that compiles.
+        folder: where it finds other modules; its own by default.
     """
-    for modules in _layers(path):
-        named = [name for name in FRAMEWORKS if any(module.partition(".")[0] == name for module in modules)]
+    everything: set[str] = set()
+    for modules in _layers(path, folder):
+        packages = {module.partition(".")[0] for module in modules}
+        named = [name for name in FRAMEWORKS if name in packages]
         if named:
             return named
-    return []
+        everything |= packages
+    return [name for name in FRAMEWORKS if everything & _STACKS[name]]
 
 
-def imported_packages(path: Path) -> list[str]:
+def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
     """Return what a file, or files beside it, import anywhere of installed packages: modules, and names in them.
 
     Args:
         path: of a file that compiles.
+        folder: where it finds other modules; its own by default.
     """
-    names = {module for modules in _layers(path) for module in modules if module}
+    names = {module for modules in _layers(path, folder) for module in modules if module}
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
-    installed = {name for name in packages if not _files(path.parent, name) and _found(name)}
+    installed = {name for name in packages if not _files(folder or path.parent, name) and _found(name)}
     return sorted(name for name in names if name.partition(".")[0] in installed)
 
 
@@ -81,13 +97,15 @@ def _found(name: str) -> bool:
     return spec is not None
 
 
-def _layers(path: Path) -> Iterator[list[str]]:
+def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
     """Yield the modules that a file imports, then those that files beside it import for it, and so on."""
     seen, waiting = {path}, [path]
     while waiting:
         modules = [module for file in waiting for module in _imports(file)]
         yield modules
-        waiting = list(dict.fromkeys(file for module in modules for file in _files(path.parent, module) - seen))
+        waiting = list(
+            dict.fromkeys(file for module in modules for file in _files(folder or path.parent, module) - seen)
+        )
         seen.update(waiting)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import os
 import sys
@@ -26,11 +27,19 @@ from hyper_parallel.verify.frameworks.contract.recording import (
 )
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.program.launch_line import module_file
 from hyper_parallel.verify.spec import user_file
 
 __all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
 
 hide_file(__file__)
+
+
+_OTHER_FILES = {
+    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), and give that",
+    ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+}
+"""Files that are no programs of Python, by suffix, and what to do."""
 
 
 class ProgramExitError(Exception):
@@ -46,12 +55,19 @@ class Program:
         path: of the file that is run as a script, or whose function is called; empty for a function object.
         function: object, or its name in the file; empty for a script.
         arguments: of a script, as ``sys.argv[1:]``.
+        module: by which ``python -m`` runs the file; empty if it is named itself.
     """
 
     name: str
     path: str = ""
     function: Callable[..., Any] | str = ""
     arguments: tuple[str, ...] = ()
+    module: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where Python looks for the modules that the file imports first."""
+        return Path.cwd() if self.module else Path(self.path).parent
 
     @property
     def is_script(self) -> bool:
@@ -63,7 +79,7 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
     """Return the program that ``target`` names.
 
     Args:
-        target: ``path/train.py``, ``path/train.py:function``, or a function.
+        target: ``path/train.py``, ``path/train.py:function``, ``-m package.train``, or a function.
         arguments: of the script.
         source: ``FILE`` or ``--single``, for messages.
 
@@ -72,6 +88,11 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
     """
     if callable(target):
         program = Program(getattr(target, "__qualname__", type(target).__name__), "", target)
+    elif target.startswith("-m "):
+        module = target.removeprefix("-m ").strip()
+        path = module_file(module, source)
+        _check_file(path, source, is_file=True)
+        program = Program(target, str(path), "", tuple(arguments), module)
     else:
         file, _, function = target.rpartition(":") if target.rpartition(":")[2].isidentifier() else (target, "", "")
         file, function = (file, function) if file else (function, "")
@@ -87,6 +108,9 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
 def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     if not is_file:
         msg = f"{source}: there is no file {path}"
+        raise InputError(msg)
+    if path.suffix in _OTHER_FILES:
+        msg = f"{source}: {path} is {_OTHER_FILES[path.suffix]}"
         raise InputError(msg)
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
@@ -142,6 +166,10 @@ def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
     module = types.ModuleType(name)
     module.__file__ = program.path
     module.__dict__["__builtins__"] = __builtins__
+    if program.module:  # as python -m: relative imports work, and the package is imported first
+        module.__package__ = program.module if Path(program.path).name == "__main__.py" else _parent(program.module)
+        if module.__package__:
+            importlib.import_module(module.__package__)
     sys.modules[name] = module
     exec(code, module.__dict__)  # noqa: S102 - the user's program, which is what this runs
     if not program.is_script:
@@ -151,6 +179,10 @@ def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
             msg = f"the file has no function {program.function!r}; it has {', '.join(names) or 'none'}"
             raise InputError(msg)
         _call(function, mesh)
+
+
+def _parent(module: str) -> str:
+    return module.rpartition(".")[0]
 
 
 def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> None:
@@ -193,7 +225,7 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         if program.path:
             sys.argv = [program.path, *program.arguments]
-            sys.path.insert(0, str(Path(program.path).parent))
+            sys.path.insert(0, str(program.folder))
         try:
             yield
         finally:

@@ -86,8 +86,8 @@ def verify_program(
     perturbations show what rounding does to each value.
 
     Args:
-        parallel: ``train.py``, run as torchrun would; ``train.py:function``; or a function that takes nothing or a
-            mesh. It must train the same way on one rank.
+        parallel: ``train.py``, run as torchrun would; ``-m package.train``; ``train.py:function``; or a function
+            that takes nothing or a mesh. It must train the same way on one rank.
         world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
         single: another script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: axes for messages, and for functions that take a mesh.

@@ -134,7 +134,7 @@ def _ranks(
     if not threads:
         forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, *where)
         pretended = [f"{_PRETENDED}.{world.limits.pretend}"] if world.limits.pretend else []
-        packages = [*pretended, *_OF_RANKS, *imported_packages(Path(program.path))]
+        packages = [*pretended, *_OF_RANKS, *imported_packages(Path(program.path), program.folder)]
         with started_by_python(program, world.output, ranks):
             return simulate_forked(
                 run_in_process, world.size, forked, timeout=world.timeout, device=world.device, packages=packages

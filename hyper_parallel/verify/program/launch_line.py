@@ -1,0 +1,110 @@
+"""Reads a command by which people start training, such as ``torchrun --nproc-per-node 2 train.py``, as a program."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyper_parallel.verify.model_case import InputError
+
+__all__ = ["LaunchLine", "module_file", "read_launch_line"]
+
+_RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "-n")
+_HOSTS = ("--nnodes", "--num-machines", "--num-nodes")
+_HARMLESS = (
+    "--standalone", "--master-addr", "--master-port", "--main-process-ip", "--main-process-port", "--rdzv-backend",
+    "--rdzv-endpoint", "--rdzv-id", "--cpu", "--multi-gpu", "--node-rank", "--machine-rank", "--max-restarts",
+)  # fmt: skip
+_LAUNCHERS = {
+    "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate launch", "accelerate.commands.launch": "accelerate launch", "deepspeed": "deepspeed",
+}  # fmt: skip
+_ELSEWHERE = {
+    "accelerate launch": "it reaches the script as a variable ACCELERATE_*: set that, or pass Accelerator a plugin",
+    "torchrun": "the ranks are started here: leave it out",
+    "deepspeed": "the ranks are started here: leave it out",
+}
+"""Why an option of a launcher is refused, and what to do."""
+
+
+@dataclass(frozen=True)
+class LaunchLine:
+    """What a command starts.
+
+    Attributes:
+        target: a file, or ``-m`` and a module.
+        arguments: of it.
+        ranks: how many of it; None if the command does not say.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    ranks: int | None = None
+
+
+def read_launch_line(words: Sequence[str]) -> LaunchLine:
+    """Return what a command starts: Python, torchrun, ``accelerate launch`` or deepspeed on a script or a module.
+
+    Raises:
+        InputError: (a ValueError) it starts no script of Python, or has an option that is not followed here.
+    """
+    line, rest = shlex.join(words), list(words)
+    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
+        rest = rest[1:]
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _LAUNCHERS:
+            rest = rest[1:]
+    launcher = _LAUNCHERS.get(Path(rest[0]).name if rest else "", "")
+    rest = rest[len(launcher.split()) if Path(rest[0]).name == "accelerate" else 1 :] if launcher else rest
+    options, target, arguments = _parts(rest, line)
+    ranks: int | None = None
+    while options:
+        name, sign, value = options.pop(0).partition("=")
+        name = name if name == "-n" else name.replace("_", "-")
+        if not sign and options and not options[0].startswith("-"):
+            value = options.pop(0)
+        if name in _RANKS and value.isdigit():
+            ranks = int(value)
+        elif name in _HOSTS and value not in ("1", "1:1"):
+            msg = f"{name} {value}: all ranks are started on this machine; leave it out, and give --world-size"
+            raise InputError(msg)
+        elif name not in (*_HARMLESS, *_HOSTS):
+            msg = f"{name} of {launcher or 'python'} is not followed here: {_ELSEWHERE.get(launcher, 'leave it out')}"
+            raise InputError(msg)
+    return LaunchLine(target, arguments, ranks)
+
+
+def _parts(words: list[str], line: str) -> tuple[list[str], str, tuple[str, ...]]:
+    """Return the options before a script or module, the script or module, and the arguments after it."""
+    for number, word in enumerate(words):
+        if word in ("-m", "--module") and words[number + 1 :]:
+            return words[:number], f"-m {words[number + 1]}", tuple(words[number + 2 :])
+        if word.endswith(".py"):
+            return words[:number], word, tuple(words[number + 1 :])
+    msg = f"{line!r} starts no script of Python and no module (-m): give FILE, or a command such as torchrun train.py"
+    raise InputError(msg)
+
+
+def module_file(name: str, source: str) -> Path:
+    """Return the file of a module that ``python -m`` would run in this folder; nothing is imported.
+
+    Raises:
+        InputError: there is none.
+    """
+    path: list[str] | None = [str(Path.cwd()), *filter(None, sys.path)]
+    spec: importlib.machinery.ModuleSpec | None = None
+    for part in (*name.split("."), "__main__"):
+        if path is None:
+            break
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        path = (
+            None if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+        )
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        msg = f"{source}: there is no module {name} in this folder, nor installed, that python -m could run"
+        raise InputError(msg)
+    return Path(spec.origin)
