@@ -16,6 +16,7 @@ CAUSES = {
     "scaled-by-count": "divided by a local count where the global one belongs, or the other way around",
     "scaled": "wrong by a factor that no size or count explains",
     "components": "elements are wrong, and not all by the same factor",
+    "boundary": "only rows at the border of a rank's part are wrong: what a neighbour has is missing or another's",
     "permuted": "right values in the wrong place: permuted slices, or those of another rank",
     "replicas-differ": "replicas differ from each other",
     "random-shared": "ranks draw the same random numbers where they must differ",

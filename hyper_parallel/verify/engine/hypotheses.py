@@ -16,6 +16,7 @@ from hyper_parallel.verify.engine.norms import explain_clipping, explain_norm
 from hyper_parallel.verify.engine.optimizer_steps import another_step, part_not_updated, scaled_update
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.part_statistics import (
+    at_boundaries,
     kept_value,
     local_statistics,
     other_inputs,
@@ -59,11 +60,11 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind in {"weight", "buffer"} and key[2] < 0:
         tests += [_unheld, _other_part]
     elif kind in {"weight", "buffer", "state", "saved"}:
-        tests += [_symptom, _not_updated, part_not_updated, _missing, weighted_by_rows, _scaled, _stale, _other_part]
-        tests += [scaled_update, _replicas_differ, another_step]
+        tests += [_symptom, _not_updated, part_not_updated, _missing, weighted_by_rows, _replicas_differ, _scaled]
+        tests += [_stale, _other_part, scaled_update, another_step]
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
-        tests += [local_statistics, _other_part, other_inputs]
+        tests += [local_statistics, _other_part, other_inputs, at_boundaries]
     for test in (*tests, _zero, _replicas_differ, _input_gradient, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
@@ -466,6 +467,8 @@ def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) ->
         return None
     wrong, total = evidence.share
     rank = evidence.ranks[0]
+    if evidence.actual[rank].size < 2:
+        return None  # one number is always a multiple of another
     actual, expected = evidence.actual[rank].reshape(-1), evidence.expected[rank].reshape(-1)
     lengths = float(np.linalg.norm(actual)) * float(np.linalg.norm(expected))
     cosine = abs(float(np.vdot(actual, expected))) / lengths if lengths else 0.0

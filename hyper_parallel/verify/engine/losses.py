@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
@@ -9,6 +11,7 @@ from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.scalars import combinations_of_ranks
+from hyper_parallel.verify.frameworks.contract.records import Record
 
 __all__ = ["explain_loss"]
 
@@ -24,6 +27,7 @@ def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
         _by_size(runs, key, expected, values, tolerance)
         or _by_weights(runs, expected, values, tolerance)
         or _by_ratio(runs, key, expected, tolerance)
+        or _by_calls(runs, key, tolerance)
     )
 
 
@@ -71,3 +75,19 @@ def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> 
             text = f"the {words} of the ranks' values is the reference's times {ratio}, a ratio of counts"
             return Cause("scaled-by-count", words.partition(" over ")[2].partition(",")[0], text)
     return None
+
+
+def _by_calls(runs: PairedRuns, key: Key, tolerance: float) -> Cause | None:
+    """The losses of a step add up to the reference's times their number: none is divided by it."""
+    whole = _of_step(runs.bounds.reference, key)
+    for rank in runs.holders(key):
+        own = _of_step(runs.ranks[rank], key)
+        times = len(own) / len(whole)
+        if len(own) == len(whole) or not sum(whole) or abs(sum(own) / sum(whole) - times) > tolerance * times:
+            return None
+    text = "the losses of the step add up to the reference's times the number of their calls"
+    return Cause("scaled-by-count", "", f"{text}, {len(own)} for {len(whole)}: none is divided by it")
+
+
+def _of_step(index: Mapping[Key, Record], key: Key) -> list[float]:
+    return [float(record.value) for other, record in index.items() if other[:3] == key[:3]]

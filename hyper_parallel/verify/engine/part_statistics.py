@@ -10,6 +10,7 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.evidence import Evidence
+from hyper_parallel.verify.engine.matching import rows_of
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.placement import Placement
 from hyper_parallel.verify.engine.scalars import combinations_of_ranks, rows_of_rank
@@ -17,6 +18,7 @@ from hyper_parallel.verify.engine.verdict import Difference
 from hyper_parallel.verify.engine.wording import ranks_words
 
 __all__ = [
+    "at_boundaries",
     "kept_value",
     "local_statistics",
     "other_inputs",
@@ -53,6 +55,39 @@ def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evid
             )
             return Cause("missing-reduction", axis, text)
     return None
+
+
+def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
+    """Test whether wrong elements are only the first, or only the last, rows of parts that border on another part."""
+    if evidence is None or key[0] not in {"output", "value"} or not evidence.ranks:
+        return None
+    dims = evidence.actual[evidence.ranks[0]].ndim
+    for dim in range(dims):
+        for words, end in (("first", 0), ("last", 1)):
+            counts = [_border(evidence, rank, dim, end) for rank in evidence.ranks]
+            if all(counts):
+                axis = _axis_of_parts(runs, evidence, dim) or next(iter(runs.axes.groups))
+                shown = ", ".join(dict.fromkeys(str(count) for count in counts))
+                text = f"only the {words} {shown} rows of dim {dim} of each part are wrong"
+                text += f", on {ranks_words(evidence.ranks)}"
+                return Cause("boundary", axis, f"{text}; the parts are next to one another over {axis}")
+    return None
+
+
+def _border(evidence: Evidence, rank: int, dim: int, end: int) -> int:
+    """Return how many rows at an end of a rank's part are wrong; 0 if others are, or the part ends with the value."""
+    wrong, place = evidence.wrong[rank], evidence.placements[rank]
+    rows = None if place.positions is None or wrong.ndim != len(place.shape) else rows_of(place.positions, place.shape)
+    size = wrong.shape[dim] if dim < wrong.ndim else 0
+    if rows is None or size < 2 or size == place.shape[dim]:
+        return 0
+    line = rows[dim]
+    if line[-1] - line[0] != size - 1 or (line[0] == 0 if end == 0 else line[-1] == place.shape[dim] - 1):
+        return 0
+    some = np.flatnonzero(wrong.any(axis=tuple(other for other in range(wrong.ndim) if other != dim)))
+    count = len(some)
+    at_end = some[-1] == count - 1 if end == 0 else some[0] == size - count
+    return count if count < size and at_end else 0
 
 
 def weighted_by_rows(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:

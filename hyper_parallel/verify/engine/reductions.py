@@ -182,7 +182,8 @@ def scaled(evidence: Evidence) -> Cause | None:
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
         return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
     words = "which is no size of a group and no ratio of counts" if same else "a different factor on each rank"
-    return Cause("scaled", "", f"{text}, {words}")
+    several = any(evidence.actual[rank].size > 1 for rank in evidence.ranks)  # one number is a multiple of any other
+    return Cause("scaled", "", f"{text}, {words}") if several else None
 
 
 def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """Causes: statistics of a part, unequal rows, kept gradients, other inputs and targets; masks without a dropout."""
 
 import numpy as np
+import pytest
 
 from hyper_parallel.verify.engine.comparison import compare_runs
 from hyper_parallel.verify.frameworks.contract.records import Group, RankRecords, Record, Run
@@ -248,3 +249,33 @@ def test_without_evidence_there_is_no_cause():
     assert part_statistics.other_inputs(None, ("output", "", 0, 0), {}, None) is None
     bounds = SimpleNamespace(reference={})
     assert part_statistics.kept_value(SimpleNamespace(bounds=bounds), ("weight", "w", 1, 0), {}, row) is None
+
+
+@pytest.mark.parametrize("side", ["first", "last"])
+def test_rows_at_the_border_of_parts(side):
+    """Rows that are wrong only next to another rank's part lack what that rank has; wrong rows elsewhere do not."""
+    embed, conv = random(12, WIDTH), random(12, WIDTH)
+    parts = (slice(0, 5), slice(5, 9), slice(9, 12))
+    ranks = [{"embed": embed[rows], "conv": conv[rows].copy()} for rows in parts]
+    for part in ranks[1:] if side == "first" else ranks[:-1]:
+        part["conv"][slice(0, 2) if side == "first" else slice(-2, None)] += 1 + random(2, WIDTH) ** 2
+    first = first_difference({"embed": embed, "conv": conv}, ranks)
+    assert (first.name, first.cause.kind) == ("conv", "boundary")
+    assert first.cause.evidence.startswith(f"only the {side} 2 rows of dim 0 of each part are wrong, on ranks ")
+    ranks[1]["conv"][3 if side == "first" else 0] += 1
+    assert first_difference({"embed": embed, "conv": conv}, ranks).cause.kind != "boundary"
+
+
+def test_losses_that_are_not_divided_by_their_number():
+    """A step's micro-batches whose mean losses add up to the reference's times their number are told so."""
+    embed = random(ROWS, WIDTH)
+    single = [*records("output", "embed", [embed], "embed"), *records("loss", "loss", [2**0.5])]
+    values = 3**0.5, 7**0.5, 3 * 2**0.5 - 3**0.5 - 7**0.5
+    own = [Record("loss", "loss", "", 0, call, np.array(value)) for call, value in enumerate(values)]
+    ranks = [[*records("output", "embed", [embed], "embed"), *own]] * 2
+    first = first_of(single, ranks)
+    assert (first.kind, first.cause.kind) == ("loss", "scaled-by-count")
+    assert first.cause.evidence == (
+        "the losses of the step add up to the reference's times the number of their calls, 3 for 1: none is divided by "
+        "it"
+    )
