@@ -33,7 +33,7 @@ ALLOWED = {
     ("_lazy.py", "importlib.import_module"): (3, OWN),
     ("_versions.py", "importlib.import_module"): (2, "a module of a framework, by a name that this package made"),
     ("compat/paths.py", "importlib.import_module"): (2, OWN),
-    ("core/shard/call_form.py", "eval"): (1, "numbers and the names of parameters to which a call was bound"),
+    ("core/shard/call_codegen.py", "eval"): (1, "numbers and the names of parameters to which a call was bound"),
     ("core/shard/rules/__init__.py", "importlib.import_module"): (1, OWN),
     ("platform/contract/collectives.py", "pickle.loads"): (1, RANK),
     ("platform/mindspore/ops/registry.py", "importlib.import_module"): (1, OWN),

@@ -29,7 +29,10 @@ nitpick_ignore_regex = [
     ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:obj", r".*\._\w+"),  # variables of types
-    ("py:class", "AbstractContextManager|Cause|Dispatcher|Handover|ModuleT|Names|OpCall|ParameterLayout|Part|Path"),
+    (
+        "py:class",
+        "AbstractContextManager|Cause|Dispatcher|BoundaryLayout|ModuleT|Names|OpCall|ParameterLayout|Part|Path",
+    ),
     ("py:class", r"Ranks|RecordLog|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"

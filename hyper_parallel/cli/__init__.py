@@ -26,8 +26,7 @@ from hyper_parallel.cli import (
     verify_redistribute,
 )
 from hyper_parallel.cli.arguments import Parser, UsageError
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import no_file_twice, only_the_answer_on_stdout
+from hyper_parallel.cli.output import check_distinct_outputs, coloured, logs_to_stderr
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.failures import advice
 from hyper_parallel.verify.run_header import command_line
@@ -64,8 +63,8 @@ def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         return _BAD_INPUT
     try:
         seed, device = getattr(arguments, "seed", None), getattr(arguments, "device", "cpu")
-        no_file_twice(arguments)
-        stdout = only_the_answer_on_stdout() if arguments.json else contextlib.nullcontext()
+        check_distinct_outputs(arguments)
+        stdout = logs_to_stderr() if arguments.json else contextlib.nullcontext()
         with command_line((*shlex.split(program), *words), seed, device), stdout:
             status: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from hyper_parallel._text import printable
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.core.dtensor.random import SEEDS
 
-__all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "real", "seed", "whole"]
+__all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "float_range", "int_range", "seed"]
 
 MOST_STEPS = 1_000_000
 """Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def int_range(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return the type of an option that is a whole number of at least ``least``, and at most ``most`` if given."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
@@ -53,13 +53,13 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
             value = int(text)
             if least <= value and (most is None or value <= most):
                 return value
-        msg = f"{text!r} is no whole number {bounds}"
+        msg = f"{text!r} must be an integer {bounds}"
         raise argparse.ArgumentTypeError(msg)
 
     return number
 
 
-def real(most: float, *, least: float | None = None) -> Callable[[str], float]:
+def float_range(most: float, *, least: float | None = None) -> Callable[[str], float]:
     """Return the type of an option that is a number of at most ``most``: above 0, or at least ``least`` if given."""
     bounds = f"above 0 and at most {most:g}" if least is None else f"from {least:g} to {most:g}"
 
@@ -82,7 +82,7 @@ def seed(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none.
     """
-    return whole(0, SEEDS - 1)(text)
+    return int_range(0, SEEDS - 1)(text)
 
 
 def add_device(subparser: Any, help_text: str) -> None:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 
@@ -46,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
         from hyper_parallel.verify.pages.comparison_page import comparison_page
 
         write_text(arguments.html, comparison_page(comparison), "--html")
-    answer(report_json(comparison.json()) if arguments.json else coloured(comparison.text()))
+    print_result(report_json(comparison.json()) if arguments.json else coloured(comparison.text()))
     return 0 if comparison.ok else 1

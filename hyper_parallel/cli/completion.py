@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import print_result
 from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["SHELLS", "Commands", "add_parser", "commands_of", "script"]
@@ -61,7 +61,7 @@ def add_parser(subcommands: Any, top: Callable[[], argparse.ArgumentParser]) -> 
 def run(arguments: argparse.Namespace, top: argparse.ArgumentParser) -> int:
     """Print the script; return 0."""
     text = script(arguments.shell, top)
-    answer(report_json({"ok": True, "script": text}) if arguments.json else text.removesuffix("\n"))
+    print_result(report_json({"ok": True, "script": text}) if arguments.json else text.removesuffix("\n"))
     return 0
 
 

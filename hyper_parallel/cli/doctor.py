@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli import devices
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import print_result
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 from hyper_parallel.platform.tested import PYTHONS, newer_than_tested
 from hyper_parallel.transport.device_types import dry_run, has_plugin
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     all_findings = findings()
     ok = all(finding.state != "wrong" for finding in all_findings)
     if arguments.json:
-        answer(report_json({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}))
+        print_result(report_json({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}))
     else:
         width = max(len(finding.what) for finding in all_findings)
         for finding in all_findings:

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import add_device, whole
-from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.arguments import add_device, int_range
 from hyper_parallel.cli.devices import require_settings
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
@@ -50,7 +49,7 @@ def add_parser(commands: Any) -> None:
     )
     subparser.add_argument("spec", metavar="SPEC", help="the model")
     subparser.add_argument("--plan", required=True, action="append", metavar="PLAN", help="a parallel plan; repeatable")
-    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
     subparser.add_argument(
@@ -87,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_text(arguments.html, explain_page(explanations, failed), "--html")
     if arguments.json:
-        answer(report_json([explanation.json() for explanation in explanations]))
+        print_result(report_json([explanation.json() for explanation in explanations]))
     else:
         print(coloured("\n\n".join([*_ranked(explanations), *(each.text() for each in explanations)])))
     for line in failed:

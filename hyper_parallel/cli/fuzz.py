@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import real, seed, whole
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.arguments import float_range, int_range, seed
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.verify.report_files import write_text
@@ -50,19 +49,19 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore; default: those installed")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all programs (default: 0)")
     parser.add_argument(
-        "--count", type=whole(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"
+        "--count", type=int_range(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"
     )
     parser.add_argument(
         "--first",
-        type=whole(0, _MOST_PROGRAMS),
+        type=int_range(0, _MOST_PROGRAMS),
         default=0,
         metavar="N",
         help="number of the first program; 0 by default",
     )
     parser.add_argument(
-        "--minutes", type=real(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"
+        "--minutes", type=float_range(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"
     )
-    parser.add_argument("--jobs", type=whole(1, _MOST_JOBS), default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--jobs", type=int_range(1, _MOST_JOBS), default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
         "--findings", default="fuzz_findings", metavar="FOLDER", help="where programs that fail are written"
     )
@@ -90,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments, report)
     if report.note:
         raise KeyboardInterrupt(report.text())
-    answer(report_json(report.json()) if arguments.json else coloured(report.text()))
+    print_result(report_json(report.json()) if arguments.json else coloured(report.text()))
     return 0 if report.ok else 1
 
 

@@ -1,16 +1,59 @@
-"""What a command writes: its answer on stdout, and checks of output paths before it starts its work."""
+"""What a command writes: its result on stdout, in colour on a terminal; checks of output paths before it starts."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TextIO
 
-__all__ = ["answer", "can_be_written", "no_file_twice", "only_the_answer_on_stdout"]
+from hyper_parallel._text import printable
+
+__all__ = [
+    "can_be_written",
+    "check_distinct_outputs",
+    "coloured",
+    "logs_to_stderr",
+    "print_result",
+    "wants_colour",
+]
+
+
+_RED, _GREEN, _END = "\x1b[1;31m", "\x1b[32m", "\x1b[0m"
+_BAD = re.compile(r"\b(FAILED|DIVERGED|ENDED|NOT VERIFIED|WRONG|MISSED|worse|error)\b")
+_GOOD = re.compile(r"\b(equal|held|as expected|better)\b")
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Return whether ``stream`` is a terminal that shows colours, and ``NO_COLOR`` is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, stream: TextIO | None = None) -> str:
+    """Return text with the first verdict of each line in colour, if the stream shows it.
+
+    Control characters, which names of a user's modules may have, are escaped.
+
+    Args:
+        text: of a report or an error.
+        stream: where it is printed; stdout by default.
+    """
+    text = printable(text, keep="\n\t")
+    if not wants_colour(sys.stdout if stream is None else stream):
+        return text
+    return "\n".join(map(_coloured_line, text.split("\n")))
+
+
+def _coloured_line(line: str) -> str:
+    if _BAD.search(line):
+        return _BAD.sub(lambda word: f"{_RED}{word[0]}{_END}", line, count=1)
+    return _GOOD.sub(lambda word: f"{_GREEN}{word[0]}{_END}", line, count=1)
+
 
 _STDOUT, _STDERR = 1, 2  # the process's descriptors, which subprocesses inherit
 _ANSWERS: ContextVar[list[str] | None] = ContextVar("answers", default=None)
@@ -18,8 +61,8 @@ _OUTPUTS = ("report", "html", "perfetto", "night")
 _INPUTS = ("spec", "plan", "file", "single", "before", "after", "history", "add")
 
 
-def answer(text: str) -> None:
-    """Print what a command answers; inside of :func:`only_the_answer_on_stdout` when its block ends."""
+def print_result(text: str) -> None:
+    """Print what a command answers; inside of :func:`logs_to_stderr` when its block ends."""
     answers = _ANSWERS.get()
     if answers is None:
         print(text)
@@ -28,7 +71,7 @@ def answer(text: str) -> None:
 
 
 @contextlib.contextmanager
-def only_the_answer_on_stdout() -> Iterator[None]:
+def logs_to_stderr() -> Iterator[None]:
     """Write to stderr what the user's code, its subprocesses and libraries write to stdout until the block ends."""
     answers: list[str] = []
     token = _ANSWERS.set(answers)
@@ -51,7 +94,7 @@ def _descriptor_replaced() -> Iterator[None]:
         yield
 
 
-def no_file_twice(arguments: argparse.Namespace) -> None:
+def check_distinct_outputs(arguments: argparse.Namespace) -> None:
     """Check that no output of a command is one of its inputs, or another output.
 
     Args:

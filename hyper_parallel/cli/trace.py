@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, print_result
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raised = {str(rank): error for rank, error in flight.raised().items()}
         records = {str(rank): record for rank, record in sorted(flight.records.items())}
         content = {"ok": True, "world_size": flight.world_size, "raised": raised, "difference": flight.difference()}
-        answer(report_json({**content, "ranks": records}))
+        print_result(report_json({**content, "ranks": records}))
     else:
         print(flight.text())
     return 0

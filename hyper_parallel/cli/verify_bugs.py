@@ -6,8 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import seed
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.verify.report_files import write_text
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         _write(arguments, report)
         raise KeyboardInterrupt(report.text()) from None
     _write(arguments, report)
-    answer(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
+    print_result(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
     return 0 if report.ok else 1
 
 

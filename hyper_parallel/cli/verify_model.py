@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, add_device, seed, whole
-from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, int_range, seed
 from hyper_parallel.cli.devices import require_settings
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import (
     FRAMEWORKS,
@@ -54,7 +53,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
     subparser.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
-    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
     subparser.add_argument(
         "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
@@ -62,7 +61,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
     add_device(subparser, "where both models are: simulated ranks share one device, processes have one each")
     subparser.add_argument(
-        "--steps", type=whole(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
+        "--steps", type=int_range(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
     subparser.add_argument(
         "--seed", type=seed, default=0, metavar="N", help="of all random numbers: the same seed, the same numbers (0)"
@@ -105,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(line) from None
     _write(arguments, done, "")
     if arguments.json:
-        answer(report_json(_document(done)))
+        print_result(report_json(_document(done)))
     else:
         print(coloured(_summary(done)))
     return 0 if done and all(report.ok for report in done) else 1

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.cli.arguments import add_device, seed
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     _write(arguments, report)
-    answer(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
+    print_result(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
     return 0 if report.ok else 1
 
 
@@ -144,7 +143,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         text = "\n".join([*(audit.text() for audit in audits), summary(arguments.target, audits)])
         write_report(arguments.report, lambda: document, lambda: text)
     if arguments.json:
-        answer(report_json(document))
+        print_result(report_json(document))
     else:
         shown = [audit.text() for audit in audits if not audit.holds or arguments.op]
         print("\n".join([*shown, summary(arguments.target, audits)]))

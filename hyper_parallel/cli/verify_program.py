@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, add_device, real, seed, whole
-from hyper_parallel.cli.colour import coloured
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, float_range, int_range, seed
 from hyper_parallel.cli.devices import require_settings
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.report_files import write_text
@@ -66,12 +65,12 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "-m", dest="module", metavar="MODULE", help="a module in place of FILE, as python -m runs it"
     )
-    subparser.add_argument("--world-size", type=whole(1), metavar="N", help="number of ranks")
+    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument("--mesh", metavar="dp=2,tp=2", help="axes of the ranks, the last one fastest, for messages")
     subparser.add_argument("--single", metavar="FILE", help="another script or function for the run on one rank")
     subparser.add_argument("--single-args", metavar="ARGS", help="arguments of the run on one rank, in one string")
     subparser.add_argument(
-        "--steps", type=whole(1, MOST_STEPS), metavar="N", help="stop after N optimizer steps (default: at its end)"
+        "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop after N optimizer steps (default: at its end)"
     )
     subparser.add_argument("--only", action="append", metavar="PATTERN", help="record only these outputs; repeatable")
     subparser.add_argument(
@@ -95,13 +94,17 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
     subparser.add_argument(
-        "--timeout", type=real(_MOST_SECONDS), default=300.0, metavar="S", help="seconds for a run (default: 300)"
+        "--timeout",
+        type=float_range(_MOST_SECONDS),
+        default=300.0,
+        metavar="S",
+        help="seconds for a run (default: 300)",
     )
     subparser.add_argument(
         "--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile (default: for temporary files)"
     )
     subparser.add_argument(
-        "--budget", type=real(_MOST_GIB), metavar="GIB", help="that may be written there (default: what is free)"
+        "--budget", type=float_range(_MOST_GIB), metavar="GIB", help="that may be written there (default: what is free)"
     )
     subparser.add_argument(
         "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
@@ -162,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_first_rank():
         return report.status
     _write(report, arguments.report, arguments.html)
-    answer(report_json(report.to_json()) if arguments.json else coloured(report.text()))
+    print_result(report_json(report.to_json()) if arguments.json else coloured(report.text()))
     return report.status
 
 

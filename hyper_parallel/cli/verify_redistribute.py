@@ -7,8 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.arguments import add_device, seed
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import meshes_of
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"seed {arguments.seed}")
     ok = bool(done) and all(report.ok for report in done)
     if arguments.json:
-        answer(report_json({"ok": ok, "runs": [report.json() for report in done]}))
+        print_result(report_json({"ok": ok, "runs": [report.json() for report in done]}))
     return 0 if ok else 1
 
 

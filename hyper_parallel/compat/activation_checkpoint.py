@@ -1,4 +1,4 @@
-"""Recomputation and swap of activations as functions on modules and callables."""
+"""Recomputation and swap of activations as functions on modules, and imperative gradients on MindSpore."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 from hyper_parallel.compat.refusals import refused_function
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.select import framework_of, get_platform, platform_of_argument
+from hyper_parallel.platform.select import framework_of, get_mindspore_platform, get_platform, platform_of_argument
 
 __all__ = [
     "CheckpointPolicy",
     "SwapManager",
     "checkpoint_exclude_wrapper",
     "checkpoint_wrapper",
+    "enable_mindspore_backward_compat",
     "swap_wrapper",
 ]
+
 
 ContextFunction = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -97,3 +99,8 @@ class SwapManager:
 
     def set_forward_prefetch_layer(self, first: Any, second: Any) -> None:
         """Note that ``second`` runs after ``first``."""
+
+
+def enable_mindspore_backward_compat() -> None:
+    """Give MindSpore's tensors ``backward``, ``grad``, ``requires_grad`` and ``grad_fn``; once per process."""
+    get_mindspore_platform().enable_imperative_gradients()

@@ -38,7 +38,7 @@ MODULES: dict[str, str | None] = {
     "core.shard.sharding_plan": "core.shard.custom.sharding_plan",
     "custom_ops": None,
     "custom_ops.experimental": "compat.refusals",
-    "platform.mindspore.autograd_compat": "compat.autograd",
+    "platform.mindspore.autograd_compat": "compat.activation_checkpoint",
     "platform.mindspore.pipeline_parallel": None,
     "platform.mindspore.pipeline_parallel._utils": "compat.pipeline",
 }

@@ -1,4 +1,4 @@
-"""Writes files that are whole or not there: under another name first, then in the place of the earlier one."""
+"""Atomic writes: to another name first, which then replaces the file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_all_whole", "write_whole"]
+__all__ = ["atomic_write_all", "atomic_write_text"]
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8, so that no reader, and no full disk or killed process, meets half of it.
 
     A path that is no plain file, such as ``/dev/stdout`` or a link, is written to directly.
@@ -23,11 +23,11 @@ def write_whole(path: Path, text: str) -> None:
         OSError: it cannot be written; the error names the file. The earlier one, if any, is as it was, and no part is
             left.
     """
-    write_all_whole({path: text})
+    atomic_write_all({path: text})
 
 
-def write_all_whole(texts: Mapping[Path, str]) -> None:
-    """Write several files as :func:`write_whole` does; no earlier one is replaced before all new ones are on the disk.
+def atomic_write_all(texts: Mapping[Path, str]) -> None:
+    """Write several files as :func:`atomic_write_text` does; none is replaced before all new ones are on the disk.
 
     Args:
         texts: per path its text.

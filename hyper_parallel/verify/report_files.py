@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from hyper_parallel.transport.atomic_files import write_whole
+from hyper_parallel.transport.atomic_files import atomic_write_text
 
 __all__ = ["other_version", "read_json", "read_json_rows", "reading", "write_text"]
 
@@ -32,7 +32,7 @@ def write_text(path: Path | str, text: str, option: str = "") -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        atomic_write_text(path, text)
     except OSError as error:
         msg = f"{option} {path} cannot be written: {error.strerror}".lstrip()
         raise ValueError(msg) from error

@@ -67,7 +67,7 @@ def require_seed(seed: int) -> None:
     """Check that every framework takes ``seed``.
 
     Raises:
-        InputError: (a ValueError) it is no whole number from 0 to 2**32 - 1.
+        InputError: (a ValueError) it must be an integer from 0 to 2**32 - 1.
     """
     if type(seed) is not int or not 0 <= seed < SEEDS:
         msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"

@@ -56,11 +56,11 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--count", "0"], "--count: '0' is no whole number from 1 to 1000000000"),
+        (["--count", "0"], "--count: '0' must be an integer from 1 to 1000000000"),
         (["--minutes", "nan"], "--minutes: 'nan' is no number above 0 and at most 10080"),
-        (["--jobs", "-1"], "--jobs: '-1' is no whole number from 1 to 256"),
-        (["--seed", "-1"], "--seed: '-1' is no whole number from 0 to 4294967295"),
-        (["--first", "-1"], "--first: '-1' is no whole number from 0 to 1000000000"),
+        (["--jobs", "-1"], "--jobs: '-1' must be an integer from 1 to 256"),
+        (["--seed", "-1"], "--seed: '-1' must be an integer from 0 to 4294967295"),
+        (["--first", "-1"], "--first: '-1' must be an integer from 0 to 1000000000"),
     ],
 )
 def test_numbers_out_of_range_are_refused(capsys, options, message):

@@ -1,5 +1,6 @@
 """What a command writes: with --json only its answer on stdout, and no file over another one."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.cli.output import answer, only_the_answer_on_stdout
+from hyper_parallel.cli.output import coloured, logs_to_stderr, print_result
 
 CASE = """
 import os
@@ -23,12 +24,12 @@ def case():
 
 def test_what_others_write_goes_to_stderr(capfd):
     """Inside the block, prints, writes to the descriptor and subprocesses reach stderr; the answer comes at its end."""
-    with only_the_answer_on_stdout():
-        answer("the answer")
+    with logs_to_stderr():
+        print_result("the answer")
         sys.stdout.write("printed\n")
         os.write(1, b"written\n")
         subprocess.run(["/bin/echo", "of a subprocess"], check=True)
-    answer("after it")
+    print_result("after it")
     captured = capfd.readouterr()
     assert captured.out == "the answer\nafter it\n"
     assert sorted(captured.err.splitlines()) == ["of a subprocess", "printed", "written"]
@@ -37,8 +38,8 @@ def test_what_others_write_goes_to_stderr(capfd):
 def test_a_closed_stderr_changes_nothing(capsys, monkeypatch):
     """Where the process has no stderr, the answer is still printed."""
     monkeypatch.setattr("hyper_parallel.cli.output._STDERR", 9_999)
-    with only_the_answer_on_stdout():
-        answer("the answer")
+    with logs_to_stderr():
+        print_result("the answer")
     assert capsys.readouterr().out == "the answer\n"
 
 
@@ -73,3 +74,53 @@ def test_no_output_overwrites_a_file_of_the_command(command, message, tmp_path, 
     assert main(command.split()) == 2
     assert capsys.readouterr().err.startswith(f"hyper-parallel: error: {message}")
     assert (tmp_path / "c.py").read_text() == "x = 1"
+
+
+class Terminal(io.StringIO):
+    """A terminal that records what is written to it."""
+
+    def isatty(self):
+        """Return True."""
+        return True
+
+
+def show_on_terminal(monkeypatch):
+    """Make a terminal with colours stdout and stderr."""
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    return screen
+
+
+def test_the_first_verdict_of_a_line_has_a_colour(monkeypatch):
+    """What is wrong is red, else what is right is green; other lines and words stay as they are."""
+    show_on_terminal(monkeypatch)
+    assert coloured("FAILED a: not equal\n1 of 2 equal, equal\nunequal") == (
+        "\x1b[1;31mFAILED\x1b[0m a: not equal\n1 of 2 \x1b[32mequal\x1b[0m, equal\nunequal"
+    )
+    assert coloured("equal", io.StringIO()) == "equal"
+
+
+@pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_colour_where_it_is_not_wanted(monkeypatch, name, value):
+    """``NO_COLOR`` and terminals without colours are respected."""
+    show_on_terminal(monkeypatch)
+    monkeypatch.setenv(name, value)
+    assert coloured("FAILED") == "FAILED"
+
+
+def test_an_error_is_red_and_json_is_plain(monkeypatch, tmp_path):
+    """On a terminal the word error is red; JSON has no colour there."""
+    terminal = show_on_terminal(monkeypatch)
+    assert main(["trace", str(tmp_path), "--json"]) == 2
+    error, report = terminal.getvalue().splitlines()
+    assert error.startswith("hyper-parallel: \x1b[1;31merror\x1b[0m: ")
+    assert report.startswith('{"ok": false, "error": ')
+    assert "\x1b" not in report
+
+
+def test_a_pipe_gets_no_colour(capsys):
+    """Text that is read by a program has no colour."""
+    assert coloured("FAILED") == "FAILED"

@@ -15,7 +15,7 @@ from hyper_parallel import (
     no_sync,
     shard_module,
 )
-from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
 from hyper_parallel.compat.fully_shard import (
     CPUOffloadPolicy,
     HSDPModule,

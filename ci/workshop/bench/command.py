@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.arguments import add_device, whole
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.arguments import add_device, int_range
+from hyper_parallel.cli.output import can_be_written, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, use_platform
@@ -34,7 +34,10 @@ def add_parser(commands: Any) -> None:
     text = "microseconds per operation, beside PyTorch's DTensor or plain MindSpore; seconds of the harness"
     subparser = commands.add_parser("bench", help=text, description=text)
     subparser.add_argument(
-        "--repeats", type=whole(1, _MOST_REPEATS), default=1000, help="calls per measurement (default 1000, about 40 s)"
+        "--repeats",
+        type=int_range(1, _MOST_REPEATS),
+        default=1000,
+        help="calls per measurement (default 1000, about 40 s)",
     )
     subparser.add_argument(
         "--platform", choices=FRAMEWORKS, help="whose operations (default: torch; with --harness, those installed)"
@@ -92,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         write_text(arguments.report, report_json(rows), "--report")
     if arguments.json:
-        answer(report_json(rows))
+        print_result(report_json(rows))
     else:
         lines = _timing_lines if arguments.harness else _training_lines if arguments.training else _lines
         print("\n".join(lines(rows)))
@@ -125,7 +128,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     document = {"profile": asdict(profile)}
     if arguments.report is not None:
         write_text(arguments.report, report_json(document), "--report")
-    answer(report_json(document) if arguments.json else "\n".join(_profile_lines(document["profile"])))
+    print_result(report_json(document) if arguments.json else "\n".join(_profile_lines(document["profile"])))
     return 0
 
 

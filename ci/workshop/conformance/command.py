@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import add_device, seed, whole
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.arguments import add_device, int_range, seed
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.verify.run_header import report_json
@@ -45,7 +44,7 @@ def add_parser(kinds: Any) -> None:
     add_device(subparser, "where tensors are: simulated ranks share one card, processes have one each")
     subparser.add_argument(
         "--world-size",
-        type=whole(2, _MOST_RANKS),
+        type=int_range(2, _MOST_RANKS),
         default=3,
         metavar="N",
         help="number of ranks, at least 2 (default: 3)",
@@ -91,7 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
         line = f"partial: {len(done)} of {len(jobs)} parts finished; the rest was not checked"
         raise KeyboardInterrupt(line) from None
     if arguments.json:
-        answer(report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}))
+        print_result(
+            report_json({"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]})
+        )
     else:
         print(f"seed {arguments.seed}")
     return 0 if all(result.ok for result in done) else 1

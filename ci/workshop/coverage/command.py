@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
 
@@ -79,7 +78,7 @@ def _erase(arguments: argparse.Namespace) -> int:
     store, _ = _open(arguments)
     store.erase(arguments.env)
     if arguments.json:
-        answer(report_json({"ok": True, "env": arguments.env}))
+        print_result(report_json({"ok": True, "env": arguments.env}))
     return 0
 
 
@@ -119,14 +118,14 @@ def _html(arguments: argparse.Namespace) -> int:
     store, settings = _open(arguments)
     write_others(store)
     path = write_index(store, settings, tuple(arguments.env))
-    answer(report_json({"ok": True, "path": str(path)}) if arguments.json else str(path))
+    print_result(report_json({"ok": True, "path": str(path)}) if arguments.json else str(path))
     return 0
 
 
 def _report_error(arguments: argparse.Namespace, result: Any) -> int:
     arguments.progress.clear()
     if arguments.json:
-        answer(report_json(result.json()))
+        print_result(report_json(result.json()))
     else:
         stream = sys.stdout if result.ok else sys.stderr
         print(coloured(result.text(), stream), file=stream)

@@ -6,8 +6,8 @@ import argparse
 import time
 from typing import Any
 
-from hyper_parallel.cli.arguments import real, seed, whole
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.arguments import float_range, int_range, seed
+from hyper_parallel.cli.output import can_be_written, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.cli.verify_ops import operators
@@ -48,16 +48,20 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
     parser.add_argument(
         "--each",
-        type=whole(1, _MOST_MUTANTS),
+        type=int_range(1, _MOST_MUTANTS),
         default=_EACH,
         metavar="N",
         help=f"mutants per operator (default: {_EACH})",
     )
     parser.add_argument(
-        "--wanted", type=whole(0, _MOST_MUTANTS), default=0, metavar="N", help="fail if there are fewer in all"
+        "--wanted", type=int_range(0, _MOST_MUTANTS), default=0, metavar="N", help="fail if there are fewer in all"
     )
     parser.add_argument(
-        "--floor", type=real(100.0, least=0.0), default=99.5, metavar="PERCENT", help="least score (default: 99.5)"
+        "--floor",
+        type=float_range(100.0, least=0.0),
+        default=99.5,
+        metavar="PERCENT",
+        help="least score (default: 99.5)",
     )
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the order of mutants (default: 0)")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
@@ -93,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(score.text()) from None
     score.seconds = time.monotonic() - started
     _write(arguments, score.json())
-    answer(report_json(score.json()) if arguments.json else score.text())
+    print_result(report_json(score.json()) if arguments.json else score.text())
     return 0 if score.ok(arguments.floor / 100) else 1
 
 

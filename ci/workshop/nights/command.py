@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hyper_parallel.cli.arguments import whole
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer, can_be_written
+from hyper_parallel.cli.arguments import int_range
+from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json
 
@@ -41,7 +40,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("history", metavar="HISTORY", help="a JSON file that this command writes")
     parser.add_argument("--add", nargs="+", metavar="REPORT", help="the reports of a new night")
-    parser.add_argument("--keep", type=whole(1), default=60, metavar="N", help="number of nights to keep (default: 60)")
+    parser.add_argument(
+        "--keep", type=int_range(1), default=60, metavar="N", help="number of nights to keep (default: 60)"
+    )
     parser.add_argument("--json", action="store_true", help="the history as JSON on stdout")
     parser.add_argument("--html", metavar="FILE", help="also write a page with curves")
     parser.add_argument("--night", metavar="FILE", help="also write a page of the reports that --add adds")
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         from workshop.nights.trend_page import trend_page
 
         write_text(arguments.html, trend_page(history), "--html")
-    answer(report_json(history.json()) if arguments.json else coloured(history.text()))
+    print_result(report_json(history.json()) if arguments.json else coloured(history.text()))
     return 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.run_header import report_json
 from workshop.program_costs.measurement import Cost, cost_of
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(_line(rows[-1]), flush=True)
     ok = all(row["ok"] for row in rows)
     if arguments.json:
-        answer(report_json({"ok": ok, "rows": rows}))
+        print_result(report_json({"ok": ok, "rows": rows}))
     return 0 if ok else 1
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hyper_parallel._text import first_line
-from hyper_parallel.cli.colour import coloured
-from hyper_parallel.cli.output import answer
+from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(rows[-1])
     caught = sum(row["caught"] for row in rows)
     if arguments.json:
-        answer(report_json({"ok": caught == len(rows), "results": rows}))
+        print_result(report_json({"ok": caught == len(rows), "results": rows}))
     else:
         print(f"{caught} of {len(rows)} as expected")
     return 0 if caught == len(rows) else 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.safetensors_file import check_regular
-from hyper_parallel.transport.atomic_files import write_whole
+from hyper_parallel.transport.atomic_files import atomic_write_text
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def write_index(folder: Path, data: DataFile, tree: Any, pieces: dict[str, list[
     total = sum(entry.size for entry in data.entries.values())
     weight_map = dict.fromkeys(data.entries, data.path.name)
     index = {"metadata": {"total_size": total, "hyper_parallel": ours}, "weight_map": weight_map}
-    write_whole(folder / INDEX, json.dumps(index))
+    atomic_write_text(folder / INDEX, json.dumps(index))
 
 
 def read_index(folder: Path) -> Index:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.checkpoint.folder import Entry, checksum, code_of, read_index
 from hyper_parallel.core.checkpoint.names import FolderNames
-from hyper_parallel.core.checkpoint.saving import is_outside, linked_parts, own_box, together
+from hyper_parallel.core.checkpoint.saving import all_ranks_or_raise, is_outside, linked_parts, own_box
 from hyper_parallel.core.checkpoint.state import Flat, merge, name_of, platform_of_state, subtree
 from hyper_parallel.errors import CheckpointError
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hyper_parallel.core.checkpoint.names import Link, Names
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Fit", "load"]
+__all__ = ["Compatibility", "load"]
 
 
-class Fit:
+class Compatibility:
     """How the tensors of a state are found in a checkpoint.
 
     Args:
@@ -102,18 +102,18 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     """
     platform, folder = platform_of_state(state), Path(folder)
     indices: list[Index] = []
-    together(platform, lambda: indices.append(read_index(folder)), CheckpointError)
+    all_ranks_or_raise(platform, lambda: indices.append(read_index(folder)), CheckpointError)
     index = indices[0]
     flat = Flat(state, platform, index.entries)
     entries = {name: Entry(code_of(name, value.dtype), tuple(value.shape)) for name, value in flat.tensors.items()}
     named = FolderNames(names, entries, flat.ties)
-    fit = Fit(named, index)
+    fit = Compatibility(named, index)
     subtrees = {path: subtree(index.tree, path) for path in flat.objects}
     absent = [f"the checkpoint has nothing at {name_of(path)}" for path, tree in subtrees.items() if tree is None]
-    together(
+    all_ranks_or_raise(
         platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
     )
-    together(platform, lambda: _check_data(platform, index), CheckpointError)
+    all_ranks_or_raise(platform, lambda: _check_data(platform, index), CheckpointError)
     for name, value in flat.tensors.items():
         if not is_outside(value):
             # One at a time, so that memory never holds more than one tensor's shard besides the state.
@@ -123,7 +123,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     return merge(flat.tree, index.tree, flat.tensors)
 
 
-def _shard(value: Any, links: Sequence[Link], fit: Fit, index: Index) -> Any:
+def _shard(value: Any, links: Sequence[Link], fit: Compatibility, index: Index) -> Any:
     """Read this rank's shard of ``value``, a tensor of the state, into memory of its own."""
     import numpy as np
 

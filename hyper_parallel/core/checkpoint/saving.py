@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["PendingSave", "async_save", "is_outside", "linked_parts", "own_box", "save", "together"]
+__all__ = ["PendingSave", "all_ranks_or_raise", "async_save", "is_outside", "linked_parts", "own_box", "save"]
 
 Part = tuple[str, "Box", "np.ndarray[Any, Any]"]
 """Name and box in the folder, and values."""
@@ -124,7 +124,7 @@ class _Writing:
         self._is_first = platform.get_rank() == 0
         self.data = DataFile(folder / f"data-{self._agreed_name()}.safetensors", self._named.entries)
         with self._removing():
-            together(platform, lambda: _create(self.data) if self._is_first else None, CheckpointWriteError)
+            all_ranks_or_raise(platform, lambda: _create(self.data) if self._is_first else None, CheckpointWriteError)
 
     def _agreed_name(self) -> str:
         """Return a new name; all ranks must have equal tensors in the folder."""
@@ -151,11 +151,13 @@ class _Writing:
         """
         platform, data = self._platform, self.data
         with self._removing():
-            written = together(platform, lambda: self._present(write), CheckpointWriteError)
+            written = all_ranks_or_raise(platform, lambda: self._present(write), CheckpointWriteError)
             pieces: dict[str, list[Piece]] = {name: [] for name in data.entries}
             for name, piece in (each for rank in written for each in rank):
                 pieces[name].append(piece)
-            together(platform, lambda: self._replace_index(pieces) if self._is_first else None, CheckpointWriteError)
+            all_ranks_or_raise(
+                platform, lambda: self._replace_index(pieces) if self._is_first else None, CheckpointWriteError
+            )
         if self._is_first:
             for old in data.path.parent.glob("data-*.safetensors"):
                 if old != data.path:
@@ -187,7 +189,7 @@ class _Writing:
             raise
 
 
-def together(platform: Platform, act: Callable[[], Any], kind: type[Exception]) -> list[Any]:
+def all_ranks_or_raise(platform: Platform, act: Callable[[], Any], kind: type[Exception]) -> list[Any]:
     """Return what ``act`` returns on all ranks; if it raises on one, all raise ``kind``."""
     try:
         result, failure = act(), None

@@ -1,4 +1,4 @@
-"""Gradient accumulation over several backward passes with one reduction."""
+"""Gradient accumulation over several backward passes with one reduction, and losses per token over all of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.data_parallel.sharding import REPLICATED, groups_of
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["no_sync", "set_requires_gradient_sync"]
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+__all__ = ["global_mean", "no_sync", "set_requires_gradient_sync"]
 
 
 def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -66,3 +70,56 @@ def _groups(module: Any, caller: str, *, recurse: bool) -> list[Any]:
         )
         raise PlanError(msg)
     return [*own, *nested] if recurse else own
+
+
+def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> Any:
+    """Return the mean over the tokens of all ranks, with the gradient that averages to the gradient of that mean.
+
+    The mean of the ranks' own means weighs tokens of short batches more. This divides by the count of all ranks; the
+    gradient of this rank's sum is multiplied by the number of ranks, since ``replicate``, ``fully_shard`` and DDP then
+    divide by it.
+
+    To accumulate over several passes, give every pass the ``count`` of all of them: the losses then add up to the mean
+    over all, and so do the gradients.
+
+    Args:
+        loss_sum: the sum of this rank's losses in this pass, a plain tensor of no dims.
+        count: this rank's tokens, in all passes before the next step: a number, or a tensor of no dims.
+        mesh: the ranks over which gradients are averaged, by default those of the current mesh; all of them call this.
+            Ranks that hold parts of a sequence count as any other.
+
+    Returns:
+        a tensor like ``loss_sum``, whose value is equal on all ranks.
+
+    Raises:
+        PlanError: (a ValueError) ``loss_sum`` is a DTensor or has dims, a rank's count is negative or not a number, or
+            all are zero. All ranks raise it.
+    """
+    mesh = resolve_mesh(mesh)
+    platform = platform_of_argument(loss_sum, "global_mean: loss_sum")
+    if isinstance(loss_sum, DTensor):
+        layout = loss_sum.layout.notation(loss_sum.dtype)
+        msg = f"global_mean: loss_sum is a DTensor {layout}; pass loss_sum.full_tensor()"
+        raise PlanError(msg)
+    if tuple(loss_sum.shape):
+        msg = f"global_mean: loss_sum has the shape {list(loss_sum.shape)}; pass a sum, of no dims"
+        raise PlanError(msg)
+    ranks = tuple(mesh.ranks)
+    counts = platform.transport().all_gather_object(_number(count), ranks)
+    wrong = [rank for rank, each in zip(ranks, counts, strict=True) if not each >= 0]  # NaN is wrong too
+    if wrong or not sum(counts):
+        facts = f"negative or not a number on ranks {wrong}" if wrong else "zero on all ranks"
+        msg = f"global_mean: count is {facts}; pass the number of tokens of each rank"
+        raise PlanError(msg)
+    total = sum(counts)
+    mean = platform.all_reduce(platform.detach(loss_sum), ranks) / total
+    share = loss_sum * (len(ranks) / total)
+    return mean + (share - platform.detach(share))  # of which the second part is exactly zero
+
+
+def _number(count: Any) -> float:
+    """Return a count as a number; NaN if it is none, so that all ranks hear of it."""
+    try:
+        return float(count.item() if hasattr(count, "item") else count)
+    except (TypeError, ValueError, RuntimeError):
+        return float("nan")

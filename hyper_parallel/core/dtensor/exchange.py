@@ -38,8 +38,8 @@ from hyper_parallel.core.dtensor.boxes import (
     split_at_edges,
     volume,
 )
+from hyper_parallel.core.dtensor.reduction_assignment import loads_of_few, senders_of, senders_of_few, sum_parts
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
-from hyper_parallel.core.dtensor.sum_parts import loads_of_few, senders_of, senders_of_few, sum_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.bounds import Indices
     from hyper_parallel.core.dtensor.boxes import Coordinate, Interval, ReducedBox
     from hyper_parallel.core.dtensor.layout import Box
-    from hyper_parallel.core.dtensor.sum_parts import SumParts
+    from hyper_parallel.core.dtensor.reduction_assignment import SumParts
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]

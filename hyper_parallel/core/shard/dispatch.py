@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["UNSEEN", "Dispatcher", "implicit_replication", "implicitly_replicates", "no_function"]
+__all__ = ["CACHE_MISS", "Dispatcher", "implicit_replication", "implicitly_replicates", "no_function"]
 
-UNSEEN: Any = object()
+CACHE_MISS: Any = object()
 """What :meth:`Dispatcher.repeated` returns for a call that it does not know."""
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
@@ -146,7 +146,7 @@ class Dispatcher:
         return run(args, kwargs)
 
     def repeated(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
-        """Return a function that runs a call seen before, by its positional arguments, or returns :data:`UNSEEN`.
+        """Return a function that runs a call seen before, by its positional arguments, or returns :data:`CACHE_MISS`.
 
         It is :meth:`dispatch` with the key computed in line, for calls of tensors, lists of them, whole numbers and
         tuples of those. Arguments that the rule takes by name only may stand behind the others if they are their
@@ -159,7 +159,7 @@ class Dispatcher:
         def call(args: Any) -> Any:
             if len(args) > most:
                 if not may_be_none or any(arg is not None for arg in args[most:]):
-                    return UNSEEN
+                    return CACHE_MISS
                 args = args[:most]
             parts: list[Any] = []
             for arg in args:
@@ -174,7 +174,7 @@ class Dispatcher:
                 else:
                     part = _part(of, arg, dtensor_type)
                     if part is None:
-                        return UNSEEN
+                        return CACHE_MISS
                     parts.append(part)
             if always:
                 add_dtypes(parts, args, enabled=self.platform.grad_enabled())
@@ -182,7 +182,7 @@ class Dispatcher:
             if run is None and only_partial and _has_partial(args, dtensor_type):
                 add_dtypes(parts, args, enabled=self.platform.grad_enabled())
                 run = get(tuple(parts))
-            return UNSEEN if run is None else run(args, _NO_KWARGS)
+            return CACHE_MISS if run is None else run(args, _NO_KWARGS)
 
         return call
 

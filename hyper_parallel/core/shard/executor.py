@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
-from hyper_parallel.core.shard.call_form import CONVERTED, LOCAL, SAME, UNWRAPPED, VIEW, WRAPPED, call_form
+from hyper_parallel.core.shard.call_codegen import CONVERTED, LOCAL, SAME, UNWRAPPED, VIEW, WRAPPED, call_form
+from hyper_parallel.core.shard.degenerate_shards import (
+    copy_if_any_rank_copies,
+    has_empty_shard,
+    is_thin,
+    preserve_global_memory_format,
+)
 from hyper_parallel.core.shard.entry import KeywordCall
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.refusals import read_only_error
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
-from hyper_parallel.core.shard.thin_shards import (
-    copying_where_others_do,
-    has_empty_shard,
-    is_thin,
-    stored_as_on_one_device,
-)
 from hyper_parallel.errors import ShardMismatchError
 
 if TYPE_CHECKING:
@@ -83,11 +83,13 @@ def compile_plan(
     thin = any(map(is_thin, (*plan.choice.targets, *plan.choice.outputs)))
     ordered = thin and plan.ordered and not entry.in_place and not rule.view
     if ordered:
-        call = stored_as_on_one_device(platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks])
+        call = preserve_global_memory_format(
+            platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks]
+        )
     if has_empty_shard(plan):  # of any operator: its result may be a view that is written afterwards
         call = platform.replaying_views(call)
     if rule.op == "view" and not plan.moves and is_thin(plan.choice.targets[0]):
-        call = copying_where_others_do(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
+        call = copy_if_any_rank_copies(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
     if entry.in_place:
         run = _in_place_call(call, plan, entry.target)
         return run, run

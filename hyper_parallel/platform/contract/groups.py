@@ -11,7 +11,7 @@ from typing import Any
 from hyper_parallel.errors import MeshError, WorldNotJoinedError
 from hyper_parallel.platform.contract.agreement import AgreementFacet
 from hyper_parallel.platform.contract.identity import distinct_ranks
-from hyper_parallel.platform.contract.launched import launched_rank
+from hyper_parallel.platform.contract.launcher_env import launched_rank
 from hyper_parallel.transport.base import Ranks, Transport, active_transport
 from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work

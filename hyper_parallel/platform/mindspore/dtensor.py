@@ -19,7 +19,7 @@ from mindspore.common.initializer import Constant, One, Zero, initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
-from hyper_parallel.core.shard.dispatch import UNSEEN
+from hyper_parallel.core.shard.dispatch import CACHE_MISS
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.composite_functions import make_picklable
@@ -416,8 +416,8 @@ def _method(plain: Any, repeated: Any) -> Any:
 
     @wraps(plain)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = UNSEEN if kwargs or open_blocks() else repeated((self, *args))
-        return plain(self, *args, **kwargs) if result is UNSEEN else result
+        result = CACHE_MISS if kwargs or open_blocks() else repeated((self, *args))
+        return plain(self, *args, **kwargs) if result is CACHE_MISS else result
 
     return method
 

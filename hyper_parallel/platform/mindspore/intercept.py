@@ -16,7 +16,7 @@ from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import user_op
-from hyper_parallel.core.shard.dispatch import UNSEEN, Dispatcher
+from hyper_parallel.core.shard.dispatch import CACHE_MISS, Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.mixed_precision import ACTIVE, COMPOSED, cast_operands, switched_off
 from hyper_parallel.platform.mindspore.ops.registry import METHOD
@@ -74,8 +74,8 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     name, started = func.name, _STARTED["mindspore"]
     if not kwargs and not open_blocks() and not ACTIVE:
         again = (started.repeated_methods if type(func) is TensorOverloadCall else started.repeated).get(name)
-        result = UNSEEN if again is None else again(args)
-        if result is not UNSEEN:
+        result = CACHE_MISS if again is None else again(args)
+        if result is not CACHE_MISS:
             return result
     kwargs = kwargs or {}
     primitive, operands = None, args
@@ -109,14 +109,14 @@ def at_once(name: str, args: Any, primitive: Any = None) -> Any:
         primitive: the legacy primitive, or None.
 
     Returns:
-        what :func:`fallback` would; :data:`UNSEEN` where that depends on more.
+        what :func:`fallback` would; :data:`CACHE_MISS` where that depends on more.
     """
     if open_blocks():
-        return UNSEEN
+        return CACHE_MISS
     started = _STARTED["mindspore"]
     again = started.repeated.get(name) if primitive is None and not ACTIVE else None
-    result = UNSEEN if again is None else again(args)
-    if result is UNSEEN and (handler := started.handlers.get(name)) is not None:
+    result = CACHE_MISS if again is None else again(args)
+    if result is CACHE_MISS and (handler := started.handlers.get(name)) is not None:
         return _handled(handler, started, name, primitive, tuple(args), {})
     return result
 

@@ -27,7 +27,7 @@ from mindspore.train import serialization
 
 from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import UNSEEN
+from hyper_parallel.core.shard.dispatch import CACHE_MISS
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.gradients import (
     hooks_on_dtensors,
@@ -137,7 +137,7 @@ def _intercepted_at_once(run: Callable[..., Any]) -> Callable[..., Any]:
                 continue
             if isinstance(operand, DTensor):
                 result = intercept.at_once(name, args, primitive)
-                if result is not UNSEEN:
+                if result is not CACHE_MISS:
                     return result
                 break
             if type(operand) in (list, tuple) and name != "typeof" and intercept.holds_dtensor(operand):
@@ -155,7 +155,7 @@ def _function_at_once(call: Callable[..., Any]) -> Callable[..., Any]:
         first = operands[0]
         if type(first) is not Tensor and intercept.holds_dtensor((first,)):
             result = intercept.at_once(primitive.name, operands)
-            if result is not UNSEEN:
+            if result is not CACHE_MISS:
                 return result
         return call(primitive, operands)
 
@@ -169,7 +169,7 @@ def _operator_at_once(name: str, call: Callable[..., Any]) -> Callable[..., Any]
     def run(operator: Any, *operands: Any) -> Any:
         if operands and type(operands[0]) is not Tensor and intercept.holds_dtensor(operands[:1]):
             result = intercept.at_once(name, operands)
-            if result is not UNSEEN:
+            if result is not CACHE_MISS:
                 return result
         return call(operator, *operands)
 

@@ -16,7 +16,7 @@ from mindspore import mint
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 from hyper_parallel.platform.contract.groups import GroupsFacet
-from hyper_parallel.platform.contract.launched import unlaunched
+from hyper_parallel.platform.contract.launcher_env import unlaunched
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.mindspore.memory import MindSporeMemory

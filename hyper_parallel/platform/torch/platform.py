@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 from hyper_parallel.platform.contract.groups import GroupsFacet
-from hyper_parallel.platform.contract.launched import unlaunched
+from hyper_parallel.platform.contract.launcher_env import unlaunched
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.torch.memory import TorchMemory

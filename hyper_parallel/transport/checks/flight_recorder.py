@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.transport.atomic_files import write_all_whole, write_whole
+from hyper_parallel.transport.atomic_files import atomic_write_all, atomic_write_text
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer
 from hyper_parallel.transport.processes import process_state
@@ -123,7 +123,7 @@ class FlightRecorder:
                 self._folder / f"rank-{rank}.json": json.dumps(self._record(rank, failed), indent=1)
                 for rank in range(len(self._calls))
             }
-            write_all_whole(texts)
+            atomic_write_all(texts)
             for earlier in set(self._folder.glob("rank-*.json")) - set(texts):
                 earlier.unlink()
         except OSError as error:
@@ -141,7 +141,7 @@ class FlightRecorder:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         orphaned = WorldFailedError("", {}, {rank: "was running when the process that had started it ended"})
-        write_whole(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, orphaned), indent=1))
+        atomic_write_text(self._folder / f"rank-{rank}.json", json.dumps(self._record(rank, orphaned), indent=1))
         for path in self._folder.glob("rank-*.json"):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < self._begun:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.transport.atomic_files import write_whole
+from hyper_parallel.transport.atomic_files import atomic_write_text
 from hyper_parallel.transport.failures import exit_text, starting
 from hyper_parallel.transport.measurement import wrote_data_at
 from hyper_parallel.transport.processes import process_state, servers_search_here
@@ -227,7 +227,7 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
     """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
-        write_whole(Path(ledger) / str(pid), f"{name}\n{stack}")
+        atomic_write_text(Path(ledger) / str(pid), f"{name}\n{stack}")
 
 
 def preload(framework: str, module: str) -> None:

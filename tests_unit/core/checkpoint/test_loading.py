@@ -127,9 +127,6 @@ def test_what_was_checked_can_be_read_though_the_file_is_deleted(platform_name, 
     np.testing.assert_array_equal(platform.tensor_to_numpy(state["b"]), array + 1)
 
 
-pytestmark = pytest.mark.platforms("torch")
-
-
 def make_model(*, tied):
     """An embedding and a head of 7 words."""
     from torch import nn
@@ -140,6 +137,7 @@ def make_model(*, tied):
     return model
 
 
+@pytest.mark.platforms("torch")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path, ranks):
     """Before and after sharding, and under another order of the two names."""
@@ -171,6 +169,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path, ranks):
     assert list(json.loads((tmp_path / INDEX).read_text())["weight_map"]) == ["embed.weight"]
 
 
+@pytest.mark.platforms("torch")
 def test_other_ties_are_refused(tmp_path):
     """Tied on one side only, or a name that only one side has."""
     import torch
@@ -198,6 +197,7 @@ def test_other_ties_are_refused(tmp_path):
     simulate(rank, 2, platform="torch")
 
 
+@pytest.mark.platforms("torch")
 def test_the_state_dict_of_a_new_optimizer_cannot_be_filled(tmp_path):
     """The message says what to give instead; the optimizer itself loads, and other differences stay in the message."""
     import torch
@@ -222,6 +222,7 @@ def test_the_state_dict_of_a_new_optimizer_cannot_be_filled(tmp_path):
     assert simulate(rank, 2, platform="torch") == [message] * 2
 
 
+@pytest.mark.platforms("torch")
 def test_names_apply_to_ties(tmp_path):
     """A renamed alias is an alias; one that would be the same name, or blocks, is left out."""
     import torch
@@ -241,6 +242,7 @@ def test_names_apply_to_ties(tmp_path):
     simulate(rank, 2, platform="torch")
 
 
+@pytest.mark.platforms("torch")
 @pytest.mark.parametrize("files", ["one", "several"])
 @pytest.mark.parametrize("stored", ["embed.weight", "head.weight"])
 def test_files_of_other_programs_load(tmp_path, files, stored):
@@ -269,6 +271,7 @@ def test_files_of_other_programs_load(tmp_path, files, stored):
     simulate(rank, 3, platform="torch")
 
 
+@pytest.mark.platforms("torch")
 def test_damaged_files_of_other_programs_are_refused(tmp_path):
     """A file that is cut or missing, and dtypes that are not supported."""
     import torch

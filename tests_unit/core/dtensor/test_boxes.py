@@ -34,7 +34,7 @@ from hyper_parallel.core.dtensor.cheapest_steps import _least_seconds, _moves_fr
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.sum_parts import senders_of, sum_parts
+from hyper_parallel.core.dtensor.reduction_assignment import senders_of, sum_parts
 
 
 def as_slices(box):

@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard import dispatch
-from hyper_parallel.core.shard.dispatch import UNSEEN, implicit_replication
+from hyper_parallel.core.shard.dispatch import CACHE_MISS, implicit_replication
 from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
@@ -576,24 +576,24 @@ def test_a_call_seen_before_is_repeated():
         for op, args in calls.items():
             entry = entries[op]
             again[op] = dispatcher.repeated(entry)
-            assert again[op](args) is UNSEEN
+            assert again[op](args) is CACHE_MISS
             wanted = dispatcher.dispatch(entry, args, {})
             result = again[op](args)
             assert result.layout is wanted.layout
             assert_whole(result, wanted.full_tensor())
         assert_whole(again["mul"]((y, 7)), values(5, 4, seed=1) * 7)  # the number is no part of the key
         assert_whole(again["sum"]((x, 1, True, None)), values(5, 4).sum(1, True))
-        assert again["sum"]((x, 1, True, torch.float64)) is UNSEEN
-        assert again["sum"]((x, True, True)) is UNSEEN
-        assert again["add"]((x, y, None)) is UNSEEN  # None is not the default of alpha
-        assert again["permute"]((x, (1, False))) is UNSEEN
-        assert again["permute"]((x, slice(0, 1))) is UNSEEN
-        assert again["cat"](([x, values(5, 4)], 1)) is UNSEEN
+        assert again["sum"]((x, 1, True, torch.float64)) is CACHE_MISS
+        assert again["sum"]((x, True, True)) is CACHE_MISS
+        assert again["add"]((x, y, None)) is CACHE_MISS  # None is not the default of alpha
+        assert again["permute"]((x, (1, False))) is CACHE_MISS
+        assert again["permute"]((x, slice(0, 1))) is CACHE_MISS
+        assert again["cat"](([x, values(5, 4)], 1)) is CACHE_MISS
         joined = torch.cat([values(5, 4), values(5, 4, seed=1)], 1)
         assert_whole(again["cat"](([x.double(), y.double()], 1)), joined.double())  # nor are dtypes, of these layouts
         pending = [spread(values(5, 4), mesh, Partial("max"))] * 2
         dispatcher.dispatch(entries["cat"], (pending, 1), {})
         assert_whole(again["cat"]((pending, 1)), torch.cat([values(5, 4)] * 2, 1))
-        assert again["cat"](([x.double() for x in pending], 1)) is UNSEEN  # a complex extremum has no order
+        assert again["cat"](([x.double() for x in pending], 1)) is CACHE_MISS  # a complex extremum has no order
 
     on_ranks(check, 2)

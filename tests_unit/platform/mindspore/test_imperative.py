@@ -23,7 +23,7 @@ def imperative():
     import mindspore as ms
     from mindspore import Parameter, Tensor, mint, nn
 
-    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+    from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
 
     assert not hasattr(Tensor, "backward")
     enable_mindspore_backward_compat()

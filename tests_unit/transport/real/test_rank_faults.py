@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.transport.atomic_files import write_whole
+from hyper_parallel.transport.atomic_files import atomic_write_text
 from hyper_parallel.transport.checks.flight_recorder import FOLDER_VARIABLE
 from hyper_parallel.transport.checks.flight_trace import read_flight
 from hyper_parallel.transport.processes import python_command, search_path
@@ -351,12 +351,12 @@ def test_a_taken_port_stops_nobody(nothing_left):
 def test_a_full_disk_leaves_the_earlier_file(tmp_path):
     """A file of ours that does not fit is an error; the earlier one is whole, and no part is left beside it."""
     path = tmp_path / "report.json"
-    write_whole(path, json.dumps({"run": 1}))
+    atomic_write_text(path, json.dumps({"run": 1}))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            write_whole(path, json.dumps({"run": "2" * 100_000}))
+            atomic_write_text(path, json.dumps({"run": "2" * 100_000}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert json.loads(path.read_text()) == {"run": 1}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["custom_shard", "local_map", "places_one_tensor"]
+__all__ = ["custom_shard", "is_single_placement_spec", "local_map"]
 
 _NO_ENTRY = object()
 _MAX_CACHED = 1024
@@ -298,7 +298,7 @@ class _LocalMap:
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
             raise ArgumentTypeError(msg)
         if entered.platform.is_tensor(output):
-            if placements is None or not may_place_a_tensor(placements):
+            if placements is None or not is_placement_spec(placements):
                 raise self._wrong_output_error(output, placements, where, "the placements of one tensor")
             yield where, output, Layout.place(entered.mesh, placements, (0,) * len(output.shape)).with_shape(None)
         elif isinstance(output, Mapping) or (isinstance(output, (list, tuple)) and placements is not None):
@@ -318,7 +318,11 @@ class _LocalMap:
             if not isinstance(placements, Mapping) or placements.keys() != output.keys():
                 raise self._wrong_output_error(output, placements, where, f"a mapping with the keys {list(output)}")
             return [(value, placements[name], f"[{name!r}]") for name, value in output.items()]
-        if places_one_tensor(placements) or not isinstance(placements, Sequence) or len(placements) != len(output):
+        if (
+            is_single_placement_spec(placements)
+            or not isinstance(placements, Sequence)
+            or len(placements) != len(output)
+        ):
             raise self._wrong_output_error(output, placements, where, f"a sequence of {len(output)}")
         pairs = enumerate(zip(output, placements, strict=True))
         return [(value, inner, f"[{index}]") for index, (value, inner) in pairs]
@@ -431,7 +435,7 @@ def _declared_layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
     """The layouts that out_placements declare, for tensors of unknown sizes."""
     if placements is None:
         return
-    if places_one_tensor(placements):
+    if is_single_placement_spec(placements):
         yield _layout(mesh, placements)
     elif isinstance(placements, (Mapping, Sequence)) and not isinstance(placements, str):
         for inner in placements.values() if isinstance(placements, Mapping) else placements:
@@ -455,7 +459,7 @@ register("parameters of functions", _positions)
 # -- placements of nested values ---------------------------------------------------------------------------------------
 
 
-def may_place_a_tensor(placements: Any) -> bool:
+def is_placement_spec(placements: Any) -> bool:
     """Whether these may be the placements of one tensor, in any spelling."""
     if isinstance(placements, (Layout, Placement)):
         return True
@@ -464,11 +468,11 @@ def may_place_a_tensor(placements: Any) -> bool:
     )
 
 
-def places_one_tensor(placements: Any) -> bool:
+def is_single_placement_spec(placements: Any) -> bool:
     """Whether these can only be one tensor's placements: tuples of axis names alone may also be several tensors'."""
     if isinstance(placements, (Layout, Placement)):
         return True
-    return may_place_a_tensor(placements) and any(isinstance(item, (Placement, str)) for item in placements)
+    return is_placement_spec(placements) and any(isinstance(item, (Placement, str)) for item in placements)
 
 
 def _axis_names(value: Any) -> bool:

@@ -20,7 +20,7 @@ from hyper_parallel.core.dtensor.parameter_paths import (
     replacing_parameters,
     untying_problems,
 )
-from hyper_parallel.core.shard.custom.function_map import places_one_tensor
+from hyper_parallel.core.shard.custom.function_map import is_single_placement_spec
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
 from hyper_parallel.platform.select import platform_of
 
@@ -215,7 +215,7 @@ class _Boundary:
                 value, {name: self.nested(item, entry.get(name), f"{what}[{name!r}]") for name, item in value.items()}
             )
         if isinstance(value, (list, tuple)):
-            if places_one_tensor(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
+            if is_single_placement_spec(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
                 msg = f"shard_module({self.name}): {what} is a sequence of {len(value)}, its entry is {entry!r}"
                 raise PlacementError(msg)
             pairs = enumerate(zip(value, entry, strict=True))
@@ -250,7 +250,7 @@ def _by_parameter(boundary: _Boundary, entry: Any, bound: inspect.BoundArguments
             msg = f"shard_module({boundary.name}): input_plan names {unknown[0]!r}; the call has {', '.join(names)}"
             raise PlacementError(msg)
         return dict(entry)
-    entries = [entry] if places_one_tensor(entry) else list(entry)
+    entries = [entry] if is_single_placement_spec(entry) else list(entry)
     if len(entries) != count:
         msg = (
             f"shard_module({boundary.name}): input_plan has {len(entries)} entries, the call {count} "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = [
-    "Handover", "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options",
+    "BoundaryLayout", "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options",
     "style_of", "to_local",
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ def style_of(module: Any) -> str | None:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-Handover = tuple[Any, bool | None]
+BoundaryLayout = tuple[Any, bool | None]
 """The layout of a value that a style hands over, and whether that is a local tensor; None: as the input was."""
 
 
@@ -95,11 +95,11 @@ class ParallelStyle(abc.ABC):
         del module
         return None
 
-    def inputs(self) -> Sequence[Handover]:
+    def inputs(self) -> Sequence[BoundaryLayout]:
         """What the style hands to the module, where that may be local tensors. Pure; used to complete a plan."""
         return ()
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """What the style hands to the module's caller; nothing if that is unknown. Pure; used to complete a plan."""
         return ()
 
@@ -195,7 +195,7 @@ class LayerStyle(ParallelStyle):
         moved = boundary.move(output, self.output_layouts[0], "output")
         return moved.to_local() if self.use_local_output else moved
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The output of the layer."""
         return ((self.output_layouts[0], self.use_local_output),)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.tensor_parallel.styles.base import Args, Handover, Kwargs
+    from hyper_parallel.core.tensor_parallel.styles.base import Args, BoundaryLayout, Kwargs
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["ExpertParallel"]
@@ -100,7 +100,7 @@ class ExpertParallel(ParallelStyle):
             )
         return None
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The output, a local tensor if the hidden states are."""
         return ((Replicate(), None),)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.tensor_parallel.styles.base import Handover
+    from hyper_parallel.core.tensor_parallel.styles.base import BoundaryLayout
     from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary
 
 __all__ = ["LatentKV"]
@@ -75,7 +75,7 @@ class LatentKV(ReplicatedStyle):
         kept = getattr(owner, _ATTRIBUTE, getattr(getattr(owner, "config", None), _ATTRIBUTE, None))
         return kept if self.shared is None else self.shared
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The latent keys and values, and the shared key."""
         return ((Replicate(), True),)
 

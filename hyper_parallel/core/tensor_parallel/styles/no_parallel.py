@@ -12,7 +12,7 @@ from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hyper_parallel.core.tensor_parallel.styles.base import Handover
+    from hyper_parallel.core.tensor_parallel.styles.base import BoundaryLayout
 
 __all__ = ["NoParallel"]
 
@@ -46,7 +46,7 @@ class NoParallel(ReplicatedStyle):
         self.output_layout = check_spec(Replicate() if output_layout is None else output_layout, "output_layout", name)
         self.use_local_output = use_local_output
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The output, in the wanted layout."""
         return ((self.output_layout, self.use_local_output),)
 

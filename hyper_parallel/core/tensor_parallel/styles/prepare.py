@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.tensor_parallel.styles.base import Handover
+    from hyper_parallel.core.tensor_parallel.styles.base import BoundaryLayout
 
 __all__ = ["PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput"]
 
@@ -88,7 +88,7 @@ class PrepareModuleInput(ConversionStyle):
         platform_of(module).register_forward_pre_hook(module, before, with_kwargs=True)
         return module
 
-    def inputs(self) -> Sequence[Handover]:
+    def inputs(self) -> Sequence[BoundaryLayout]:
         """The inputs that are converted, positional ones first."""
         named, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
         return (
@@ -158,7 +158,7 @@ class PrepareModuleOutput(ConversionStyle):
         platform_of(module).register_forward_hook(module, after)
         return module
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The outputs that are converted."""
         return _handed_over(self.output_layouts, self.desired_output_layouts, local=self.use_local_output)
 
@@ -229,11 +229,11 @@ class PrepareModuleInputOutput(ConversionStyle):
         self.prepare_module_input.apply(module, device_mesh)
         return self.prepare_module_output.apply(module, device_mesh)
 
-    def inputs(self) -> Sequence[Handover]:
+    def inputs(self) -> Sequence[BoundaryLayout]:
         """The inputs that are converted."""
         return self.prepare_module_input.inputs()
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """The outputs that are converted."""
         return self.prepare_module_output.outputs()
 
@@ -268,7 +268,7 @@ def _read_sequence(layouts: Any, option: str, style: str) -> Specs | None:
     )
 
 
-def _handed_over(source: Iterable[Any], target: Iterable[Any], *, local: bool) -> tuple[Handover, ...]:
+def _handed_over(source: Iterable[Any], target: Iterable[Any], *, local: bool) -> tuple[BoundaryLayout, ...]:
     """The layouts of values after their conversion; those left alone are left out."""
     pairs = zip(source, target, strict=True)
     return tuple((before if after is None else after, local) for before, after in pairs if before is not None)

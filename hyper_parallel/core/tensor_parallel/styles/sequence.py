@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
-    from hyper_parallel.core.tensor_parallel.styles.base import Handover
+    from hyper_parallel.core.tensor_parallel.styles.base import BoundaryLayout
     from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary
 
 __all__ = ["SequenceParallel"]
@@ -38,7 +38,7 @@ class SequenceParallel(ReplicatedStyle):
         self.sequence_dim = Shard(sequence_dim).dim
         self.use_local_output = use_local_output
 
-    def outputs(self) -> Sequence[Handover]:
+    def outputs(self) -> Sequence[BoundaryLayout]:
         """Shards of the sequence."""
         return ((Shard(self.sequence_dim), self.use_local_output),)
 

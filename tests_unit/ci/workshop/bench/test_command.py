@@ -134,7 +134,7 @@ def test_no_repeats(capsys):
     """Measuring nothing is an error."""
     assert main(["bench", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == (
-        "python ci/workshop bench: error: argument --repeats: '0' is no whole number from 1 to 1000000 "
+        "python ci/workshop bench: error: argument --repeats: '0' must be an integer from 1 to 1000000 "
         "(see python ci/workshop bench --help)\n"
     )
 

@@ -133,4 +133,4 @@ def test_the_command(platform_name, tmp_path, capsys):
     assert "6 killed, 0 survived, 0 equivalent, 0 true; score 100.00 %" in capsys.readouterr().out
     assert main(["mutants", *asked, "--wanted", "7"]) == 1
     assert main(["mutants", "--each", "0"]) == 2
-    assert "argument --each: '0' is no whole number from 1 to 1000000" in capsys.readouterr().err
+    assert "argument --each: '0' must be an integer from 1 to 1000000" in capsys.readouterr().err

@@ -276,3 +276,9 @@ RECURRENT_MISFITS = {
         "and hx [[1, 3, 2]] need the same samples"),
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECURRENT_MISFITS)
+def test_a_recurrence_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*RECURRENT_MISFITS[name])

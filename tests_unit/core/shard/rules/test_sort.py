@@ -205,3 +205,9 @@ MISFITS = {
 def test_a_call_that_does_not_fit_is_refused(refuses, name):
     """A call that fails on one device fails on every rank with its reason, before anything moves."""
     refuses(*MISFITS[name])
+
+
+@pytest.mark.parametrize("name", HISTOGRAM_COUNTS)
+def test_counts_of_histograms(holds, name):
+    """Counts are of the global tensor, and every rank gets results of the same size."""
+    holds(*HISTOGRAM_COUNTS[name])

@@ -300,3 +300,15 @@ CONV_MISFITS = {
         "group(s) needs 2"),
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOL_MISFITS)
+def test_a_pooling_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*POOL_MISFITS[name])
+
+
+@pytest.mark.parametrize("name", CONV_MISFITS)
+def test_a_convolution_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*CONV_MISFITS[name])

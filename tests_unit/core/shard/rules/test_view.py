@@ -473,3 +473,15 @@ def test_a_single_part_keeps_the_strides_of_its_base(world):
 
     base = torch.randn(1, 2, 1)
     assert simulate(on_rank, world, "torch") == [program(base)] * world
+
+
+@pytest.mark.parametrize("name", CONCAT_MISFITS)
+def test_a_concatenation_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*CONCAT_MISFITS[name])
+
+
+@pytest.mark.parametrize("name", CONCAT_BEYOND)
+def test_a_concatenation_that_only_one_device_can_do_is_refused(refuses, name):
+    """A call that has no meaning on local shards raises an error with the reason."""
+    refuses(*CONCAT_BEYOND[name], plain_too=False)

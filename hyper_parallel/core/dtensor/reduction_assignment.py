@@ -1,4 +1,4 @@
-"""Who sums what of partial values, for all ranks of a slice of a mesh at once: what a reduction costs.
+"""Which rank reduces which elements of partial values, for all ranks of a slice of a mesh at once: used for costs.
 
 The same assignment as :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists the boxes of the parts, as
 arrays of their sizes: a search that prices thousands of ranks needs no boxes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel.errors import MeshError, WorldNotJoinedError
-from hyper_parallel.platform.contract.launched import LaunchedRank, launched_rank
+from hyper_parallel.platform.contract.launcher_env import LaunchedRank, launched_rank
 from hyper_parallel.platform.select import platform_named
 
 pytestmark = pytest.mark.platforms("torch", "mindspore")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["copying_where_others_do", "has_empty_shard", "is_thin", "stored_as_on_one_device"]
+__all__ = ["copy_if_any_rank_copies", "has_empty_shard", "is_thin", "preserve_global_memory_format"]
 
 
 def has_empty_shard(plan: OpPlan) -> bool:
@@ -35,7 +35,7 @@ def is_thin(layout: Layout) -> bool:
     return any(size <= 1 and size < whole for size, whole in zip(layout.local_shape, layout.shape, strict=True))
 
 
-def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
+def preserve_global_memory_format(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
     """Return ``call`` with outputs stored in the order of dims that a whole one would have.
 
     A thin shard is contiguous in several orders of its dims, of which the framework takes the usual one, while ranks
@@ -69,7 +69,7 @@ def stored_as_on_one_device(platform: Platform, plan: OpPlan, call: Run, operand
     return run
 
 
-def copying_where_others_do(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
+def copy_if_any_rank_copies(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
     """Return ``call``, a view, as a copy where the whole tensor cannot be viewed so, though this rank's part can.
 
     Args:

@@ -7,7 +7,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.shard.thin_shards import is_thin
+from hyper_parallel.core.shard.degenerate_shards import is_thin
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from hyper_parallel.core.shard.call_form import CONVERTED, LOCAL, SAME, UNWRAPPED, VIEW, WRAPPED, call_form
+from hyper_parallel.core.shard.call_codegen import CONVERTED, LOCAL, SAME, UNWRAPPED, VIEW, WRAPPED, call_form
 
 
 def _called(*args, **kwargs):
