@@ -38,8 +38,8 @@ def test_a_bug_is_run_and_written(capsys, tmp_path):
 def test_a_bug_that_is_missed_fails_the_run(capsys, monkeypatch):
     """A broken form that the harness finds equal fails the command."""
     (bug,) = bugs_named(["torch"], ["average_for_sum"])
-    train = bug.load().train
-    monkeypatch.setattr(bug.load(), "train", lambda _: train(bug=False))
+    train = getattr(bug.load(), bug.name)
+    monkeypatch.setattr(bug.load(), bug.name, lambda _: train(bug=False))
     status, out, _ = ran(capsys, *ONE)
     assert status == 1
     assert out.startswith("torch average_for_sum: MISSED: equal, ")

@@ -1,29 +1,20 @@
-"""Finds the programs of the corpus and reads their facts from the source, without importing a framework."""
+"""The bugs of the corpus as programs that can be run, without importing a framework until one is."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from hyper_parallel._text import near_hint
-from hyper_parallel.verify.engine.causes import CAUSES
-from hyper_parallel.verify.frameworks.contract.records import KINDS
+from hyper_parallel.verify.bugs.facts import FACTS
 
 __all__ = ["CALLS", "Bug", "bugs_named", "find_bugs"]
 
 CALLS = "calls"
 """Kind of a difference that is no value: ranks call different collectives, or one that another has not joined."""
-
-_FOLDER = Path(__file__).parent
-_FIRST = re.compile(r"(?P<sentence>.+\.) Reported in (?P<source>.+)\.", re.DOTALL)
-_FACTS = ("MESH", "DIFFERS", "CAUSE")
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,7 @@ class Bug:
 
     Attributes:
         framework: ``torch`` or ``mindspore``.
-        name: of its module.
+        name: of its function.
         sentence: what goes wrong.
         source: repository and number of the public report.
         mesh: sizes by name of axis; their product is the number of ranks.
@@ -41,6 +32,8 @@ class Bug:
             kind are wrong at once.
         cause: class of the error, one of ``CAUSES``.
         declared: placements that cannot be read or inferred, by pattern of names.
+        module: that has the function, in the framework's folder.
+        has_single: a single device has the bug, too: the fixed form is the reference of both.
     """
 
     framework: str
@@ -52,6 +45,8 @@ class Bug:
     tensor: str
     cause: str
     declared: Mapping[str, str] = field(default_factory=dict)
+    module: str = ""
+    has_single: bool = False
 
     @property
     def world_size(self) -> int:
@@ -59,12 +54,12 @@ class Bug:
         return math.prod(self.mesh.values())
 
     def load(self) -> ModuleType:
-        """Import the program, and its framework with it."""
-        return importlib.import_module(f"{__package__}.{self.framework}.{self.name}")
+        """Import the module of the program, and its framework with it."""
+        return importlib.import_module(f"{__package__}.{self.framework}.{self.module}")
 
     def program(self, *, broken: bool) -> Callable[[], None]:
         """Return the training function of one form, which every rank calls without arguments."""
-        train: Callable[[bool], None] = self.load().train
+        train: Callable[[bool], None] = getattr(self.load(), self.name)
 
         def run() -> None:
             train(broken)
@@ -73,19 +68,22 @@ class Bug:
         return run
 
     def reference(self, *, broken: bool) -> Callable[[], None]:
-        """Return what the world of one runs beside a form: ``single`` if the file has it, else the same form."""
-        single: Callable[[], None] | None = getattr(self.load(), "single", None)
-        return single or self.program(broken=broken)
+        """Return what the world of one runs: the same form, or the fixed one where a single device has the bug, too."""
+        return self.program(broken=broken and not self.has_single)
 
 
 def find_bugs(framework: str) -> list[Bug]:
-    """Return the bugs of a framework's folder, by name.
-
-    Raises:
-        ValueError: a program lacks a fact, or has one that does not exist.
-    """
-    files = sorted((_FOLDER / framework).glob("*.py"))
-    return [read_facts(path, framework) for path in files if path.stem != "__init__"]
+    """Return the bugs that have a program in a framework, by name."""
+    bugs = [
+        Bug(
+            framework, facts.name, facts.sentence, facts.source, facts.mesh, facts.kind,
+            facts.other_tensors.get(framework, facts.tensor), facts.cause, facts.declared, facts.module,
+            facts.has_single,
+        )
+        for facts in FACTS
+        if framework in facts.frameworks
+    ]  # fmt: skip
+    return sorted(bugs, key=lambda bug: bug.name)
 
 
 def bugs_named(frameworks: Sequence[str], names: Sequence[str] | None = None) -> list[Bug]:
@@ -101,36 +99,3 @@ def bugs_named(frameworks: Sequence[str], names: Sequence[str] | None = None) ->
             msg = f"no bug of {' or '.join(frameworks)} is called {name!r}{near_hint(name, known, 0.4)}"
             raise ValueError(msg)
     return [bug for bug in bugs if not names or bug.name in names]
-
-
-def read_facts(path: Path, framework: str) -> Bug:
-    """Return the bug in a file.
-
-    Raises:
-        ValueError: the file lacks a fact, or has one that does not exist.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
-    first = _FIRST.fullmatch((ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " "))
-    facts = _literals(tree)
-    missing = [name for name in _FACTS if name not in facts]
-    if first is None or missing:
-        lacks = ", ".join(missing) or "a docstring like 'What goes wrong. Reported in REPOSITORY NUMBER.'"
-        raise ValueError(f"{path}: the program has no {lacks}")
-    (kind, tensor), cause = facts["DIFFERS"], facts["CAUSE"]
-    if kind not in (*KINDS, CALLS):
-        raise ValueError(f"{path}: DIFFERS has the kind {kind!r}; there are {', '.join((*KINDS, CALLS))}")
-    if cause not in CAUSES:
-        raise ValueError(f"{path}: CAUSE is {cause!r}; there are {', '.join(CAUSES)}")
-    return Bug(framework, path.stem, first["sentence"], first["source"], facts["MESH"], kind, tensor or "*", cause,
-               facts.get("DECLARED", {}))  # fmt: skip
-
-
-def _literals(tree: ast.Module) -> dict[str, Any]:
-    """Return the facts that the module assigns, by name."""
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in (*_FACTS, "DECLARED")
-    }

@@ -10,6 +10,7 @@ from typing import Any
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.bugs.registry import CALLS, Bug
 from hyper_parallel.verify.engine.wording import value_words
+from hyper_parallel.verify.report import Report
 
 __all__ = ["CAUSE_SHARE", "TENSOR_SHARE", "BugResult", "CorpusReport", "FormResult"]
 
@@ -106,7 +107,7 @@ class BugResult:
 
 
 @dataclass
-class CorpusReport:
+class CorpusReport(Report):
     """Results of several programs.
 
     Attributes:
@@ -143,6 +144,10 @@ class CorpusReport:
             f"({seconds:.1f} s)"
         )
         return f"{line}; {self.note}" if self.note else line
+
+    def full_text(self) -> str:
+        """Return every result, and the counts."""
+        return "\n".join([*(result.text() for result in self.results), self.text()])
 
     def json(self) -> dict[str, Any]:
         """Return the report as plain data."""

@@ -69,7 +69,7 @@ def test_a_difference_without_cause_has_none():
 def test_a_program_that_the_harness_refuses_is_no_verdict(monkeypatch):
     """A program that records nothing is not caught: the reason is told."""
     (bug,) = bugs_named(["torch"], ["average_for_sum"])
-    monkeypatch.setattr(bug.load(), "train", lambda _: None)
+    monkeypatch.setattr(bug.load(), bug.name, lambda _: None)
     result = run_bug(bug)
     assert not result.caught
     assert "nothing was recorded" in result.broken.error

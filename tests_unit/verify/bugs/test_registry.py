@@ -1,5 +1,6 @@
 """The corpus's registry: facts of programs, read without a framework."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -7,28 +8,58 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify.bugs import registry
-from hyper_parallel.verify.bugs.registry import bugs_named, find_bugs, read_facts
+from hyper_parallel.verify.bugs.registry import CALLS, bugs_named, find_bugs
+from hyper_parallel.verify.engine.causes import CAUSES
+from hyper_parallel.verify.frameworks.contract.records import KINDS
 
 FOLDER = Path(registry.__file__).parent
-PROGRAMS = sorted(path for path in FOLDER.glob("*/*.py") if path.name != "__init__.py")
-GOOD = '"""Wrong. Reported in repository 1."""\nMESH = {"tp": 3}\nDIFFERS = ("loss", None)\nCAUSE = "stale"\n'
+BUGS = [bug for framework in ("torch", "mindspore") for bug in find_bugs(framework)]
+IDS = [f"{bug.framework}-{bug.name}" for bug in BUGS]
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=[f"{path.parent.name}-{path.stem}" for path in PROGRAMS])
-def test_a_program_is_a_short_file_of_a_user(path):
-    """A program has at most 80 lines and names nothing of this library."""
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 80
-    assert "hyper_parallel" not in text
+def functions(framework):
+    """The functions of a framework's programs by name, each with its module and number of lines."""
+    return {
+        node.name: (path.stem, node.end_lineno - node.lineno + 1)
+        for path in (FOLDER / framework).glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and path.stem != "base"
+    }
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=[f"{path.parent.name}-{path.stem}" for path in PROGRAMS])
-def test_a_program_is_in_the_readme_with_its_source(path):
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_programs_import_their_base_alone(framework):
+    """Programs stand for users' files: of this library they name the few shared functions of their folder only."""
+    for path in (FOLDER / framework).glob("*.py"):
+        named = [line for line in path.read_text(encoding="utf-8").splitlines() if "hyper_parallel" in line]
+        assert all(line.startswith(f"from hyper_parallel.verify.bugs.{framework}.base import ") for line in named)
+        assert path.stem != "base" or not named
+
+
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_every_program_is_a_short_function_with_facts(framework):
+    """A program is a function of at most 70 lines in the module that its facts name; no function lacks facts."""
+    found = functions(framework)
+    assert {bug.name: bug.module for bug in find_bugs(framework)} == {
+        name: module for name, (module, _) in found.items()
+    }
+    assert max(lines for _, lines in found.values()) <= 70
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=IDS)
+def test_a_program_is_in_the_readme_with_its_source(bug):
     """The README lists every program with the report that it comes from and what goes wrong."""
-    bug = read_facts(path, path.parent.name)
     (row,) = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| `{bug.name}` |")]
     assert bug.source in row
     assert bug.sentence.removesuffix(".") in row
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=IDS)
+def test_facts_are_words_of_the_harness(bug):
+    """Kind and cause are among those that the harness names, and the sentence is one."""
+    assert bug.kind in (*KINDS, CALLS)
+    assert bug.cause in CAUSES
+    assert bug.sentence.endswith(".")
 
 
 def test_axes_have_unequal_sizes():
@@ -47,32 +78,16 @@ def test_facts_are_read_without_the_framework():
     assert int(result.stdout) > 10
 
 
-def test_a_fact_that_is_missing_or_wrong_is_an_error(tmp_path):
-    """The message names the file, and what it lacks or which values there are."""
-    path = tmp_path / "case.py"
-    path.write_text(GOOD)
-    bug = read_facts(path, "torch")
-    assert (bug.sentence, bug.source, bug.world_size) == ("Wrong.", "repository 1", 3)
-    assert (bug.kind, bug.tensor) == ("loss", "*")
-    for old, new, message in (
-        ("Reported in", "From", f"{path}: the program has no a docstring like 'What goes wrong. Reported in"),
-        ('CAUSE = "stale"\n', "", f"{path}: the program has no CAUSE"),
-        ('"stale"', '"old"', f"{path}: CAUSE is 'old'; there are missing-reduction, "),
-        ('"loss"', '"lost"', f"{path}: DIFFERS has the kind 'lost'; there are value, output, "),
-    ):
-        path.write_text(GOOD.replace(old, new))
-        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
-            read_facts(path, "torch")
-        assert str(caught.value).startswith(message)
-
-
 @pytest.mark.platforms("torch")
-def test_the_reference_is_the_same_form_or_the_files_own():
-    """One device runs the form that the ranks run, or `single` where the file has it."""
+def test_the_reference_is_the_same_form_or_the_fixed_one(monkeypatch):
+    """One device runs the form that the ranks run, or the fixed one where it has the bug, too."""
     (own,) = bugs_named(["torch"], ["dropout_in_evaluation"])
-    assert own.reference(broken=True) is own.load().single
     (same,) = bugs_named(["torch"], ["equal_positions"])
-    assert same.reference(broken=True).__qualname__ == same.program(broken=True).__qualname__
+    for bug, form in ((own, False), (same, True)):
+        ran = []
+        monkeypatch.setattr(bug.load(), bug.name, ran.append)
+        bug.reference(broken=True)()
+        assert ran == [form]
 
 
 def test_an_unknown_name_is_an_error_with_near_ones():
