@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--html", arguments.html)
     comparison = compare_reports(Path(arguments.before), Path(arguments.after))
     if arguments.html is not None:
-        from hyper_parallel.verify.pages.comparison_page import comparison_page
+        from hyper_parallel.verify.pages.report_pages import comparison_page
 
         write_text(arguments.html, comparison_page(comparison), "--html")
     print_result(report_json(comparison.json()) if arguments.json else coloured(comparison.text()))

@@ -6,11 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import float_range, int_range, seed
-from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
-from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.fuzz.campaign import Settings
@@ -86,11 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = run_campaign(settings, show)
     progress.clear()
-    _write(arguments, report)
+    write_outputs(report, arguments)
     if report.note:
         raise KeyboardInterrupt(report.text())
-    print_result(report_json(report.json()) if arguments.json else coloured(report.text()))
-    return 0 if report.ok else 1
+    print_report(report, as_json=arguments.json)
+    return report.status
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -113,12 +111,3 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings, arguments.first
     )
-
-
-def _write(arguments: argparse.Namespace, report: FuzzReport) -> None:
-    if arguments.html is not None:
-        from hyper_parallel.verify.pages.fuzz_page import fuzz_page
-
-        write_text(arguments.html, fuzz_page(report), "--html")
-    if arguments.report is not None:
-        write_report(arguments.report, report.json, report.text)

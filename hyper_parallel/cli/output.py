@@ -10,17 +10,24 @@ import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hyper_parallel._text import printable
+from hyper_parallel.verify.report_files import write_text
+from hyper_parallel.verify.run_header import report_json
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.report import Report
 
 __all__ = [
     "can_be_written",
     "check_distinct_outputs",
     "coloured",
     "logs_to_stderr",
+    "print_report",
     "print_result",
     "wants_colour",
+    "write_outputs",
 ]
 
 
@@ -68,6 +75,27 @@ def print_result(text: str) -> None:
         print(text)
     else:
         answers.append(text)
+
+
+def print_report(report: Report, *, as_json: bool, seed: int | None = None) -> None:
+    """Print a report as JSON, or as text with its verdicts in colour; ``seed`` ends the text."""
+    if as_json:
+        print_result(report_json(report.json()))
+    else:
+        print_result(coloured(report.text() if seed is None else f"{report.text()}\nseed {seed}"))
+
+
+def write_outputs(report: Report, arguments: argparse.Namespace) -> None:
+    """Write the files of ``--report`` and ``--html``.
+
+    Raises:
+        ValueError: one of them cannot be written.
+    """
+    report.write(arguments.report)
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.report_pages import page_of
+
+        write_text(arguments.html, page_of(report), "--html")
 
 
 @contextlib.contextmanager

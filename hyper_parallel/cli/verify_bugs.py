@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyper_parallel.cli.arguments import seed
-from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.cli.output import can_be_written, coloured, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
-from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, write_report
-
-if TYPE_CHECKING:
-    from hyper_parallel.verify.bugs.results import CorpusReport
 
 __all__ = ["add_parser", "run"]
 
@@ -63,18 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         progress.clear()
         report.note = f"partial report: {len(report.results)} of {len(bugs)} bugs finished"
-        _write(arguments, report)
+        write_outputs(report, arguments)
         raise KeyboardInterrupt(report.text()) from None
-    _write(arguments, report)
-    print_result(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
-    return 0 if report.ok else 1
-
-
-def _write(arguments: argparse.Namespace, report: CorpusReport) -> None:
-    if arguments.html is not None:
-        from hyper_parallel.verify.pages.bugs_page import bugs_page
-
-        write_text(arguments.html, bugs_page(report), "--html")
-    if arguments.report is not None:
-        lines = [*(result.text() for result in report.results), report.text()]
-        write_report(arguments.report, report.json, lambda: "\n".join(lines))
+    write_outputs(report, arguments)
+    print_report(report, as_json=arguments.json, seed=arguments.seed)
+    return report.status

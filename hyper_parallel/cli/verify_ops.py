@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.cli.arguments import add_device, seed
-from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.cli.output import can_be_written, coloured, print_report, print_result, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
-from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
@@ -98,16 +97,16 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
         report.interrupted = "interrupted; the rest was not verified"
         report.seconds = time.monotonic() - started
-        _write(arguments, report)
+        write_outputs(report, arguments)
         raise KeyboardInterrupt(report.text()) from None
     report.seconds = time.monotonic() - started
     if arguments.file is not None:
         report.planned = max(len(report.operators), 1)  # known only after the file has run
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
-    _write(arguments, report)
-    print_result(report_json(report.json()) if arguments.json else coloured(f"{report.text()}\nseed {arguments.seed}"))
-    return 0 if report.ok else 1
+    write_outputs(report, arguments)
+    print_report(report, as_json=arguments.json, seed=arguments.seed)
+    return report.status
 
 
 def _audit(arguments: argparse.Namespace) -> int:
@@ -284,12 +283,3 @@ def _imported(tree: ast.Module) -> list[str]:
     for name in imported:
         require_framework(name)
     return imported or platforms(None)
-
-
-def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if arguments.html is not None:
-        from hyper_parallel.verify.pages.operators_page import operators_page
-
-        write_text(arguments.html, operators_page([report.json()]), "--html")
-    if arguments.report is not None:
-        write_report(arguments.report, report.json, report.full_text)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, float_range, int_range, seed
 from hyper_parallel.cli.devices import require_settings
-from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
-from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, write_report
-
-if TYPE_CHECKING:
-    from hyper_parallel.verify.program.report import ProgramReport
 
 __all__ = ["add_parser", "run"]
 
@@ -164,8 +159,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
     if not is_first_rank():
         return report.status
-    _write(report, arguments.report, arguments.html)
-    print_result(report_json(report.to_json()) if arguments.json else coloured(report.text()))
+    write_outputs(report, arguments)
+    print_report(report, as_json=arguments.json)
     return report.status
 
 
@@ -212,13 +207,3 @@ def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
             raise ValueError(msg)
         declared[name] = placement
     return declared
-
-
-def _write(report: ProgramReport, path: str | None, page: str | None) -> None:
-    """Write the report and its page to the files that were asked for."""
-    if path is not None:
-        write_report(path, report.to_json, report.text)
-    if page is not None:
-        from hyper_parallel.verify.pages.program_page import program_page
-
-        write_text(page, program_page(report), "--html")

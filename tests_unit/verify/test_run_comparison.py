@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.pages.comparison_page import comparison_page
+from hyper_parallel.verify.pages.report_pages import comparison_page
 from hyper_parallel.verify.run_comparison import compare_reports
 
 HEADER = {"date": "2026-01-02", "versions": {"torch": "2.13"}, "command": "<it>"}

@@ -20,6 +20,7 @@ from hyper_parallel.core.dtensor.placements import Placement
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import LayoutError, RankFailedError, ShardMismatchError
 from hyper_parallel.verify.checker.function import all_placements, check_function
+from hyper_parallel.verify.report import Report
 
 __all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "least_received", "verify_redistribution"]
 
@@ -32,7 +33,7 @@ PARTIAL = ("sum", "avg", "max", "min")
 
 
 @dataclass
-class RedistributionReport:
+class RedistributionReport(Report):
     """The result of one mesh.
 
     Attributes:

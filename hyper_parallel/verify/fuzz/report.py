@@ -9,6 +9,7 @@ from typing import Any
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.fuzz.outcome import OUTCOMES
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES
+from hyper_parallel.verify.report import Report
 
 __all__ = ["Counts", "Finding", "FuzzReport"]
 
@@ -98,7 +99,7 @@ class Counts:
 
 
 @dataclass
-class FuzzReport(Counts):
+class FuzzReport(Counts, Report):
     """Counts and findings of a run.
 
     Attributes:

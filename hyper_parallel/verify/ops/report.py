@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hyper_parallel.verify.report import Report
+
 __all__ = ["COLUMNS", "FailedCheck", "OperatorReport", "SweepReport"]
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
@@ -186,7 +188,7 @@ class OperatorReport:
 
 
 @dataclass
-class SweepReport:
+class SweepReport(Report):
     """All operators of one sweep.
 
     Attributes:

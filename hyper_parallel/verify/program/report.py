@@ -10,6 +10,7 @@ from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import CAUSES
 from hyper_parallel.verify.engine.power import UNJUDGED, percent
 from hyper_parallel.verify.engine.verdict import Verdict
+from hyper_parallel.verify.report import Report
 
 __all__ = ["REFUSED", "UNPLACED", "WIDE_BOUNDS", "HardenedCase", "ProgramReport"]
 
@@ -62,7 +63,7 @@ class HardenedCase:
         headline = self.verdict.headline() if self.ok else self.verdict.text()
         return [*lines, f"{self.title}: {headline}"]
 
-    def to_json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
         verdict = None if self.verdict is None else self.verdict.to_json()
         return {"ok": self.ok, "changes": self.words, "verdict": verdict, "failure": self.failure}
@@ -77,7 +78,7 @@ _RANKS = {
 
 
 @dataclass
-class ProgramReport:
+class ProgramReport(Report):
     """What was run, and the verdict.
 
     Attributes:
@@ -215,7 +216,7 @@ class ProgramReport:
         stubs = sorted(self.pretended["stubs"].items())
         return lines + [f"the CPU stood in for {package}, which {site} imports: a stub" for package, site in stubs]
 
-    def to_json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {
             "ok": self.ok,
@@ -232,7 +233,7 @@ class ProgramReport:
             "seconds": self.seconds,
             "failure": self.failure,
             "failure_cause": self.kind,
-            "hardened": [case.to_json() for case in self.hardened],
+            "hardened": [case.json() for case in self.hardened],
             "refused": [str(spot) for spot in self.refused],
             "inconclusive": self.inconclusive,
             "verdict": None if self.verdict is None else self.verdict.to_json(),

@@ -7,11 +7,10 @@ from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.pages import layout_svg, page
-from hyper_parallel.verify.pages.bugs_page import bugs_page
-from hyper_parallel.verify.pages.comparison_page import comparison_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
+from hyper_parallel.verify.pages.report_pages import bugs_page, comparison_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
 from workshop.conformance.page import contract_page
 from workshop.conformance.results import ContractOutcome

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from hyper_parallel.verify.bugs.results import CorpusReport, FormResult
-from hyper_parallel.verify.pages.bugs_page import bugs_page
+from hyper_parallel.verify.pages.report_pages import bugs_page
 
 
 def test_every_program_has_a_row_with_verdicts(samples):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
-from hyper_parallel.verify.pages.fuzz_page import fuzz_page
+from hyper_parallel.verify.pages.report_pages import fuzz_page
 
 
 def report(*findings):

@@ -314,7 +314,7 @@ def test_equal_data_is_refused_unless_losses_are_weighted(program, ranks):
         "REFUSED: this case cannot show a missing or doubled average over the axis: all ranks along "
     )
     assert line.endswith(" its own part of one batch, or run it with --harden, or accept it with --allow equal-data")
-    assert report.to_json()["refused"] == [str(report.refused[0])]
+    assert report.json()["refused"] == [str(report.refused[0])]
     assert verify_program(program, ranks, platform="torch", allow=["equal-data"]).status == 0
     hardened = verify_program(program, ranks, platform="torch", harden=True)
     assert hardened.status == 0, hardened.text()

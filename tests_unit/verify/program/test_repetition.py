@@ -152,7 +152,7 @@ def test_a_program_that_rounds_otherwise_in_each_run_is_verified():
         f"the single device rounds otherwise in each run: {report.rounding} at first, and everything within what "
         "rounding was measured to do"
     )
-    assert report.to_json()["rounding"] == report.rounding
+    assert report.json()["rounding"] == report.rounding
 
 
 @pytest.mark.platforms("torch")

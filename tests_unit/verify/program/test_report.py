@@ -20,7 +20,7 @@ def test_the_device_is_told():
     assert report.text().startswith("train.py on torch: 2 simulated ranks against a single device")
     report.device = "npu"
     assert report.text().startswith("train.py on torch: 2 simulated ranks on npu against a single device")
-    assert report.to_json()["device"] == "npu"
+    assert report.json()["device"] == "npu"
 
 
 def test_nothing_compared_is_not_verified():

@@ -120,7 +120,7 @@ def test_a_bug_is_found_with_its_cause(script):
     first = report.verdict.first
     assert (first.kind, first.name, first.step, first.cause.kind) == ("gradient", "0.bias", 0, "missing-reduction")
     assert not report.ok
-    assert report.to_json()["verdict"]["first"]["name"] == "0.bias"
+    assert report.json()["verdict"]["first"]["name"] == "0.bias"
 
 
 def test_real_processes_give_the_same_verdict(script):
@@ -165,7 +165,7 @@ def test_a_rank_that_fails_is_in_the_report():
     report = verify_program(program, 2, platform="torch")
     assert not report.ok
     assert "FAILED on 2 ranks: ArithmeticError: no such shard\nrank 1 of 2 failed" in report.text()
-    assert report.to_json()["failure"].startswith("rank 1 of 2 failed")
+    assert report.json()["failure"].startswith("rank 1 of 2 failed")
 
 
 def test_unequal_calls_are_a_cause():
@@ -859,7 +859,7 @@ def test_power_is_part_of_the_verdict():
         f"  power: a gradient that is off by {100 * power.median:.2g} % would have been noticed in the median parameter"
     )
     assert line in report.text()
-    assert report.to_json()["verdict"]["power"]["weakest"] == power.weakest
+    assert report.json()["verdict"]["power"]["weakest"] == power.weakest
     for factor, equal in ((1 + 3 * power.largest, False), (1 + power.largest / 8, True)):
 
         def scaled(factor=factor):
