@@ -255,5 +255,5 @@ def _report(folder: Path, rank: int) -> RankReport | None:
     path = folder / f"{rank}.report"
     if not path.exists():
         return None
-    report: RankReport = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own rank
+    report: RankReport = unpack(path.read_bytes())
     return report

@@ -23,9 +23,10 @@ from hyper_parallel.transport.measurement import dump_stack_on_sigterm
 from hyper_parallel.transport.processes import SharedFile, rehearsed_engine, torchrun_environment
 from hyper_parallel.transport.real.coordinator_server import connect
 from hyper_parallel.transport.real.launched_rank import RankSetup, guarded, real_world
-from hyper_parallel.transport.serialization import pack_error
+from hyper_parallel.transport.serialization import pack_error, unpack
 from hyper_parallel.transport.simulated.rank_pool import register_rank
 from hyper_parallel.transport.simulated.rank_process import PipeEndpoint, RankReport, RankTask, run_rank
+from hyper_parallel.verify.attempt import Raised, attempt
 
 __all__ = ["CLUSTER", "DEVICE", "SOCKET", "serve"]
 
@@ -47,7 +48,7 @@ def serve(folder_name: str, rank: int, platform: str, output: SharedFile) -> Non
     os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
     folder = Path(folder_name)
     task: RankTask
-    task, environment, port = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+    task, environment, port = unpack((folder / "task").read_bytes())
     os.environ.clear()  # the fork server's
     os.environ.update({**environment, **torchrun_environment(rank, task.world_size, port)})
     pid = folder / f"{rank}.pid"
@@ -82,10 +83,9 @@ def _run(folder: Path, task: RankTask, platform: str, flight: RankFlight) -> tup
     # The state that ranks have copied from the fork server; in processes of their own they would differ.
     random.seed()
     np.random.seed()  # noqa: NPY002 - the global state that rank code may sample from
-    try:
-        transport = _join(folder, task, platform, flight)
-    except Exception as error:  # noqa: BLE001 - goes into the report
-        return RankReport("raised", pack_error(error), trace(error)), None
+    transport = attempt(_join, folder, task, platform, flight)
+    if isinstance(transport, Raised):
+        return RankReport("raised", pack_error(transport.error), trace(transport.error)), None
     return run_rank(task, transport), transport
 
 

@@ -22,7 +22,7 @@ from hyper_parallel.verify.ops.claims import bind_sample, claims, fits_values, m
 from hyper_parallel.verify.ops.local_calls import CallCache, name_of
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import QUICK, Effort
-from hyper_parallel.verify.ops.sweep import StopSweep, Sweep
+from hyper_parallel.verify.ops.sweep import Sweep, SweepEndError
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 from workshop.mutation.report import MutantResult
 from workshop.mutation.rule_mutants import Mutant, mutants_of
@@ -86,7 +86,7 @@ class _MutantSweep(Sweep):
     def _check_batch(self, case: Any, checker: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
         super()._check_batch(case, checker, batch, counts=counts)
         if self.report.wrong or self.report.crash:
-            raise StopSweep
+            raise SweepEndError
 
     def _add_local(self, case: Any, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
         if not (self.report.wrong or self.report.crash):
@@ -94,7 +94,7 @@ class _MutantSweep(Sweep):
 
     def first_failure(self) -> str:
         """Run the sweep and return the first failure, or nothing."""
-        with contextlib.suppress(StopSweep):
+        with contextlib.suppress(SweepEndError):
             self.run()
         failures = [*self.report.wrong, *self.report.crash]
         return f"{self.report.outcome}: {failures[0].problem}" if failures else ""

@@ -17,6 +17,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.checker import (
     DTensors,
     Expected,
@@ -214,13 +215,13 @@ class _PlainRuns:
         """
         scales = [magnitude(array) if _is_single([array]) else math.inf for array in expected]
         perturb: list[Any] = [_in_double, *[functools.partial(_nudged, self.rng)] * _PERTURBED_RUNS]
-        try:
-            for change in perturb if _is_single(expected) and self.tolerance is None else ():
-                outs, grads = self._run(change(self.arrays), change(cotangents))
-                noise = map(_rounding_scale, [*outs, *grads], expected)
-                scales = [max(*pair) for pair in zip(scales, noise, strict=True)]
-        except Exception:  # noqa: BLE001 - no kernels for doubles, or outside the domain of the function
-            scales = [math.inf] * len(expected)
+        for change in perturb if _is_single(expected) and self.tolerance is None else ():
+            results = attempt(self._run, change(self.arrays), change(cotangents))
+            if isinstance(results, Raised):  # no kernels for doubles, or outside the domain of the function
+                scales = [math.inf] * len(expected)
+                break
+            noise = map(_rounding_scale, [*results[0], *results[1]], expected)
+            scales = [max(*pair) for pair in zip(scales, noise, strict=True)]
         # Capped at that of numbers around one: a function that jumps changes by more than rounding.
         return [min(scale, max(1.0, magnitude(array))) for scale, array in zip(scales, expected, strict=True)]
 

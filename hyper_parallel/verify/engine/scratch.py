@@ -11,10 +11,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.owned_folders import OwnedFolder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Scratch", "ScratchError", "megabytes"]
 
@@ -89,7 +92,7 @@ class Scratch:
         """Return what a rank's process needs, which writes to the folder and does not own it."""
         return {**self.__dict__, "_folder": None}
 
-    def __enter__(self) -> Scratch:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+    def __enter__(self) -> Self:
         """Return the scratch folder itself."""
         return self
 

@@ -17,6 +17,8 @@ from hyper_parallel.verify.engine.store import ArrayFile, forget
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from hyper_parallel.verify.engine.bounds import Bounds
     from hyper_parallel.verify.engine.scratch import Scratch
 
@@ -67,7 +69,7 @@ class KeepSink:
                 forget(str(path))
                 self.scratch.drop(str(path))
 
-    def __enter__(self) -> KeepSink:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+    def __enter__(self) -> Self:
         """Return the sink itself."""
         return self
 

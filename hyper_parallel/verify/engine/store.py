@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.transport.serialization import unpack
 from hyper_parallel.verify.engine.scratch import Scratch
 
 __all__ = [
@@ -146,7 +147,7 @@ class ArrayFile:
             data = (self._index / digest.hex()).read_bytes()
         except FileNotFoundError:
             return None
-        stored: StoredArray = pickle.loads(data)  # noqa: S301 - written by a rank of this verification
+        stored: StoredArray = unpack(data)
         self._known[digest] = stored
         return stored
 

@@ -13,6 +13,7 @@ from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.core.shard.sample import DType, samples_of
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.ops.values import Slot, fill, size_choices, substitute
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Catalogue:
             return platform.str_to_dtype(leaf.name) if isinstance(leaf, DType) else leaf
 
         args, kwargs = call.arguments(filled)
-        try:
+
+        def run() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._language.call_named(call.name)(
@@ -136,9 +138,8 @@ class Catalogue:
                     **{name: substitute(value, value_of) for name, value in kwargs.items()},
                 )
                 self._language.settle()
-        except Exception:  # noqa: BLE001 - another spelling may take these arguments
-            return False
-        return True
+
+        return not isinstance(attempt(run), Raised)  # another spelling may take these arguments
 
 
 def _of_module(filled: FilledSample) -> tuple[list[Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hyper_parallel.core.shard.sample import DType, Value
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.choices import random_placements
 from hyper_parallel.verify.fuzz import idioms
 from hyper_parallel.verify.fuzz.catalogue import Catalogue
@@ -187,6 +188,11 @@ class _Maker:
     def _idiom(self, idiom: idioms.Idiom, brought: dict[int, Leaf] | None = None) -> _Refused | None:
         return self._add(Step(idiom.call, idiom.args, idiom.kwargs, ()), brought or {})
 
+    def _called(self, step: Step, tensors: dict[int, Any]) -> Any:
+        result = call_step(step, tensors, self.platform, self.language)
+        self.language.settle()
+        return result
+
     def _add(self, step: Step, brought: dict[int, Leaf]) -> _Refused | None:
         """Try a step on the single device, and keep it if its results are finite and not too large."""
         tensors = {**self.tensors, **self._tensors_of(brought)}
@@ -194,10 +200,8 @@ class _Maker:
         if self.language.unsound(step.call, [tuple(tensor.shape) for tensor in read], self.dtype):
             return None
         before = [self.language.state(tensor) for tensor in read]
-        try:
-            result = call_step(step, tensors, self.platform, self.language)
-            self.language.settle()
-        except Exception:  # noqa: BLE001 - a single device refuses sizes and dtypes in its own way
+        result = attempt(self._called, step, tensors)
+        if isinstance(result, Raised):  # a single device refuses sizes and dtypes in its own way
             return _Refused(step, brought)
         written = [self.language.state(tensor) for tensor in read] != before
         kept = list(returned(result, self.platform))
@@ -362,11 +366,9 @@ class _Maker:
 
     def _differentiated_twice(self, program: Program) -> Program:
         """Choose what the gradients are differentiated with, where they depend on something."""
-        try:
-            results = execute(
-                program, plain_leaves(program, self.platform, self.language), self.platform, self.language
-            )
-        except Exception:  # noqa: BLE001 - the single device cannot: it will be asked again
+        plain = plain_leaves(program, self.platform, self.language)
+        results = attempt(execute, program, plain, self.platform, self.language)
+        if isinstance(results, Raised):  # the single device cannot: it will be asked again
             return program
         leaves, second = dict(program.leaves), []
         for number in program.differentiated:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.fuzz.execution import execute, plain_leaves
 from hyper_parallel.verify.fuzz.idioms import MOVE
 from hyper_parallel.verify.fuzz.language import language_of
@@ -65,9 +66,9 @@ def _smaller(program: Program, framework: str) -> Iterator[Program]:
         *_smaller_dims(program),
         *_smaller_mesh(program),
     ):
-        candidate = candidate.with_used_leaves()  # noqa: PLW2901 - the same program without what nothing reads
-        if _is_whole(candidate):
-            yield candidate
+        used = candidate.with_used_leaves()
+        if _is_whole(used):
+            yield used
 
 
 def _is_whole(program: Program) -> bool:
@@ -114,9 +115,8 @@ def _cut(program: Program, framework: str) -> Iterator[Program]:
     platform, language = platform_named(framework), language_of(framework)
     for count in range(len(program.steps), 0, -1):
         head = replace(program, steps=program.steps[:count], mode="forward", outputs=(), cotangents=(), second=())
-        try:
-            values = execute(head, plain_leaves(head, platform, language), platform, language)
-        except Exception:  # noqa: BLE001, S112 - a single device refuses these steps
+        values = attempt(execute, head, plain_leaves(head, platform, language), platform, language)
+        if isinstance(values, Raised):  # a single device refuses these steps
             continue
         leaves = dict(program.leaves)
         for (_, number), tensor in values.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.difference import difference, is_dyadic
 from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
 from hyper_parallel.verify.fuzz.execution import Key, execute, plain_leaves
@@ -86,11 +87,11 @@ class Truth:
     def of(cls, program: Program, platform: Platform, language: Language) -> Truth:
         """Run a program on a single device."""
         truth = cls(program, platform, language)
-        try:
-            truth.results = truth._run(None, 0)
-        except Exception as error:  # noqa: BLE001 - that it refuses the program is its answer
-            truth.error = f"{type(error).__name__}: {error}"
+        results = attempt(truth._run, None, 0)
+        if isinstance(results, Raised):
+            truth.error = str(results)
             return truth
+        truth.results = results
         arrays = [result.array for result in truth.results.values() if result is not None]
         halves = any(result.dtype in _HALF for result in truth.results.values() if result is not None)
         halves = halves or any(leaf.dtype in _HALF for leaf in program.leaves.values())
@@ -146,10 +147,8 @@ class Truth:
         return largest
 
     def _repeat(self, sign: int, seed: int) -> Mapping[Key, Result | None]:
-        try:
-            return self._run(sign, seed)
-        except Exception:  # noqa: BLE001 - moved values may leave the domain of a function
-            return {}
+        results = attempt(self._run, sign, seed)
+        return {} if isinstance(results, Raised) else results  # moved values may leave the domain of a function
 
     def _run(self, sign: int | None, seed: int) -> dict[Key, Result | None]:
         leaves = plain_leaves(self.program, self.platform, self.language)

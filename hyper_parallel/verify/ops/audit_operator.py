@@ -19,6 +19,7 @@ from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOperatorEr
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.simulated.endpoint import RankAbortedError
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.batch import Failed, World, run_batch
 from hyper_parallel.verify.checker.checker import DistributedTensors, PlacementChecker, as_list
 from hyper_parallel.verify.checker.choices import possible_placements
@@ -163,10 +164,9 @@ class _PublicSweep(Sweep):
         problem: Exception | None = None
         for name, function in self.module.public_calls(self.rule.op, bound, canonical, writes=sample.writes):
             run = _bound_call(function, canonical, writes=sample.writes)
-            try:
-                reference = function_reference(self.platform, run, filled, rng)
-            except Exception as error:  # noqa: BLE001 - the next spelling may take these arguments
-                problem = problem or error
+            reference = attempt(function_reference, self.platform, run, filled, rng)
+            if isinstance(reference, Raised):  # the next spelling may take these arguments
+                problem = problem or reference.error
                 continue
             self.public = name, run
             return reference
@@ -351,14 +351,13 @@ def _prepare(peer_class: Any) -> Callable[[_Job], _Outcome]:
 
 def _outcome(job: _Job, tensors: _PeerTensors, world: int) -> _Outcome:
     """Run the call and its gradients, and compare."""
-    try:
-        checked = job.checker(world, tensors).check(job.tuples, job.case.seed)
-    except RankAbortedError:
-        raise
-    except _PlainResultError as plain:
-        return _Outcome("plain", str(plain), "", plain.gradient, plain.index)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
-        text = f"{type(error).__name__}: {error}"
+    checked = attempt(job.checker(world, tensors).check, job.tuples, job.case.seed)
+    if isinstance(checked, Raised):
+        error, text = checked.error, str(checked)
+        if isinstance(error, RankAbortedError):
+            raise error
+        if isinstance(error, _PlainResultError):
+            return _Outcome("plain", str(error), "", error.gradient, error.index)
         refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
         kind = "rejects" if refused and any(word in text for word in _REFUSALS) else "crash"
         home = type(error).__module__

@@ -18,6 +18,7 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Placement, Repli
 from hyper_parallel.core.shard.rule import LocalCall, Row, Strategies
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.checker import EXTREMA, UNDIFFERENTIATED
 from hyper_parallel.verify.checker.choices import possible_placements
 from hyper_parallel.verify.checker.shards import NUMBERS, extremum_gradients, reduction_groups
@@ -135,19 +136,18 @@ class LocalChecker:
             claims: placements.
             split: number of the random split into partial values.
         """
-        try:
-            return self._run(claims, split)
-        except Exception as error:  # noqa: BLE001 - any exception of an operator is the result of its check
-            if len(claims) > 1:
-                return [result for claim in claims for result in self.run([claim], split)]
-            text = f"{type(error).__name__}: {error}"
-            if not isinstance(error, HyperParallelError):
-                return [LocalResult(claims[0], crash=text)]
-            refusing = self._refusing_ranks(claims[0])
-            if refusing and len(refusing) < len(self.coordinates):
-                crash = f"refused at {list(refusing)} alone, where others would wait: {text}"
-                return [LocalResult(claims[0], crash=crash)]
-            return [LocalResult(claims[0], rejected=text)]
+        results = attempt(self._run, claims, split)
+        if not isinstance(results, Raised):
+            return results
+        if len(claims) > 1:
+            return [result for claim in claims for result in self.run([claim], split)]
+        if not isinstance(results.error, HyperParallelError):
+            return [LocalResult(claims[0], crash=str(results))]
+        refusing = self._refusing_ranks(claims[0])
+        if refusing and len(refusing) < len(self.coordinates):
+            crash = f"refused at {list(refusing)} alone, where others would wait: {results}"
+            return [LocalResult(claims[0], crash=crash)]
+        return [LocalResult(claims[0], rejected=str(results))]
 
     def outputs_hold(self, claims: Sequence[Claim]) -> list[bool]:
         """Return per claim whether its outputs are right; no gradient is computed.
@@ -324,9 +324,8 @@ def _true_row(
         choice = combine(sample_call.call, plain, (row,), (0,))
         assert choice is not None, "a row without conditions fits all sizes"
         candidates.append(Claim((row,), choice, plain))
-    try:
-        holds = checker.outputs_hold(candidates)
-    except Exception:  # noqa: BLE001 - the local call cannot run on these shards, whatever the output placement
+    holds = attempt(checker.outputs_hold, candidates)
+    if isinstance(holds, Raised):  # the local call cannot run on these shards, whatever the output placement
         return None
     for claim, hold in zip(candidates, holds, strict=True):
         if not hold:

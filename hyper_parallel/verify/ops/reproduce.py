@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Partial, StridedShard
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.ops.user_operators import UserOperator
 from hyper_parallel.verify.ops.values import Slot
 
@@ -137,9 +138,9 @@ def _source(value: Any, names: Sequence[str]) -> str:
 
 def _shows(text: str) -> bool:
     """Run a program; whether it fails."""
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            exec(compile(text, "<reproducer>", "exec"), {"__name__": "reproducer"})  # noqa: S102 - our own program
-    except Exception:  # noqa: BLE001 - that is the point
-        return True
-    return False
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        return isinstance(attempt(_execute, text), Raised)
+
+
+def _execute(text: str) -> None:
+    exec(compile(text, "<reproducer>", "exec"), {"__name__": "reproducer"})  # noqa: S102 - our own program

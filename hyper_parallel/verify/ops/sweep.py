@@ -17,6 +17,7 @@ from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies,
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.checker import Places
 from hyper_parallel.verify.checker.difference import is_uninformative
 from hyper_parallel.verify.frameworks import harness_of
@@ -44,7 +45,7 @@ from hyper_parallel.verify.ops.values import FilledSample, fill, seed_of, size_c
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
 
-__all__ = ["StopSweep", "Sweep", "check_one", "sweep_operator", "sweep_user_operator"]
+__all__ = ["Sweep", "SweepEndError", "check_one", "sweep_operator", "sweep_user_operator"]
 
 _BATCH = 24  # claims per differentiation
 _REPRODUCED = 3
@@ -53,7 +54,7 @@ _CONDITION_CHOICES = 12  # choices of sizes for rows that have a condition
 _EMPTY_CHOICES = 3  # among so many choices of sizes one leaves some rank with an empty shard, of every dim
 
 
-class StopSweep(Exception):  # noqa: N818 - no error
+class SweepEndError(Exception):
     """Raised to end a sweep early."""
 
 
@@ -237,7 +238,7 @@ class Sweep:
         """Report an exception of a rule as a crash of this case; the others are still checked."""
         try:
             yield
-        except StopSweep:
+        except SweepEndError:
             raise
         except Exception as error:  # noqa: BLE001 - a rule may raise anything
             traceback_end = "".join(traceback.format_tb(error.__traceback__)[-2:])
@@ -272,13 +273,12 @@ class Sweep:
                 if not any(filled.requires_grad):
                     continue
                 filled = replace(filled, requires_grad=(False,) * len(filled.requires_grad))
-            try:
-                reference = self._reference(sample, filled, self.draws(seed, 1))
-            except UnsupportedOperatorError:
-                self.report.absent = True  # unless another sample can be computed
-                return None
-            except Exception as error:  # noqa: BLE001 - a framework refuses sizes or dtypes in its own way
-                problem = problem or f"sample {number} has no plain result: {type(error).__name__}: {error}"
+            reference = attempt(self._reference, sample, filled, self.draws(seed, 1))
+            if isinstance(reference, Raised):
+                if isinstance(reference.error, UnsupportedOperatorError):
+                    self.report.absent = True  # unless another sample can be computed
+                    return None
+                problem = problem or f"sample {number} has no plain result: {reference}"
                 continue
             if is_uninformative(reference.outputs, constant=sample.constant):
                 skipped.append(f"sample {number} has outputs that a wrong result could equal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -134,7 +135,8 @@ class _Forks:
 
 def _program_site() -> str:
     """Return ``file:line`` where the program calls ``fork``; empty where Python's multiprocessing does."""
-    frame = sys._getframe(2)  # noqa: SLF001 - the caller of os.fork
+    frame: Any = inspect.currentframe()
+    frame = frame.f_back.f_back  # the caller of os.fork
     if "multiprocessing" in frame.f_code.co_filename:
         return ""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.repetition import ROUNDING, check_deterministic, check_rounding
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Reference", "check_names", "check_recorded", "compare_with", "run_reference"]
 
@@ -72,7 +76,7 @@ class Reference:
         """Whether the program computes in half precision."""
         return HALF_PRECISION in self.run.ranks[0].notes
 
-    def __enter__(self) -> Reference:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+    def __enter__(self) -> Self:
         """Return the reference itself."""
         return self
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.transport.serialization import unpack
 from hyper_parallel.transport.simulated.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.model_case import InputError
@@ -66,11 +67,11 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
             own = run_program(program, world.mesh, world.limits, None, rank=processes.rank)
         gathered = processes.gather(pickle.dumps(own))
     if processes.rank:
-        return _returned(pickle.loads(processes.broadcast()))  # noqa: S301 - written by rank 0 of this program
+        return _returned(unpack(processes.broadcast()))
     settings = {"world size": str(world.size), "launch": world.launch}
     result: ProgramReport | InputError
     try:
-        result = compare(Run([pickle.loads(data) for data in gathered], settings))  # noqa: S301 - as above
+        result = compare(Run([unpack(data) for data in gathered], settings))
     except InputError as error:
         result = error
     processes.broadcast(pickle.dumps(result))

@@ -96,7 +96,7 @@ def test_scripts_that_name_the_device_are_equal(pretend, launch, tmp_path):
     report = verified(tmp_path / "train.py", source.replace("cuda", pretend), pretend, launch)
     assert report.ok, report.text()
     assert f"the CPU stood in for {pretend}: on rank 0, autocast on the device 3, calls of " in report.text()
-    counts = report.to_json()["pretended"]["counts"]
+    counts = report.json()["pretended"]["counts"]
     engine = "hccl" if pretend == "npu" else "nccl"
     assert counts.items() >= {**COUNTS, f"groups of {engine}": 1}.items()
     assert not torch.cuda.is_available()

@@ -57,7 +57,7 @@ def test_little_that_could_be_judged_is_inconclusive():
         "smaller learning rate, or accept it with --allow wide-bounds"
     )
     assert "  could not be judged: the gradient of head.weight: off by 40 %, it might have passed" in lines
-    assert report.to_json()["inconclusive"] == report.inconclusive
+    assert report.json()["inconclusive"] == report.inconclusive
     report.hardened.append(HardenedCase([], Verdict(2, checked=4), title="upcast", skipped="it fails"))
     assert report.status == 3
     report.hardened.append(HardenedCase([], Verdict(2, checked=4), title="upcast"))

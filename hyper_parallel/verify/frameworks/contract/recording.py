@@ -7,7 +7,7 @@ sees to the :class:`RecordLog` of its rank. It neither communicates nor changes 
 from __future__ import annotations
 
 import fnmatch
-import sys
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -254,7 +254,8 @@ def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | No
 
 
 def _caller() -> str:
-    frame = sys._getframe(2)  # noqa: SLF001 - the caller of record
+    frame: Any = inspect.currentframe()
+    frame = frame.f_back.f_back  # the caller of record
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -264,7 +265,7 @@ def user_site(framework: str) -> str:
     Args:
         framework: the folder of its package.
     """
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
+    frame: Any = inspect.currentframe()
     libraries = (framework, str(_PACKAGE), threading.__file__, "<")
     while frame is not None:
         file = frame.f_code.co_filename

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def infers_shapes() -> bool:
     """Return whether a pipeline's stage calls its module on empty tensors, to learn the shapes of what it returns."""
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return False
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
+    frame: Any = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         if frame.f_code.co_name in _SHAPE_INFERENCE:
             return True

@@ -184,23 +184,25 @@ def _backward(plain: Any) -> Any:
 
 
 def _optimizer_made(plain: Any) -> Any:
-    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+    def constructor(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         plain(optimizer, *args, **kwargs)
         recorder = _RECORDER.get()
         if recorder is not None:
             recorder.add_optimizer(optimizer)
 
-    return __init__
+    constructor.__name__ = "__init__"  # which tracebacks show
+    return constructor
 
 
 def _mesh_made(plain: Any) -> Any:
-    def __init__(mesh: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+    def constructor(mesh: Any, *args: Any, **kwargs: Any) -> None:
         plain(mesh, *args, **kwargs)
         recorder = _RECORDER.get()
         if recorder is not None:
             recorder.add_mesh(mesh)
 
-    return __init__
+    constructor.__name__ = "__init__"  # which tracebacks show
+    return constructor
 
 
 def _clipped(plain: Any) -> Any:

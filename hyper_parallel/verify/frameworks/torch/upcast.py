@@ -59,21 +59,23 @@ def _wider(value: Any) -> Any:
 def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
     """Return the constructor of ``torch.autocast``, which is switched off in a wider dtype."""
 
-    def __init__(  # noqa: N807 - it stands for that method
+    def constructor(
         autocast: Any, device_type: str, dtype: Any = None, enabled: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         plain(autocast, device_type, dtype, enabled and not is_upcast(), *args, **kwargs)
 
-    return __init__
+    constructor.__name__ = "__init__"  # which tracebacks show
+    return constructor
 
 
 def without_half_precision(plain: Callable[..., None]) -> Callable[..., None]:
     """Return the constructor of a frozen policy of mixed precision, whose dtypes are wider."""
 
-    def __init__(policy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+    def constructor(policy: Any, *args: Any, **kwargs: Any) -> None:
         plain(policy, *args, **kwargs)
         if is_upcast():
             for field in dataclasses.fields(policy):
                 object.__setattr__(policy, field.name, _wider(getattr(policy, field.name)))
 
-    return __init__
+    constructor.__name__ = "__init__"  # which tracebacks show
+    return constructor

@@ -1,0 +1,35 @@
+"""Calls that may end with any exception, which is a result like others: operators refuse in their own ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+__all__ = ["Raised", "attempt"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A call that ended with an exception.
+
+    Attributes:
+        error: the exception.
+    """
+
+    error: Exception
+
+    def __str__(self) -> str:
+        """Return the type and the message."""
+        return f"{type(self.error).__name__}: {self.error}"
+
+
+def attempt(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Raised:
+    """Return what ``fn(*args, **kwargs)`` returns, or the exception that it raises."""
+    try:
+        return fn(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the call
+        return Raised(error)
