@@ -21,9 +21,6 @@ from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect
 __all__ = ["with_states"]
 
 
-__all__: list[str] = []
-
-
 @kernel("scaled_dot_product_attention")
 def _attention(
     q: Tensor,

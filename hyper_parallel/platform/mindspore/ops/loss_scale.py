@@ -111,9 +111,6 @@ UNCOMPILED: dict[Any, Callable[..., Any]] = {
 """What serves a function that MindSpore compiles, where a DTensor is among its arguments."""
 
 
-__all__: list[str] = []
-
-
 @decomposition("ApplyAdadelta")
 def _adadelta(
     ops: Any, _: Any, weight: Any, squares: Any, updates: Any, rate: Any, rho: Any, epsilon: Any, gradient: Any

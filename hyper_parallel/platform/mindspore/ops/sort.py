@@ -130,8 +130,6 @@ def _unique(_ops: Any, _: Any, x: Any) -> Any:
     return replicated(values, x), replicated(places, x)
 
 
-__all__: list[str] = []
-
 spelling("histc", "HistcExt", signature="x, bins=100, min=0, max=0")
 spelling("bincount", "BincountExt", signature="x, weights=None, minlength=0")
 

@@ -93,8 +93,6 @@ def _padding_sides(
     return [(pads[2 * dim], pads[2 * dim + 1]) for dim in range(len(sizes))]
 
 
-__all__: list[str] = []
-
 spellings("""
 AdaptiveAvgPool2D adaptive_avg_pool2d  AdaptiveAvgPool2DExt adaptive_avg_pool2d
 AdaptiveAvgPool3D adaptive_avg_pool3d  AdaptiveAvgPool3DExt adaptive_avg_pool3d
@@ -261,8 +259,6 @@ def _pool_of_layer(ops: Any, primitive: Any, x: Any, *repeated: Any) -> Any:
 def _adaptive_average_pool_1d(ops: Any, _: Any, x: Any, size: Any) -> Any:
     return ops.squeeze(ops.adaptive_avg_pool2d(ops.unsqueeze(x, -2), (1, _first(size))), -2)
 
-
-__all__: list[str] = []
 
 spellings("""
 PixelShuffle pixel_shuffle  PixelUnshuffle pixel_unshuffle  ChannelShuffle channel_shuffle  GridSampler2D grid_sample

@@ -43,8 +43,6 @@ def _shape(ops: Any, _: Any, x: Any) -> Any:
     return replicated(Tensor(list(x.shape), mindspore.int64), x)
 
 
-__all__: list[str] = []
-
 spellings("""
 Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
 Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import HandleError
+from hyper_parallel.transport.checks.fingerprint import Site
 from hyper_parallel.transport.host.torch.ops import bytes_of
 
 __all__ = ["SimulatedWork", "require_unwritten"]
@@ -105,13 +106,13 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
         return self._future
 
 
-def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: str) -> None:
+def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -> None:
     """Raise a HandleError if a tensor that is being sent is not what it was when the send started.
 
     Args:
         x: the tensor, when its send is waited for.
         sent: a copy of it, or of its bytes, from the start.
-        site: ``file:line`` of the send.
+        site: of the send.
     """
     now, then = bytes_of(x.cpu()), bytes_of(sent.cpu()) if isinstance(sent, torch.Tensor) else sent
     equal = torch.equal(now, then) if isinstance(then, torch.Tensor) else now.numpy().tobytes() == then
