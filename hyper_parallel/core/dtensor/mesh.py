@@ -69,7 +69,7 @@ class DeviceMesh:
     coordinate: tuple[int, ...] | None
     _ranks_along_cache: dict[tuple[int, ...], tuple[int, ...]]
 
-    def __new__(  # noqa: PYI034 - meshes are interned and the class is never subclassed
+    def __new__(
         cls,
         device_type: str,
         mesh: Any,
@@ -374,7 +374,7 @@ class DeviceMesh:
 
     # -- context -------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> DeviceMesh:  # noqa: PYI034 - as above
+    def __enter__(self) -> DeviceMesh:
         """Make this the current mesh of the thread or task."""
         _CURRENT.set((*_CURRENT.get(), self))
         return self

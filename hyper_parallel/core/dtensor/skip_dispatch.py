@@ -35,7 +35,7 @@ class SkipDTensorDispatch(ContextDecorator):
     def __init__(self, no_skip: Collection[Any] = ()) -> None:
         self.no_skip = frozenset((no_skip,) if isinstance(no_skip, str) else no_skip)
 
-    def __enter__(self) -> SkipDTensorDispatch:  # noqa: PYI034 - nobody subclasses it
+    def __enter__(self) -> SkipDTensorDispatch:
         """Enter the block."""
         _BLOCKS.set((*_BLOCKS.get(), self))
         return self

@@ -32,7 +32,7 @@ class MetaDevice(str):
 
     __slots__ = ("_stack",)
 
-    def __enter__(self) -> MetaDevice:  # noqa: PYI034 - typing has no Self in Python 3.10
+    def __enter__(self) -> MetaDevice:
         self._stack = ExitStack()
         self._stack.enter_context(no_init_parameters())
         return self

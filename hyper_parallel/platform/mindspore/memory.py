@@ -139,15 +139,15 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _state() -> tuple[tuple[int, int], int]:
     """The state of the DTensors' generator, and a fresh seed that MindSpore's restarts from."""
-    seed = int(np.random.randint(1, 2**31 - 1))  # noqa: NPY002 - the stream that MindSpore's seed starts
+    seed = int(np.random.randint(1, 2**31 - 1))
     _reseed(seed)
     return random.get_rng_state(), seed
 
 
 def _reseed(seed: int) -> None:
-    before = np.random.get_state()  # noqa: NPY002 - which set_seed would start over
+    before = np.random.get_state()
     mindspore.set_seed(seed)
-    np.random.set_state(before)  # noqa: NPY002
+    np.random.set_state(before)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _restored(state: tuple[tuple[int, int], int]) -> Iterator[None]:
         try:
             yield
         finally:
-            _reseed(int(np.random.randint(1, 2**31 - 1)))  # noqa: NPY002
+            _reseed(int(np.random.randint(1, 2**31 - 1)))
 
 
 class _Offloader:

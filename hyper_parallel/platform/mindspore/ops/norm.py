@@ -239,7 +239,7 @@ def _legacy_layer_norm(dispatcher: Any, primitive: Any, x: Any, weight: Any, bia
 def _variance_entry() -> OpEntry:
     """The entry of :func:`_with_variance`, whose results have the layouts of ``native_layer_norm``."""
     rule = find_rule("native_layer_norm")
-    assert isinstance(rule, Rule)  # noqa: S101 - it is no decomposition
+    assert isinstance(rule, Rule)
     local = empty_safe("LayerNorm", _with_variance)
     return OpEntry("LayerNorm", local, binder(rule.signature), rule, local)
 

@@ -374,7 +374,7 @@ class Spelling:
             UnsupportedOperatorError: a parameter that the rule does not know is not at its default.
         """
         own = self.own
-        assert own is not None  # noqa: S101 - the caller's condition
+        assert own is not None
         bound = own.bind(args, kwargs)
         known = self.entry.binder.parameters
         for name in [name for name in bound if name not in known]:

@@ -187,7 +187,7 @@ def dispatch(ops: Any, op: str, *args: Any, in_place: bool = False) -> Any:
 def plain_entry(op: str, *, in_place: bool) -> OpEntry:
     """The entry of canonical operator ``op`` of the index and scatter families."""
     rule = find_rule(op)
-    assert rule is not None  # noqa: S101 - op is an operator of the index and scatter families
+    assert rule is not None
     return OpEntry(op, local_op(op), binder(rule.signature), rule, local_op(op), in_place=in_place)
 
 

@@ -251,11 +251,11 @@ def _build(kernels: dict[str, Call]) -> dict[Call, OpEntry]:
     table = dict(_DECOMPOSED)
     for call, (op, unless) in _DIRECT.items():
         rule = find_rule(op)
-        assert isinstance(rule, Rule)  # noqa: S101 - a decomposition names an operator with a rule
+        assert isinstance(rule, Rule)
         table[call].plan_directly(rule, kernels[op], unless)
     for line in _SPELLINGS:
         rule = find_rule(line.op)
-        assert rule is not None  # noqa: S101 - `spelling` checked it
+        assert rule is not None
         for call in line.calls:
             entry = OpEntry(
                 getattr(call, "__name__", str(call)),

@@ -153,7 +153,7 @@ def restore_generators(states: GeneratorStates) -> None:
         random.setstate(states.python.value)
     # Equal marks of two states do not make them equal; a state's own mark is lost when it advances.
     if states.numpy is not _LAST.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
-        np.random.set_state(states.numpy.value)  # noqa: NPY002 - the stream that a process has
+        np.random.set_state(states.numpy.value)
     _LAST = states
 
 
@@ -174,7 +174,7 @@ def _numpy_mark() -> Any:
 
 def _read_numpy(mark: Any) -> _State:
     """NumPy's state; without a mark if a normal number is kept for the next call, which the twister does not show."""
-    value: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    value: Any = np.random.get_state(legacy=False)
     return _State(None if value.get("has_gauss") else mark, value)
 
 
