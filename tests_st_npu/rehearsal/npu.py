@@ -64,7 +64,7 @@ def _index(card: Any = None) -> int:
 class Stream(torch.Stream):
     """A queue of a card; work is complete when its call returns."""
 
-    def __new__(cls, device: Any = None, priority: int = 0) -> Stream:
+    def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: PYI034 - Self is newer than Python 3.10
         """Make a stream of the current card, or of ``device``."""
         return super().__new__(cls, device=torch.device("npu", _index(device)), priority=priority)
 
@@ -72,7 +72,7 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """A mark in a stream."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:  # noqa: PYI034 - as above
         """Make an event; recorded on the current stream unless ``record`` names one."""
         return super().__new__(
             cls, device=torch.device("npu"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess

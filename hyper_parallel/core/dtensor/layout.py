@@ -97,7 +97,7 @@ class Layout:
     _is_placed: bool
     _unresolved_placements: tuple[Placement, ...] | None
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - layouts are interned, and nobody subclasses them
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
     ) -> Layout:
         """Return an unplaced layout; call it to place a tensor."""

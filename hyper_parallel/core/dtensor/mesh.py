@@ -25,6 +25,8 @@ from hyper_parallel.transport.base import active_transport
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
 __all__ = ["DEVICE_TYPES", "DeviceMesh", "common_mesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
@@ -69,7 +71,7 @@ class DeviceMesh:
     coordinate: tuple[int, ...] | None
     _ranks_along_cache: dict[tuple[int, ...], tuple[int, ...]]
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - meshes are interned and the class is never subclassed
         cls,
         device_type: str,
         mesh: Any,
@@ -374,7 +376,7 @@ class DeviceMesh:
 
     # -- context -------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> DeviceMesh:
+    def __enter__(self) -> Self:
         """Make this the current mesh of the thread or task."""
         _CURRENT.set((*_CURRENT.get(), self))
         return self

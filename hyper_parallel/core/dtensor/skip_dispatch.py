@@ -13,6 +13,8 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
 __all__ = ["SkipDTensorDispatch", "local_operands", "open_blocks", "outside_blocks", "skipped"]
 
 # Per context: the surrounding blocks, the innermost last.
@@ -35,7 +37,7 @@ class SkipDTensorDispatch(ContextDecorator):
     def __init__(self, no_skip: Collection[Any] = ()) -> None:
         self.no_skip = frozenset((no_skip,) if isinstance(no_skip, str) else no_skip)
 
-    def __enter__(self) -> SkipDTensorDispatch:
+    def __enter__(self) -> Self:
         """Enter the block."""
         _BLOCKS.set((*_BLOCKS.get(), self))
         return self

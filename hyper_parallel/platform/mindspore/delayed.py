@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 import numpy as np
@@ -22,6 +22,9 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.mindspore.ops.kernels import constant, sampled
 from hyper_parallel.platform.mindspore.versions import calculated_gain, fans
 
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
 __all__ = ["MetaDevice", "Place", "is_delayed", "materialize", "parameters_on", "without_values"]
 
 _DEVICES = ("meta", "cpu", "npu", "ascend", "cuda", "gpu")
@@ -32,7 +35,7 @@ class MetaDevice(str):
 
     __slots__ = ("_stack",)
 
-    def __enter__(self) -> MetaDevice:
+    def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(no_init_parameters())
         return self

@@ -72,7 +72,7 @@ class Stream:
         """Mark the place in the queue."""
         return Event() if event is None else event
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream:  # noqa: PYI034 - Self is in typing from Python 3.11 on
         """Make it the current one."""
         return self
 
