@@ -73,7 +73,7 @@ from hyper_parallel.platform.mindspore.versions import (
 )
 from hyper_parallel.platform.tested import TESTED
 
-__all__ = ["PATCHES", "Patch", "install"]
+__all__ = ["PATCHES", "Patch", "differentiating", "install"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def install() -> None:
     """Install every patch; called once, by the platform's construction."""
     for patch in PATCHES:
         patch.install()
-    if not _differentiating():
+    if not differentiating():
         forget_gradients()
 
 
@@ -213,14 +213,14 @@ def _recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return differentiated(*args, **kwargs)
         except BaseException:
-            if not _differentiating():
+            if not differentiating():
                 pynative_executor.clear_res()
             raise
 
     return run
 
 
-def _differentiating() -> bool:
+def differentiating() -> bool:
     """True inside a differentiation; MindSpore's own flag stays set after one that failed."""
     frame = inspect.currentframe()
     while frame is not None:

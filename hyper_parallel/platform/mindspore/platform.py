@@ -141,8 +141,15 @@ class MindSporePlatform(
     needs_grad = staticmethod(requires_grad)  # True where the gradient engine has a node for the tensor
 
     def passes_gradient(self, plain: Any) -> bool:
-        """While a function is differentiated: inputs and parameters too get theirs through the graph."""
-        return self.grad_enabled() and self.needs_grad(plain)
+        """While a function is differentiated: inputs and parameters too get theirs through the graph.
+
+        For ``backward``, which adds up the gradients of leaves, it is the results that do.
+        """
+        if not self.grad_enabled() or not self.needs_grad(plain):
+            return False
+        from hyper_parallel.platform.mindspore.patches import differentiating
+
+        return not is_leaf(plain) or differentiating()
 
     def is_parameter(self, tensor: Any) -> bool:
         """``Parameter``."""

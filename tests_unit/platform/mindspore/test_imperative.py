@@ -146,3 +146,31 @@ def groups():
 def test_groups_are_the_names_that_mindspore_takes():
     """``get_group`` returns a string that MindSpore's functions and this library's take, on simulated ranks as well."""
     assert simulate(groups, 4, platform="mindspore") == [True] * 4
+
+
+def distributed_leaves():
+    """Leaves and results, distributed while ``backward`` is enabled, and inside of a differentiated function."""
+    import mindspore as ms
+    from mindspore import Parameter, Tensor
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+    from hyper_parallel.errors import ArgumentTypeError
+
+    enable_mindspore_backward_compat()
+    mesh = init_device_mesh("cpu", (3,))
+    weight = Parameter(Tensor(np.ones((4, 5), np.float32)), name="weight")
+    placed = Parameter(distribute_tensor(weight, mesh, [Shard(0)]), name="placed")
+    (placed.to_local() * 3).sum().backward()
+    np.testing.assert_array_equal(placed.grad.full_tensor().asnumpy(), np.full((4, 5), 3))
+    assert weight.grad is None
+    with pytest.raises(ArgumentTypeError, match=r"^distribute_tensor: the tensor \[4, 5\] is part of a graph"):
+        distribute_tensor(weight * 2, mesh, [Shard(0)])
+    with pytest.raises(ArgumentTypeError, match=r"^distribute_tensor: the tensor \[4, 5\] is part of a graph"):
+        ms.grad(lambda w: distribute_tensor(w, mesh, [Shard(0)]).to_local().sum())(weight)
+    return True
+
+
+def test_leaves_are_distributed_while_backward_is_enabled():
+    """A leaf may be distributed, which gets a gradient of its own; a result may not, nor what a function is of."""
+    assert all(simulate(distributed_leaves, 3, "mindspore"))

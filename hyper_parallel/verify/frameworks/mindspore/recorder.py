@@ -15,7 +15,7 @@ from mindspore.mint import nn as mint_nn
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.mindspore.ops.kernels import HALF
-from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function
+from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function, pynative_executor
 from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
 from hyper_parallel.transport.real.mindspore.transport import to_host
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
@@ -87,7 +87,8 @@ class Recorder:
 
     def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._names.add(cell)
-        self._evaluates = not (self._differentiating or is_wrapper(cell))
+        recorded = self._differentiating or pynative_executor.requires_grad()  # the latter: for Tensor.backward
+        self._evaluates = not (recorded or is_wrapper(cell))
         if not self._steps:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
@@ -128,11 +129,14 @@ class Recorder:
             outputs = plain(*args, **kwargs)
         finally:
             self._differentiating -= 1
-        loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-        taken = read_tensor(loss) if outermost else None
+        if outermost:
+            self._record_loss(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
+        return outputs
+
+    def _record_loss(self, loss: Any) -> None:
+        taken = read_tensor(loss)
         if taken is not None and taken.array.size == 1:
             self.log.add("loss", "loss", taken, site=user_site(_FRAMEWORK))
-        return outputs
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a backward, in which cells are only recomputed."""
@@ -143,6 +147,15 @@ class Recorder:
             self._in_backward = before
         self._changed.note_gradients(gradients)
         return gradients
+
+    def imperative_backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``Tensor.backward``, and record what is differentiated as a loss."""
+        self._record_loss(args[0][0])
+        before, self._in_backward = self._in_backward, True
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            self._in_backward = before
 
     def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
         """Record the norm that this rank clips by, and the factor that clips."""

@@ -16,6 +16,7 @@ from mindspore.experimental import optim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
+from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
@@ -47,6 +48,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     for module in (base, grad_func):
         replace(module, _FORWARD, lambda plain: _function(recorder.forward, plain))
         replace(module, _BACKWARD, lambda plain: _function(recorder.backward, plain))
+    replace(imperative, "run_backward", lambda plain: _function(recorder.imperative_backward, plain))
     for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
         replace(amp, function.__name__, functools.partial(_served, served))
     try:

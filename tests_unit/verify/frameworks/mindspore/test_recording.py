@@ -291,6 +291,49 @@ def test_regions_and_groups():
     assert second == ([Group("tp", (0, 1)), Group("group 1", (1,))], Region((5,), (3,)), [3.0, 4.0])
 
 
+def _trained_imperatively():
+    """Names and values of a step of ``backward``, and of an evaluation without gradients."""
+    import mindspore as ms
+    from mindspore import Tensor, mint
+    from mindspore.experimental import optim
+
+    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+    from hyper_parallel.platform.select import get_platform
+
+    def program():
+        net = make_net(0.0)
+        with ms._no_grad():
+            net(Tensor(np.ones((4, 5))))
+        enable_mindspore_backward_compat()
+        optimizer = optim.AdamW(net.trainable_params(), 0.1)
+        loss = (net(Tensor(np.ones((4, 5)))) ** 2).mean()
+        loss.backward(Tensor(0.5, ms.float64))
+        optimizer([parameter.grad for parameter in optimizer.parameters])
+        mint.sum(net(Tensor(np.ones((4, 5))))).backward()
+
+    log = RecordLog(0)
+    with harness_of(get_platform()).recording(log):
+        program()
+    result = log.result()
+    first, second = values(result, "loss"), values(result, "loss", 1)
+    return (
+        names(result, "output"), names(result, "output", 1), names(result, "gradient"), len(first), len(second),
+        float(first[0]), float((values(result, "output")[-1] ** 2).mean()),
+    )  # fmt: skip
+
+
+def test_backward_of_a_tensor_is_a_differentiation():
+    """With ``backward``, outputs are those of training, except under ``no_grad``; it starts from the loss."""
+    (found,) = simulate(_trained_imperatively, 1, "mindspore")
+    outputs, later, gradients, first, second, loss, expected = found
+    cells = ["first", "dropout", "second", "(model)"]
+    assert outputs == [*(f"{name} (no_grad)" for name in cells), *cells]
+    assert later == cells
+    assert gradients == PARAMETERS
+    assert (first, second) == (1, 1)
+    assert loss == pytest.approx(expected)
+
+
 def _scaled_while_recorded():
     """A loss scaled and unscaled, and whether all is finite, with and without DTensors, while nothing is compiled."""
     import os

@@ -1,0 +1,127 @@
+"""MindFormers' Trainer on random tokens: a script, and what tests need of it.
+
+``python train_with_mindformers.py MODEL BATCH PARALLELISM``: a name of :data:`MODELS`, rows per step, and the
+parallelism of the configuration as JSON, which one rank leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+
+import numpy as np
+
+VOCABULARY, LENGTH, STEPS = 48, 8, 2
+COMMON = {
+    "vocab_size": VOCABULARY, "seq_length": LENGTH, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "max_position_embeddings": 64, "num_attention_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "use_flash_attention": True, "params_dtype": "float32", "compute_dtype": "float32",
+    "layernorm_compute_dtype": "float32", "softmax_compute_dtype": "float32", "rotary_dtype": "float32",
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "position_embedding_type": "rope", "rope_theta": 10000,
+    "tie_word_embeddings": False, "add_bias_linear": False,
+}  # fmt: skip
+MODELS = {
+    "dense": {
+        **COMMON, "model_type": "qwen3", "architectures": "Qwen3ForCausalLM", "num_key_value_heads": 2, "head_dim": 4,
+    },
+    "experts": {
+        **COMMON, "model_type": "deepseek_v3", "architectures": "DeepseekV3ForCausalLM", "num_key_value_heads": 4,
+        "kv_lora_rank": 6, "q_lora_rank": 10, "qk_rope_head_dim": 4, "v_head_dim": 4, "qk_nope_head_dim": 4,
+        "moe_intermediate_size": 12, "n_routed_experts": 12, "n_shared_experts": 1, "num_experts_per_tok": 2,
+        "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+        "moe_router_dtype": "float32", "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
+    },
+}  # fmt: skip
+
+
+def config(model, batch, parallelism):
+    """The configuration of a model with AdamW; ``eps`` keeps steps along tiny gradients small."""
+    return {
+        "run_mode": "train",
+        "checkpoint": {"enable_save": False},
+        "training": {
+            "steps": STEPS, "local_batch_size": 1, "global_batch_size": batch, "max_norm": 1.0, "seed": 42,
+            "deterministic": False,
+        },
+        "optimizer": {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0.01},
+        "lr_scheduler": {"type": "ConstantWarmUpLR", "learning_rate": 1e-2, "warmup_ratio": 0},
+        "parallelism": {"data_parallel_shard": -1, "sequence_parallel": True, **parallelism},
+        "train_dataset": {"dataloader": {"type": "MindDataset"}},  # named, and replaced by Rows
+        "model": MODELS[model],
+    }  # fmt: skip
+
+
+class Rows:
+    """Random tokens: every ``stride``-th row from ``start`` on.
+
+    Args:
+        start: the data rank.
+        stride: the number of data ranks.
+    """
+
+    def __init__(self, start, stride):
+        self.start, self.stride = start, stride
+
+    def get_dataset_size(self):
+        """More rows than are read."""
+        return 1000
+
+    def create_dict_iterator(self, **_):
+        """Micro-batches of one row."""
+        from mindspore import Tensor
+
+        for number in range(1000):
+            random = np.random.default_rng(1000 + number * self.stride + self.start)
+            tokens = random.integers(0, VOCABULARY, (1, LENGTH + 1)).astype(np.int32)
+            mask = Tensor(np.ones((1, LENGTH), np.float32))
+            yield {"input_ids": Tensor(tokens[:, :-1]), "labels": Tensor(tokens[:, 1:]), "loss_mask": mask}
+
+
+def make_trainer(model, batch, parallelism, callbacks=()):
+    """The Trainer of this rank, with the same weights on every number of ranks."""
+    import mindspore as ms
+    from mindformers.pynative.trainer.trainer import Trainer
+    from mindspore import ops
+    from mindspore.mint.distributed import get_rank, get_world_size
+
+    ops.communication.set_comm_ops_inplace(False)  # MindSpore 2.11 takes None as the output in either mode
+    size = parallelism.get("tensor_parallel", 1) * parallelism.get("context_parallel", 1)
+    data = Rows(get_rank() // size, get_world_size() // size)
+    trainer = Trainer(config(model, batch, parallelism), train_dataset=data, callbacks=list(callbacks))
+    for part in trainer.model:
+        for _, cell in part.cells_and_names():
+            if type(cell).__name__ == "SelfAttention":  # casts to float16 for Ascend's kernel
+                cell.cast = lambda x, dtype: x if dtype == ms.float16 else ops.cast(x, dtype)
+        set_weights(part)
+    return trainer
+
+
+def set_weights(model):
+    """Give every parameter values that depend on its name only."""
+    from mindspore import Tensor
+
+    from hyper_parallel import DTensor, distribute_tensor
+
+    for name, parameter in model.parameters_and_names():
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        values = 0.2 * random.standard_normal(tuple(parameter.shape)) + ("norm" in name)
+        values *= parameter.requires_grad  # others count tokens
+        tensor = Tensor(values.astype(np.float32))
+        if isinstance(parameter, DTensor):
+            tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+        parameter.set_data(tensor)
+
+
+def main(model, batch, parallelism):
+    """Train; without parallelism on one rank."""
+    from mindspore.mint.distributed import get_world_size
+
+    make_trainer(model, int(batch), json.loads(parallelism) if get_world_size() > 1 else {}).train()
+
+
+if __name__ == "__main__":
+    from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
+
+    with pretended_npu():
+        main(*sys.argv[1:])
