@@ -21,9 +21,9 @@ _TOP = "hyper_parallel"
 
 MODULES: dict[str, str | None] = {
     "core.activation_checkpoint": "compat.activation_checkpoint",
-    "core.context_parallel.async_context_parallel": "compat.refusals",
+    "core.context_parallel.async_context_parallel": "compat.context_parallel",
     "core.context_parallel.async_dsa_context_parallel": "compat.refusals",
-    "core.context_parallel.context_parallel": "compat.refusals",
+    "core.context_parallel.context_parallel": "compat.context_parallel",
     "core.context_parallel.dsa_context_parallel": "compat.refusals",
     "core.distributed_checkpoint": "compat.layouts",
     "core.dtensor.placement_types": "core.dtensor.placements",

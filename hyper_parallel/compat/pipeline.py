@@ -1,15 +1,23 @@
-"""Micro-batches, and pipeline stages and schedules, under the names that programs import.
-
-Stages and schedules raise when an object of them is made.
-"""
+"""Pipeline parallelism over modules: stages, three schedules and micro-batches, by imperative gradients."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NoReturn
 
 from hyper_parallel.compat.refusals import refused_class
+from hyper_parallel.compat.schedules import (
+    FORWARD,
+    Step,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    rounds_of,
+)
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.pipeline import MicroBatch
 from hyper_parallel.platform.select import get_platform
 
@@ -25,16 +33,11 @@ __all__ = [
     "_MicroBatch",
 ]
 
-_REASON = "pipeline parallelism is not supported; set pipeline_parallel to 1"
 _OVERLAP = "overlap of communication and computation is not supported; set pipeline_parallel_overlap_b_f to false"
 _WHOLE = -1
 
 CommComputeOverlap = refused_class("CommComputeOverlap", _OVERLAP)
 HookCoordinator = refused_class("HookCoordinator", _OVERLAP)
-PipelineStage = refused_class("PipelineStage", _REASON)
-Schedule1F1B = refused_class("Schedule1F1B", _REASON)
-ScheduleGPipe = refused_class("ScheduleGPipe", _REASON)
-ScheduleInterleaved1F1B = refused_class("ScheduleInterleaved1F1B", _REASON)
 
 
 class HookRole(Enum):
@@ -48,6 +51,310 @@ class MetaStepType(Enum):
     """Kinds of steps of a schedule for which a program may register a function."""
 
     OVERLAP_B_F = auto()
+
+
+class PipelineStage:
+    """One stage of a pipeline: a module that takes what the stage before returns as its first arguments.
+
+    Args:
+        submodule: called with the arguments of the micro-batch; after the first stage, with what the stage before has
+            returned and the keyword arguments.
+        stage_index: from 0 on.
+        stage_num: of all ranks; stage ``s`` is on rank ``s % ranks`` of the pipeline.
+        device: unused; tensors are where the module's are.
+        group: unused; messages go from rank to rank.
+        mesh: of the ranks of the pipeline, one axis.
+        has_backward: false for stages that only compute.
+        dyn_shape: unused; shapes are sent with the first micro-batch of a run.
+    """
+
+    def __init__(
+        self,
+        submodule: Any,
+        stage_index: int,
+        stage_num: int,
+        device: Any = None,
+        group: Any = None,
+        mesh: Any = None,
+        has_backward: bool = True,
+        dyn_shape: bool = False,
+    ) -> None:
+        del device, dyn_shape
+        if mesh is None or mesh.ndim != 1:
+            raise PlanError(f"PipelineStage: mesh is {mesh!r}; it must have the ranks of the pipeline as its one axis")
+        if not 0 <= stage_index < stage_num or stage_index % mesh.size() != mesh.get_local_rank():
+            msg = (
+                f"PipelineStage: stage {stage_index} of {stage_num} is not on rank {mesh.get_local_rank()} of {mesh!r}"
+            )
+            raise PlanError(msg)
+        self.submodule, self.stage_index, self.stage_num = submodule, stage_index, stage_num
+        self.group, self.mesh, self._has_backward = group, mesh, has_backward
+        self._entered: dict[int, tuple[Any, ...]] = {}
+        self._computed: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._gradients: dict[int, tuple[Any, ...]] = {}
+
+    def forward_one_chunk(
+        self, micro_index: int, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute a micro-batch and return the result of the module, and keep it for backward."""
+        entered = self._entered.pop(micro_index, ()) if self.stage_index else tuple(args)
+        outputs = self.submodule(*entered, **(kwargs or {}))
+        if self._has_backward:
+            self._computed[micro_index] = (outputs, entered if self.stage_index else ())
+        return outputs
+
+    def backward_one_chunk(self, micro_index: int) -> None:
+        """Add up the gradients of a micro-batch, from those that the stage after has sent."""
+        if not self._has_backward:
+            return
+        outputs, entered = self._computed.pop(micro_index)
+        results = _tensors(outputs, self)
+        if self.stage_index == self.stage_num - 1:
+            seeds = self.get_last_stage_sens(outputs)
+            seeds = tuple(seeds) if isinstance(seeds, (list, tuple)) else (seeds,)
+        else:
+            seeds = self._gradients.pop(micro_index)
+        pairs = [(result, seed) for result, seed in zip(results, seeds, strict=True) if _has_graph(result)]
+        for place, (result, seed) in enumerate(pairs):
+            result.backward(seed, retain_graph=place < len(pairs) - 1)
+        self._gradients[micro_index] = tuple(_gradient(each) for each in entered)
+
+    def recompute_one_chunk(self, micro_index: int) -> NoReturn:
+        """Refused: recomputation is part of backward."""
+        del micro_index
+        raise UnsupportedOnBackend(f"recompute_one_chunk: {_OVERLAP}")
+
+    def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
+        """Return the gradients from which backward starts: ones, of a DTensor divided by how often it repeats."""
+        results = _tensors(last_stage_outputs, self)
+        seeds = [self._ones(each) for each in results]
+        return seeds if isinstance(last_stage_outputs, (list, tuple)) else seeds[0]
+
+    def bwd_send_specs(self, micro_index: int) -> list[Any]:
+        """Return the gradients of what the stage before has sent, once."""
+        return list(self._gradients.pop(micro_index)) if self._has_backward else []
+
+    def _ones(self, output: Any) -> Any:
+        ones = get_platform().ones_like(output)
+        return ones / output.layout.repeat_num() if isinstance(output, DTensor) else ones
+
+    def _get_layout_rank_list(self, layout: Any, sender_rank: int | None = None) -> tuple[int, ...]:
+        """Return the ranks that hold an activation here; activations are plain tensors."""
+        del sender_rank
+        return tuple(layout.rank_list)
+
+
+class _Schedule:
+    """Runs the stages of a rank over the micro-batches of a step.
+
+    Args:
+        stages: of this rank, or the one.
+        micro_batch_num: number of micro-batches.
+        args_batch_dim: per positional argument the dim to split along; -1 gives every micro-batch all of it.
+        kwargs_batch_dim: the same for keyword arguments, by name.
+
+    Attributes:
+        exec_order: per rank of the pipeline its steps.
+    """
+
+    def __init__(
+        self,
+        stages: Any,
+        micro_batch_num: int,
+        args_batch_dim: Sequence[int] | None = None,
+        kwargs_batch_dim: Mapping[str, int] | None = None,
+    ) -> None:
+        self.stages = list(stages) if isinstance(stages, (list, tuple)) else [stages]
+        self.micro_batch_num = micro_batch_num
+        self._args_batch_dim, self._kwargs_batch_dim = args_batch_dim, kwargs_batch_dim
+        self.split_micro_batch = _MicroBatch(micro_batch_num, args_batch_dim, kwargs_batch_dim)
+        self._stage_dict = {stage.stage_index: stage for stage in self.stages}
+        first = self.stages[0]
+        self._stage_num, self._mesh = first.stage_num, first.mesh
+        self._ranks, self._chunks = list(self._mesh.rank_list), len(self.stages)
+        if self._chunks * len(self._ranks) != self._stage_num:
+            held, all_of_them = len(self.stages), self._stage_num
+            msg = f"{type(self).__name__}: {held} stages on each of {len(self._ranks)} ranks are not {all_of_them}"
+            raise PlanError(msg)
+        self.exec_order: dict[int, list[Step]] = {}
+        self._init_round_layout()
+        self.build_exec_order()
+
+    def _init_round_layout(self) -> None:
+        """Find how micro-batches go in rounds; again after ``micro_batch_num`` has changed."""
+        self.n_microbatch_per_round = rounds_of(len(self._ranks), self.micro_batch_num)
+
+    def build_exec_order(self) -> None:
+        """Find the order of every rank; again after ``micro_batch_num`` has changed."""
+        self.exec_order = dict(enumerate(self._orders()))
+
+    def _orders(self) -> list[list[Step]]:
+        raise NotImplementedError
+
+    def register_custom_function(self, kind: MetaStepType, function: Any) -> NoReturn:
+        """Refused: no step of these schedules overlaps others."""
+        del kind, function
+        raise UnsupportedOnBackend(f"register_custom_function: {_OVERLAP}")
+
+    def run(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a step; return what the last stage computes of each micro-batch, which other ranks have none of."""
+        arguments, named = self.split_micro_batch(args, kwargs)
+        messages, outputs = _Messages(self), []
+        for step in self.exec_order[self._mesh.get_local_rank()]:
+            stage, micro = self._stage_dict[step.stage_index], step.micro_index
+            messages.deliver(step)
+            if step.kind == FORWARD:
+                output = stage.forward_one_chunk(micro, arguments[micro], named[micro])
+                messages.send(step, _tensors(output, stage))
+                if step.stage_index == self._stage_num - 1:
+                    outputs.append(output)
+            else:
+                stage.backward_one_chunk(micro)
+                sent = stage.bwd_send_specs(micro)
+                if sent:
+                    messages.send(step, sent)
+        messages.finish()
+        return outputs
+
+
+class ScheduleGPipe(_Schedule):
+    """All forwards, then all backwards: as many activations as micro-batches."""
+
+    def _orders(self) -> list[list[Step]]:
+        _one_stage(self)
+        return gpipe(len(self._ranks), self.micro_batch_num)
+
+
+class Schedule1F1B(_Schedule):
+    """A backward as soon as one can run: at most as many activations as stages from this one on."""
+
+    def _orders(self) -> list[list[Step]]:
+        _one_stage(self)
+        return one_forward_one_backward(len(self._ranks), self.micro_batch_num)
+
+
+class ScheduleInterleaved1F1B(_Schedule):
+    """Several stages per rank in turn, which shortens the time in which ranks wait."""
+
+    def _orders(self) -> list[list[Step]]:
+        return interleaved(len(self._ranks), self._chunks, self.n_microbatch_per_round)
+
+
+class _Messages:
+    """Activations and gradients on their way between the ranks of one run.
+
+    A rank receives what another sends in the order in which that one sends it, and keeps what it does not need yet.
+
+    Args:
+        schedule: that runs.
+    """
+
+    def __init__(self, schedule: _Schedule) -> None:
+        self._schedule, self._platform = schedule, get_platform()
+        self._own = schedule._mesh.get_local_rank()  # noqa: SLF001 - of this module
+        self._ranks, self._stages = schedule._ranks, schedule._stage_num  # noqa: SLF001
+        self._waiting: list[Any] = []
+        self._arrived: dict[Step, tuple[Any, ...]] = {}
+        self._shapes: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
+        self._coming: dict[int, list[Step]] = defaultdict(list)
+        backward = schedule.stages[0]._has_backward  # noqa: SLF001
+        for rank, order in schedule.exec_order.items():
+            for step in order:
+                fed = step.feeds(self._stages)
+                if fed is not None and self._rank_of(fed) == self._own and (backward or fed.kind == FORWARD):
+                    self._coming[rank].append(fed)
+
+    def send(self, step: Step, tensors: Sequence[Any]) -> None:
+        """Send the result of a step to the rank that takes it, if one does."""
+        fed = step.feeds(self._stages)
+        if fed is None:
+            return
+        values = tuple(self._platform.contiguous(self._platform.detach(each)) for each in tensors)
+        rank = self._rank_of(fed)
+        if rank == self._own:
+            self._coming[rank].remove(fed)
+            self._arrived[fed] = values
+            return
+        if fed.kind == FORWARD and fed.stage_index not in self._shapes:
+            self._shapes[fed.stage_index] = [(tuple(each.shape), each.dtype) for each in values]
+            self._platform.send_object_list([self._shapes[fed.stage_index]], self._ranks[rank])
+        for value in values:
+            self._waiting.append((self._platform.isend(value, self._ranks[rank]), value))
+
+    def deliver(self, step: Step) -> None:
+        """Give a step's stage what it takes from another stage."""
+        stage = self._schedule._stage_dict[step.stage_index]  # noqa: SLF001
+        before = step.needs(self._stages)
+        if before is None or (step.kind != FORWARD and not stage._has_backward):  # noqa: SLF001
+            return
+        rank = self._rank_of(before)
+        while step not in self._arrived:
+            self._receive(rank, self._coming[rank].pop(0))
+        values = self._arrived.pop(step)
+        if step.kind == FORWARD:
+            if stage._has_backward:  # noqa: SLF001
+                for value in values:
+                    if self._platform.is_floating(value):
+                        value.requires_grad = True
+            stage._entered[step.micro_index] = values  # noqa: SLF001
+        else:
+            stage._gradients[step.micro_index] = values  # noqa: SLF001
+
+    def finish(self) -> None:
+        """Wait until all that was sent has been taken."""
+        for work, _ in self._waiting:
+            work.wait()
+
+    def _receive(self, rank: int, step: Step) -> None:
+        stage = self._schedule._stage_dict[step.stage_index]  # noqa: SLF001
+        if step.kind == FORWARD:
+            if step.stage_index not in self._shapes:
+                sent: list[Any] = [None]
+                self._platform.recv_object_list(sent, self._ranks[rank])
+                self._shapes[step.stage_index] = sent[0]
+            shapes = self._shapes[step.stage_index]
+        else:
+            results = _tensors(stage._computed[step.micro_index][0], stage)  # noqa: SLF001
+            shapes = [(tuple(each.shape), each.dtype) for each in results]
+        empty = [
+            self._platform.zeros(shape, dtype=dtype, device=self._platform.device_type()) for shape, dtype in shapes
+        ]
+        self._arrived[step] = tuple(self._platform.irecv(each, self._ranks[rank]).wait() for each in empty)
+
+    def _rank_of(self, step: Step) -> int:
+        return step.stage_index % len(self._ranks)
+
+
+def _one_stage(schedule: _Schedule) -> None:
+    if len(schedule.stages) > 1:
+        name = type(schedule).__name__
+        raise PlanError(
+            f"{name}: {len(schedule.stages)} stages on a rank; it takes one, ScheduleInterleaved1F1B several"
+        )
+
+
+def _tensors(outputs: Any, stage: PipelineStage) -> tuple[Any, ...]:
+    """Return the results of a stage; between stages they are plain tensors."""
+    platform = get_platform()
+    results = tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
+    last = stage.stage_index == stage.stage_num - 1
+    for each in results:
+        if not platform.is_tensor(each) or (isinstance(each, DTensor) and not last):
+            msg = (
+                f"PipelineStage: stage {stage.stage_index} returns {type(each).__name__}; stages exchange plain tensors"
+            )
+            raise PlanError(msg)
+    return results
+
+
+def _has_graph(result: Any) -> bool:
+    return bool(result.requires_grad)
+
+
+def _gradient(entered: Any) -> Any:
+    """Return the gradient of what a stage got; zeros where its result does not depend on it."""
+    gradient = entered.grad if entered.requires_grad else None
+    return get_platform().zeros_like(entered) if gradient is None else gradient
 
 
 def _MicroBatch(  # noqa: N802 - the name that programs import

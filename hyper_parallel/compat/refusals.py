@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["refused_class", "refused_function"]
-
 
 def refused_class(name: str, reason: str) -> type[Any]:
     """Return a class that can be named and subclassed, and that raises when an object of it is made.
@@ -50,31 +48,19 @@ _KERNELS = (
 )
 _KERNEL = "a kernel for Ascend devices, which this library does not have; configure the unfused implementation"
 
-__all__ = list(_KERNELS)
 globals().update({name: refused_function(name, _KERNEL) for name in _KERNELS})
 
-
-_STYLES = "styles of context parallelism are not supported; call hyper_parallel.context_parallel_attention"
-_SPARSE = "context parallelism of sparse attention is not supported; set context_parallel to 1"
-
-AsyncContextParallel = refused_class("AsyncContextParallel", _STYLES)
-ContextParallel = refused_class("ContextParallel", _STYLES)
-AsyncDSAIndexerContextParallel = refused_class("AsyncDSAIndexerContextParallel", _SPARSE)
-AsyncDSAIndexerLossContextParallel = refused_class("AsyncDSAIndexerLossContextParallel", _SPARSE)
-AsyncDSASparseAttentionContextParallel = refused_class("AsyncDSASparseAttentionContextParallel", _SPARSE)
-DSAIndexerContextParallel = refused_class("DSAIndexerContextParallel", _SPARSE)
-DSAIndexerLossContextParallel = refused_class("DSAIndexerLossContextParallel", _SPARSE)
-DSASequenceReplicateCache = refused_class("DSASequenceReplicateCache", _SPARSE)
-DSASparseAttentionContextParallel = refused_class("DSASparseAttentionContextParallel", _SPARSE)
-
-__all__ = [
-    "AsyncContextParallel",
+_STYLES = (
     "AsyncDSAIndexerContextParallel",
     "AsyncDSAIndexerLossContextParallel",
     "AsyncDSASparseAttentionContextParallel",
-    "ContextParallel",
     "DSAIndexerContextParallel",
     "DSAIndexerLossContextParallel",
     "DSASequenceReplicateCache",
     "DSASparseAttentionContextParallel",
-]
+)
+_SPARSE = "context parallelism of sparse attention is not supported; set context_parallel to 1"
+
+globals().update({name: refused_class(name, _SPARSE) for name in _STYLES})
+
+__all__ = ["refused_class", "refused_function", *_KERNELS, *_STYLES]

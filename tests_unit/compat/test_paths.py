@@ -43,13 +43,11 @@ NAMES_OF_MINDFORMERS = {
 }
 SCHEDULES = "Schedule1F1B ScheduleGPipe ScheduleInterleaved1F1B"  # imported by name, from core.pipeline_parallel
 REFUSED = {
-    "": "PipelineStage",
     "core.activation_checkpoint": "checkpoint_exclude_wrapper",
-    "core.pipeline_parallel": SCHEDULES,
     **{
         path: names
         for path, names in NAMES_OF_MINDFORMERS.items()
-        if path.startswith(("core.context_parallel.", "custom_ops.", "core.pipeline_parallel.comm"))
+        if "dsa" in path or path.startswith(("custom_ops.", "core.pipeline_parallel.comm"))
     },
 }
 

@@ -7,12 +7,13 @@ parallelism of the configuration as JSON, which one rank leaves out.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import zlib
 
 import numpy as np
 
-VOCABULARY, LENGTH, STEPS = 48, 8, 2
+VOCABULARY, LENGTH, LONG, STEPS = 48, 8, 2048, 2
 COMMON = {
     "vocab_size": VOCABULARY, "seq_length": LENGTH, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
     "max_position_embeddings": 64, "num_attention_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6,
@@ -24,6 +25,11 @@ COMMON = {
 MODELS = {
     "dense": {
         **COMMON, "model_type": "qwen3", "architectures": "Qwen3ForCausalLM", "num_key_value_heads": 2, "head_dim": 4,
+    },
+    "long": {  # the shortest sequence whose mask MindFormers compresses, as its context parallelism demands
+        **COMMON, "model_type": "qwen3", "architectures": "Qwen3ForCausalLM", "num_key_value_heads": 4, "head_dim": 2,
+        "hidden_size": 8, "num_hidden_layers": 1, "seq_length": LONG, "max_position_embeddings": LONG,
+        "use_attn_mask_compression": True,
     },
     "experts": {
         **COMMON, "model_type": "deepseek_v3", "architectures": "DeepseekV3ForCausalLM", "num_key_value_heads": 4,
@@ -41,7 +47,7 @@ def config(model, batch, parallelism):
         "run_mode": "train",
         "checkpoint": {"enable_save": False},
         "training": {
-            "steps": STEPS, "local_batch_size": 1, "global_batch_size": batch, "max_norm": 1.0, "seed": 42,
+            "steps": STEPS, "local_batch_size": 1, "global_batch_size": batch, "max_norm": 0.2, "seed": 42,
             "deterministic": False,
         },
         "optimizer": {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0.01},
@@ -58,10 +64,11 @@ class Rows:
     Args:
         start: the data rank.
         stride: the number of data ranks.
+        length: of a row.
     """
 
-    def __init__(self, start, stride):
-        self.start, self.stride = start, stride
+    def __init__(self, start, stride, length):
+        self.start, self.stride, self.length = start, stride, length
 
     def get_dataset_size(self):
         """More rows than are read."""
@@ -73,9 +80,11 @@ class Rows:
 
         for number in range(1000):
             random = np.random.default_rng(1000 + number * self.stride + self.start)
-            tokens = random.integers(0, VOCABULARY, (1, LENGTH + 1)).astype(np.int32)
-            mask = Tensor(np.ones((1, LENGTH), np.float32))
-            yield {"input_ids": Tensor(tokens[:, :-1]), "labels": Tensor(tokens[:, 1:]), "loss_mask": mask}
+            tokens = random.integers(1, VOCABULARY, (1, self.length + 1)).astype(np.int32)
+            row = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": np.ones((1, self.length), "f")}
+            if self.length == LONG:
+                row["position_ids"] = np.arange(self.length, dtype=np.int32)[None]
+            yield {name: Tensor(np.ascontiguousarray(values)) for name, values in row.items()}
 
 
 def make_trainer(model, batch, parallelism, callbacks=()):
@@ -86,8 +95,10 @@ def make_trainer(model, batch, parallelism, callbacks=()):
     from mindspore.mint.distributed import get_rank, get_world_size
 
     ops.communication.set_comm_ops_inplace(False)  # MindSpore 2.11 takes None as the output in either mode
-    size = parallelism.get("tensor_parallel", 1) * parallelism.get("context_parallel", 1)
-    data = Rows(get_rank() // size, get_world_size() // size)
+    size = math.prod(parallelism.get(f"{kind}_parallel", 1) for kind in ("tensor", "context", "pipeline"))
+    inner = size // parallelism.get("pipeline_parallel", 1)  # the pipeline is the outermost axis
+    data_ranks = get_world_size() // size
+    data = Rows(get_rank() // inner % data_ranks, data_ranks, MODELS[model]["seq_length"])
     trainer = Trainer(config(model, batch, parallelism), train_dataset=data, callbacks=list(callbacks))
     for part in trainer.model:
         for _, cell in part.cells_and_names():

@@ -1,0 +1,246 @@
+"""Context-parallel styles: hooks on a module that computes attention of plain tensors, each rank of its own part.
+
+Queries, keys and values are sharded by their sequence. Over ``ulysses_degree`` ranks they are exchanged for all of the
+sequence and some of the heads (Ulysses; Jacobs et al., 2023), and keys and values are gathered over the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.select import platform_of_argument
+
+__all__ = ["AsyncContextParallel", "ContextParallel"]
+
+_LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal from the first key on, and up to the last key
+_QKV = ("query", "key", "value")
+
+
+class ContextParallel:
+    """Shards the sequence of a module's attention.
+
+    A fused kernel in the module that is causal (an attribute with ``sparse_mode`` 2 or 3) sees keys up to a query's own
+    position in the whole sequence. Where keys are gathered, a mask that the caller passes has all of them as columns.
+
+    Args:
+        seq_dim: dim of the sequence.
+        head_dim: dim of the heads; it may have each head's features too.
+        ulysses_degree: ranks that exchange sequence for heads; 1 gathers keys and values, all ranks gather nothing.
+        qkv_indices: positions of query, key and value among the module's arguments.
+        qkv_kwarg_names: their names, where they are given by keyword.
+        use_local_output: must be true: what the module returns is the rank's own part, a plain tensor.
+
+    Raises:
+        PlanError: (a ValueError) another ``use_local_output``.
+    """
+
+    def __init__(
+        self,
+        *,
+        seq_dim: int = 1,
+        head_dim: int = 2,
+        ulysses_degree: int = 1,
+        qkv_indices: Sequence[int] = (0, 1, 2),
+        qkv_kwarg_names: Sequence[str] = _QKV,
+        use_local_output: bool = True,
+    ) -> None:
+        if not use_local_output:
+            msg = (
+                f"{type(self).__name__}: use_local_output=False is not supported; wrap the output by DTensor.from_local"
+            )
+            raise PlanError(msg)
+        self.seq_dim, self.head_dim, self.ulysses_degree = seq_dim, head_dim, ulysses_degree
+        self.qkv_indices, self.qkv_kwarg_names = tuple(qkv_indices), tuple(qkv_kwarg_names)
+
+    def apply(self, module: Any, mesh: DeviceMesh) -> Any:
+        """Hook ``module`` and return it.
+
+        Args:
+            module: computes attention of its arguments.
+            mesh: of one axis, over which the sequence is sharded.
+
+        Raises:
+            PlanError: (a ValueError) the axis has a size that ``ulysses_degree`` does not divide.
+        """
+        exchange = self._exchange(module, mesh)
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return self._replaced(args, kwargs, exchange.entering(self._found(args, kwargs)))
+
+        return self._hooked(module, exchange, before)
+
+    def _exchange(self, module: Any, mesh: DeviceMesh) -> _Exchange:
+        name = type(self).__name__
+        platform = platform_of_argument(module, f"{name}: module", module=True)
+        size = mesh.size()
+        if mesh.ndim != 1 or not 0 < self.ulysses_degree <= size or size % self.ulysses_degree:
+            msg = f"{name}: ulysses_degree={self.ulysses_degree} must divide the size of one axis, not of {mesh!r}"
+            raise PlanError(msg)
+        parts = (size // self.ulysses_degree, self.ulysses_degree)
+        return _Exchange(platform, mesh._unflatten(0, parts, ("gathered", "exchanged")), self)  # noqa: SLF001 - ours
+
+    def _hooked(self, module: Any, exchange: _Exchange, before: Any) -> Any:
+        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            del args, kwargs
+            return exchange.leaving(output)
+
+        exchange.platform.register_forward_pre_hook(module, before, with_kwargs=True)
+        exchange.platform.register_forward_hook(module, after, with_kwargs=True)
+        exchange.module = module
+        return module
+
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return query, key and value."""
+        found = []
+        for index, name in zip(self.qkv_indices, self.qkv_kwarg_names, strict=True):
+            if name in kwargs:
+                found.append(kwargs[name])
+            elif index < len(args):
+                found.append(args[index])
+            else:
+                msg = f"{type(self).__name__}: the module is called without {name}, argument {index}"
+                raise PlanError(msg)
+        return found
+
+    def _replaced(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        positional, named = list(args), dict(kwargs)
+        for index, name, value in zip(self.qkv_indices, self.qkv_kwarg_names, values, strict=True):
+            if name in named:
+                named[name] = value
+            else:
+                positional[index] = value
+        return tuple(positional), named
+
+
+class AsyncContextParallel(ContextParallel):
+    """A :class:`ContextParallel` whose exchange of sequence for heads starts where the operands are computed."""
+
+    def apply(
+        self, module: Any, mesh: DeviceMesh, *, q_proj: Any = None, k_proj: Any = None, v_proj: Any = None
+    ) -> Any:
+        """Hook ``module`` and what computes its operands; return ``module``.
+
+        Args:
+            module: computes attention of its arguments.
+            mesh: of one axis, over which the sequence is sharded.
+            q_proj: module whose output is the query of ``module``, and nothing else's; without all three of them the
+                exchange is that of :class:`ContextParallel`.
+            k_proj: the same for the key.
+            v_proj: the same for the value.
+        """
+        producers = (q_proj, k_proj, v_proj)
+        if any(producer is None for producer in producers):
+            return super().apply(module, mesh)
+        exchange, shapes = self._exchange(module, mesh), [None] * len(producers)
+
+        def started(place: int) -> Any:
+            def start(_: Any, args: Any, output: Any) -> Any:
+                del args
+                shapes[place] = tuple(output.shape)
+                return exchange.started(output)
+
+            return start
+
+        for place, producer in enumerate(producers):
+            exchange.platform.register_forward_hook(producer, started(place))
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            arrived = [exchange.arrived(x, shape) for x, shape in zip(self._found(args, kwargs), shapes, strict=True)]
+            return self._replaced(args, kwargs, exchange.gathered(arrived))
+
+        return self._hooked(module, exchange, before)
+
+
+class _Exchange:
+    """What one rank does with the operands and the result of one module.
+
+    Args:
+        platform: of the module.
+        mesh: the axis as two, the ranks that gather and the ranks that exchange.
+        style: of the module.
+    """
+
+    def __init__(self, platform: Any, mesh: DeviceMesh, style: ContextParallel) -> None:
+        self.platform, self.style, self.module = platform, style, None
+        self._co, self._degree = mesh.size(0), mesh.size(1)
+        self._co_rank = mesh.get_local_rank("gathered")
+        self._co_group, self._group = mesh.get_group("gathered"), mesh.get_group("exchanged")
+
+    def entering(self, operands: Sequence[Any]) -> list[Any]:
+        """Return query, key and value as the module computes with them."""
+        return self.gathered([self.arrived(self.started(each), tuple(each.shape)) for each in operands])
+
+    def started(self, tensor: Any) -> Any:
+        """Send this rank's part of the sequence of each share of the heads to the rank that computes with them."""
+        if self._degree == 1:
+            return tensor
+        split = self._split(tensor, self.style.head_dim, f"{tensor.shape[self.style.head_dim]} (heads)")
+        return self.platform.differentiable_all_to_all_single_async(split, group=self._group)
+
+    def arrived(self, received: Any, shape: tuple[int, ...]) -> Any:
+        """Return all of the sequence of this rank's heads, of what :meth:`started` sent of a tensor of ``shape``."""
+        if self._degree == 1:
+            return received
+        return self._joined(received, shape, self.style.head_dim, self.style.seq_dim)
+
+    def leaving(self, output: Any) -> Any:
+        """Return this rank's part of the sequence of the result."""
+        if self._degree == 1:
+            return output
+        for kernel in self._kernels():
+            kernel.head_num *= self._degree
+        shape, seq = tuple(output.shape), self.style.seq_dim
+        received = self.platform.differentiable_all_to_all_single(
+            self._split(output, seq, f"{output.shape[seq]} (sequence)"), group=self._group
+        )
+        return self._joined(received, shape, seq, self.style.head_dim)
+
+    def gathered(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the operands with all keys and values that this rank's queries see, and set the kernels."""
+        query, *others = operands
+        kernels = self._kernels()
+        for kernel in kernels:
+            kernel.head_num //= self._degree
+        if self._co == 1:
+            return [query, *others]
+        seq = self.style.seq_dim
+        others = [
+            self.platform.differentiable_all_gather_concat(each, self._co_group, self._co, seq, varying=True)
+            for each in others
+        ]
+        length = others[0].shape[seq]
+        if any(kernel.sparse_mode == 0 and kernel.next_tokens < length - 1 for kernel in kernels):
+            raise PlanError(
+                f"{type(self.style).__name__}: a kernel of sparse_mode 0 counts next_tokens from a rank's first query; "
+                "compress the causal mask (use_attn_mask_compression), which is sparse_mode 2"
+            )
+        if any(kernel.sparse_mode in (_LEFT_UP, _RIGHT_DOWN) for kernel in kernels):
+            end = (self._co_rank + 1) * query.shape[seq]  # what is later is hidden; the last key is the last query's
+            others = [self.platform.narrow(each, seq, 0, end) for each in others]
+            for kernel in kernels:
+                kernel.sparse_mode = _RIGHT_DOWN
+        return [query, *others]
+
+    def _kernels(self) -> list[Any]:
+        """Return the fused kernels of the module; its configuration may have one of the attributes too."""
+        values = vars(self.module).values()
+        return [value for value in values if hasattr(value, "sparse_mode") and hasattr(value, "head_num")]
+
+    def _split(self, tensor: Any, dim: int, what: str) -> Any:
+        """Return the parts of ``tensor`` along ``dim``, one per rank, as rows."""
+        if tensor.shape[dim] % self._degree:
+            msg = f"{type(self.style).__name__}: dim {dim} of {what} is not divisible by {self._degree} ranks"
+            raise PlanError(msg)
+        size = tensor.shape[dim] // self._degree
+        parts = [self.platform.narrow(tensor, dim, rank * size, size) for rank in range(self._degree)]
+        return self.platform.cat([part.reshape(1, -1) for part in parts], 0)
+
+    def _joined(self, received: Any, shape: tuple[int, ...], split: int, joined: int) -> Any:
+        part = [size // self._degree if dim == split % len(shape) else size for dim, size in enumerate(shape)]
+        rows = [self.platform.narrow(received, 0, rank, 1).reshape(*part) for rank in range(self._degree)]
+        return self.platform.cat(rows, joined)
