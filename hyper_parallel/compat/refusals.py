@@ -48,8 +48,6 @@ _KERNELS = (
 )
 _KERNEL = "a kernel for Ascend devices, which this library does not have; configure the unfused implementation"
 
-globals().update({name: refused_function(name, _KERNEL) for name in _KERNELS})
-
 _STYLES = (
     "AsyncDSAIndexerContextParallel",
     "AsyncDSAIndexerLossContextParallel",
@@ -61,6 +59,25 @@ _STYLES = (
 )
 _SPARSE = "context parallelism of sparse attention is not supported; set context_parallel to 1"
 
+__all__ = [  # noqa: F822 - made below
+    "AsyncDSAIndexerContextParallel",
+    "AsyncDSAIndexerLossContextParallel",
+    "AsyncDSASparseAttentionContextParallel",
+    "DSAIndexerContextParallel",
+    "DSAIndexerLossContextParallel",
+    "DSASequenceReplicateCache",
+    "DSASparseAttentionContextParallel",
+    "npu_dense_lightning_indexer_grad_kl_loss",
+    "npu_dense_lightning_indexer_softmax_lse",
+    "npu_lightning_indexer",
+    "npu_mhc_post",
+    "npu_mhc_pre_sinkhorn",
+    "npu_sparse_flash_mla",
+    "npu_sparse_flash_mla_grad",
+    "npu_sparse_lightning_indexer_grad_kl_loss",
+    "npu_sparse_lightning_indexer_kl_loss_grad",
+    "refused_class",
+    "refused_function",
+]
+globals().update({name: refused_function(name, _KERNEL) for name in _KERNELS})
 globals().update({name: refused_class(name, _SPARSE) for name in _STYLES})
-
-__all__ = ["refused_class", "refused_function", *_KERNELS, *_STYLES]

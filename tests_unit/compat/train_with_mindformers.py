@@ -1,7 +1,7 @@
 """MindFormers' Trainer on random tokens: a script, and what tests need of it.
 
 ``python train_with_mindformers.py MODEL BATCH PARALLELISM``: a name of :data:`MODELS`, rows per step, and the
-parallelism of the configuration as JSON, which one rank leaves out.
+parallelism of the configuration as JSON, which one rank leaves out. On the CPU it needs ``--pretend npu``.
 """
 
 from __future__ import annotations
@@ -132,7 +132,4 @@ def main(model, batch, parallelism):
 
 
 if __name__ == "__main__":
-    from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
-
-    with pretended_npu():
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

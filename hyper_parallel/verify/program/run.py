@@ -146,9 +146,11 @@ def verify_program(
     )  # fmt: skip
     platform = platform or program_framework(program)
     require_framework(platform)
-    if pretend and (platform != "torch" or not program.is_script or not alone.is_script):
-        what = "MindSpore" if platform != "torch" else "a function, whose ranks are threads"
-        msg = f"--pretend {pretend} is for scripts of PyTorch, which have processes of their own; this is {what}"
+    if pretend and not (program.is_script and alone.is_script):
+        msg = f"--pretend {pretend} is for scripts, which have processes of their own; this is a function"
+        raise InputError(msg)
+    if pretend == "cuda" and platform != "torch":
+        msg = "--pretend cuda is for scripts of PyTorch; those of MindSpore take --pretend npu"
         raise InputError(msg)
     require_device(device, platform, ranks=size if launch == "processes" else None)
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend)

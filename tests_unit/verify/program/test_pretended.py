@@ -191,10 +191,7 @@ def body():
         (
             body,
             {"pretend": "cuda", "platform": "torch"},
-            (
-                "--pretend cuda is for scripts of PyTorch, which have processes of their own; this is a function, "
-                "whose ranks are threads"
-            ),
+            "--pretend cuda is for scripts, which have processes of their own; this is a function",
         ),
     ],
 )

@@ -52,13 +52,28 @@ def recording(log: RecordLog) -> Iterator[None]:
     for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
         replace(amp, function.__name__, functools.partial(_served, served))
     try:
-        with use_log(log):
+        with use_log(log), _pretended(log):
             yield
     finally:
         for owner, name, plain in reversed(replaced):
             setattr(owner, name, plain)
         context.set_context(mode=mode)  # a program may have set graph mode, and ranks are warm processes
         recorder.finish()
+
+
+@contextmanager
+def _pretended(log: RecordLog) -> Iterator[None]:
+    """Let the CPU stand in for the device that the log's limits name, if any, and note what was asked of it."""
+    if not log.limits.pretend:
+        yield
+        return
+    from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
+
+    with pretended_npu() as counts:
+        try:
+            yield
+        finally:
+            log.notes["pretended"] = {"device": log.limits.pretend, "counts": dict(counts), "stubs": {}}
 
 
 def _method(seen: Callable[..., Any], plain: Any) -> Any:
