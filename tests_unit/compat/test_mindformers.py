@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = [
@@ -157,3 +158,40 @@ def test_the_trainer_trains_as_on_one_device(world, model, batch, parallelism, t
                 scale = np.abs(expected[kind][name]).max()
                 np.testing.assert_allclose(values / scale, expected[kind][name] / scale, atol=2e-5, err_msg=name)
     assert {name for record in results for name in record["weights"]} == expected["weights"].keys()
+
+
+FORGOTTEN_SUM = """
+import hyper_parallel.core.fully_shard.api as api
+from hyper_parallel.core.data_parallel.sharding import groups_of
+
+own = api.fully_shard
+
+
+def fully_shard(module, **options):
+    own(module, **options)
+    for group in groups_of(module)[0]:
+        group.reduction.adds_copies = False
+    return module
+
+
+api.fully_shard = fully_shard
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_verify_program_takes_the_trainers_script(broken, tmp_path, monkeypatch):
+    """The script is equal; gradients of norms that are not summed over tensor parallelism are found by their names."""
+    monkeypatch.chdir(tmp_path)
+    source = Path(SCRIPT).read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        source.replace("import json\n", f"{FORGOTTEN_SUM}\nimport json\n") if broken else source
+    )
+    report = verify_program(
+        "train.py", 2, platform="mindspore", pretend="npu", steps=1, args=["dense", "2", '{"tensor_parallel": 2}']
+    )
+    assert report.ok is not broken, report.text()
+    if broken:  # what follows differs by the norm that clips
+        assert report.verdict.first.name.endswith("layernorm.weight"), report.text()
+    else:
+        assert "the CPU stood in for npu: on rank 0, Cell.to_empty 1, FlashAttentionScore 4, " in report.text()
+        assert "38 gradients" in report.text()
