@@ -136,13 +136,12 @@ class AsyncContextParallel(ContextParallel):
         producers = (q_proj, k_proj, v_proj)
         if any(producer is None for producer in producers):
             return super().apply(module, mesh)
-        exchange, shapes = self._exchange(module, mesh), [None] * len(producers)
+        exchange, launched = self._exchange(module, mesh), [None] * len(producers)
 
         def started(place: int) -> Any:
-            def start(_: Any, args: Any, output: Any) -> Any:
+            def start(_: Any, args: Any, output: Any) -> None:
                 del args
-                shapes[place] = tuple(output.shape)
-                return exchange.started(output)
+                launched[place] = exchange.launched(output)
 
             return start
 
@@ -150,8 +149,8 @@ class AsyncContextParallel(ContextParallel):
             exchange.platform.register_forward_hook(producer, started(place))
 
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            arrived = [exchange.arrived(x, shape) for x, shape in zip(self._found(args, kwargs), shapes, strict=True)]
-            return self._replaced(args, kwargs, exchange.gathered(arrived))
+            found = zip(self._found(args, kwargs), launched, strict=True)
+            return self._replaced(args, kwargs, exchange.gathered([exchange.awaited(x, sent) for x, sent in found]))
 
         return self._hooked(module, exchange, before)
 
@@ -173,20 +172,24 @@ class _Exchange:
 
     def entering(self, operands: Sequence[Any]) -> list[Any]:
         """Return query, key and value as the module computes with them."""
-        return self.gathered([self.arrived(self.started(each), tuple(each.shape)) for each in operands])
+        return self.gathered([self._exchanged(each, self.style.head_dim, self.style.seq_dim) for each in operands])
 
-    def started(self, tensor: Any) -> Any:
-        """Send this rank's part of the sequence of each share of the heads to the rank that computes with them."""
+    def launched(self, tensor: Any) -> Any:
+        """Start to send each rank its share of the heads; return what :meth:`awaited` takes."""
+        if self._degree == 1:
+            return None
+        parts = self._parts(self.platform.detach(tensor), self.style.head_dim)
+        stacked = self.platform.cat([part.reshape(1, *part.shape) for part in parts], 0)
+        return self.platform.all_to_all_single(stacked, tuple(stacked.shape), self._group, async_op=True)
+
+    def awaited(self, tensor: Any, launched: Any) -> Any:
+        """Return all of the sequence of this rank's heads, of what :meth:`launched` sent of ``tensor``."""
         if self._degree == 1:
             return tensor
-        split = self._split(tensor, self.style.head_dim, f"{tensor.shape[self.style.head_dim]} (heads)")
-        return self.platform.differentiable_all_to_all_single_async(split, group=self._group)
-
-    def arrived(self, received: Any, shape: tuple[int, ...]) -> Any:
-        """Return all of the sequence of this rank's heads, of what :meth:`started` sent of a tensor of ``shape``."""
-        if self._degree == 1:
-            return received
-        return self._joined(received, shape, self.style.head_dim, self.style.seq_dim)
+        arriving, work = launched
+        return self.platform.differentiable_async_a2a_wait(
+            tensor, work, arriving, self._group, self._degree, self.style.seq_dim, self.style.head_dim
+        )
 
     def leaving(self, output: Any) -> Any:
         """Return this rank's part of the sequence of the result."""
@@ -194,11 +197,7 @@ class _Exchange:
             return output
         for kernel in self._kernels():
             kernel.head_num *= self._degree
-        shape, seq = tuple(output.shape), self.style.seq_dim
-        received = self.platform.differentiable_all_to_all_single(
-            self._split(output, seq, f"{output.shape[seq]} (sequence)"), group=self._group
-        )
-        return self._joined(received, shape, seq, self.style.head_dim)
+        return self._exchanged(output, self.style.seq_dim, self.style.head_dim)
 
     def gathered(self, operands: Sequence[Any]) -> list[Any]:
         """Return the operands with all keys and values that this rank's queries see, and set the kernels."""
@@ -231,16 +230,21 @@ class _Exchange:
         values = vars(self.module).values()
         return [value for value in values if hasattr(value, "sparse_mode") and hasattr(value, "head_num")]
 
-    def _split(self, tensor: Any, dim: int, what: str) -> Any:
-        """Return the parts of ``tensor`` along ``dim``, one per rank, as rows."""
-        if tensor.shape[dim] % self._degree:
-            msg = f"{type(self.style).__name__}: dim {dim} of {what} is not divisible by {self._degree} ranks"
-            raise PlanError(msg)
-        size = tensor.shape[dim] // self._degree
-        parts = [self.platform.narrow(tensor, dim, rank * size, size) for rank in range(self._degree)]
-        return self.platform.cat([part.reshape(1, -1) for part in parts], 0)
+    def _exchanged(self, tensor: Any, split: int, joined: int) -> Any:
+        """Return this rank's share of dim ``split`` of all that is along ``joined``."""
+        if self._degree == 1:
+            return tensor
+        parts = self._parts(tensor, split)
+        rows = self.platform.cat([part.reshape(1, -1) for part in parts], 0)
+        received = self.platform.differentiable_all_to_all_single(rows, group=self._group)
+        shares = [self.platform.narrow(received, 0, rank, 1).reshape(*parts[0].shape) for rank in range(self._degree)]
+        return self.platform.cat(shares, joined)
 
-    def _joined(self, received: Any, shape: tuple[int, ...], split: int, joined: int) -> Any:
-        part = [size // self._degree if dim == split % len(shape) else size for dim, size in enumerate(shape)]
-        rows = [self.platform.narrow(received, 0, rank, 1).reshape(*part) for rank in range(self._degree)]
-        return self.platform.cat(rows, joined)
+    def _parts(self, tensor: Any, dim: int) -> list[Any]:
+        """Return the parts of ``tensor`` along ``dim``, one per rank."""
+        size, rest = divmod(int(tensor.shape[dim]), self._degree)
+        if rest:
+            name = "sequence" if dim == self.style.seq_dim else "heads"
+            msg = f"dim {dim} ({name}) of {list(tensor.shape)} is not divisible by {self._degree} ranks"
+            raise PlanError(f"{type(self.style).__name__}: {msg}")
+        return [self.platform.narrow(tensor, dim, rank * size, size) for rank in range(self._degree)]

@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused(platform_name):
         )
         assert degree.startswith("ContextParallel: ulysses_degree=3 must divide the size of one axis, not of ")
         assert axes.startswith("AsyncContextParallel: ulysses_degree=2 must divide the size of one axis, not of ")
-        assert heads == "ContextParallel: dim 1 of 3 (heads) is not divisible by 2 ranks"
+        assert heads == "ContextParallel: dim 1 (heads) of [2, 3, 3, 3] is not divisible by 2 ranks"
         assert missing == "ContextParallel: the module is called without value, argument 2"
         assert kernel == (
             "ContextParallel: a kernel of sparse_mode 0 counts next_tokens from a rank's first query; compress the "

@@ -133,7 +133,7 @@ def on_one_device(model, batch):
         ),
         pytest.param(
             2,
-            "long",
+            "latent",
             1,
             {"context_parallel": 2, "context_parallel_method": "ulysses", "context_parallel_async": True},
             id="context parallel, asynchronous",

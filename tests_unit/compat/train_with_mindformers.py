@@ -39,6 +39,10 @@ MODELS = {
         "moe_router_dtype": "float32", "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
     },
 }  # fmt: skip
+MODELS["latent"] = {  # multi-head latent attention, whose operands come from cells of their own; the one layer is dense
+    **MODELS["experts"], "num_hidden_layers": 1, "seq_length": LONG, "max_position_embeddings": LONG,
+    "use_attn_mask_compression": True,
+}  # fmt: skip
 
 
 def config(model, batch, parallelism):
