@@ -106,7 +106,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument(
         "--upcast", action=argparse.BooleanOptionalAction, default=None,
-        help="verify a program in half precision once more in float32 (default: where errors of 5 %% might pass)",
+        help="verify it once more in a wider dtype (default: half precision, where errors of 5 %% might pass)",
     )  # fmt: skip
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")

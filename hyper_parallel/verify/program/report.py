@@ -35,6 +35,7 @@ class HardenedCase:
         cause: the failure in one line.
         title: what its lines begin with: ``hardened`` or ``upcast``.
         skipped: why it could not be run; it says nothing about the program then.
+        asked: whether the caller asked for it.
     """
 
     words: list[str]
@@ -43,6 +44,7 @@ class HardenedCase:
     cause: str = ""
     title: str = "hardened"
     skipped: str = ""
+    asked: bool = False
 
     @property
     def ok(self) -> bool:
@@ -137,6 +139,9 @@ class ProgramReport(Report):
     def inconclusive(self) -> str:
         """Why little can be said of a program that is equal; empty if enough was judged, here or in float32."""
         power = None if self.verdict is None else self.verdict.power
+        lacking = next((case for case in self.hardened if case.asked and case.skipped), None)
+        if self.equal and lacking is not None:
+            return f"it does not run in the wider dtype that --upcast asks for: {lacking.skipped}"
         wider = any(case.title == "upcast" and case.ok and not case.skipped for case in self.hardened)
         if not self.equal or power is None or not power.little or wider or WIDE_BOUNDS in self.allowed:
             return ""
@@ -144,7 +149,8 @@ class ProgramReport(Report):
         verb = "gradient might" if power.count == 1 else "gradients might each"
         return (
             f"{count} of {power.count} {verb} be off by more than {percent(UNJUDGED)} without being noticed: rounding "
-            "alone moves them that much in this program"
+            "alone moves them that much in this program; verify it in a wider dtype (--upcast), with fewer steps "
+            f"(--steps) or a smaller learning rate, or accept it with --allow {WIDE_BOUNDS}"
         )
 
     @property
@@ -196,10 +202,7 @@ class ProgramReport(Report):
             harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
             lines += [f"REFUSED: {sentence}{harden}, or accept it with --allow {spot.kind}"]
         if self.inconclusive:
-            lines.append(
-                f"INCONCLUSIVE: {self.inconclusive}; verify it in a wider dtype (--upcast), with fewer steps (--steps) "
-                f"or a smaller learning rate, or accept it with --allow {WIDE_BOUNDS}"
-            )
+            lines.append(f"INCONCLUSIVE: {self.inconclusive}")
         if self.failure:
             lines.append(self.failed())
             lines += self.calls

@@ -107,8 +107,9 @@ def verify_program(
         scratch: folder in which arrays of the runs are kept while they are compared; by default that for temporary
             files. Nothing stays there.
         budget: bytes that may be written there; by default what is free.
-        upcast: whether a program in half precision that is equal is verified once more in float32; by default where an
-            error of 5 % in a gradient might not have been noticed.
+        upcast: whether a program that is equal is verified once more in a wider dtype: float32 for half precision,
+            float64 for float32; by default in half precision where an error of 5 % in a gradient might not have been
+            noticed.
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
@@ -136,6 +137,7 @@ def verify_program(
     launch = "torchrun" if started_by_torchrun() else launch
     _check(size, steps, launch, seed, timeout)
     _check_case(harden, allow, launch)
+    _check_upcast(upcast, launch)
     for words in (declared or {}).values():
         parse_declaration(words, None)  # its axes are known when the program has run
     _check_device(device, launch)
@@ -218,33 +220,34 @@ class _Verification:
         problem = None if report.verdict.equal else other_batch(reference.run, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
-        if report.equal and self.upcast is not False and reference.half:
+        if report.equal and (self.upcast or (self.upcast is None and reference.half)):
             self._upcast(reference, run_ranks)
         if self.harden and report.equal:
             self._harden(runs, report.verdict, reference)
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
-        """Verify a program in half precision once more in float32, where an error of a gradient might not have shown.
+        """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.
 
-        A program that does not run in float32 says nothing about the one in half precision.
+        A program that does not run in a wider dtype says nothing about the one that was asked for.
         """
         report, world = self.report, self.world
         weak = [] if report.verdict is None else list(report.verdict.power.weak)
         if (not weak and not self.upcast) or world.platform != "torch" or world.launch == "torchrun":
             return
-        case = HardenedCase(["what the program computes in half precision is computed in float32"], title="upcast")
-        limits = replace(world.limits, upcast=True)
+        narrow, dtype = ("half precision", "float32") if reference.half else ("float32", "float64")
+        case = HardenedCase([f"what the program computes in {narrow} is computed in {dtype}"], title="upcast")
+        limits = replace(world.limits, upcast=dtype)
         try:
             wider = run_reference(
                 self.alone, replace(world, limits=limits), report.seed, self.progress, reference.scratch
             )  # fmt: skip
-            with wider, KeepSink(reference.scratch, f"{world.size} ranks in float32") as sink:
-                self.progress(f"{world.size} ranks in float32")
+            with wider, KeepSink(reference.scratch, f"{world.size} ranks in {dtype}") as sink:
+                self.progress(f"{world.size} ranks in {dtype}")
                 run = run_ranks(replace(world, limits=replace(limits, sink=sink)))
                 check_recorded(self.program, run)
                 case = replace(case, verdict=compare_with(wider, run, report.mesh or None, self.declared)[1])
         except (RankFailedError, InputError) as error:
-            case = replace(case, skipped=error_summary(error.__cause__ or error))
+            case = replace(case, skipped=error_summary(_root_of(error)), asked=bool(self.upcast))
         report.hardened.append(case)
 
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
@@ -256,6 +259,13 @@ class _Verification:
         hardening.run(runs, verdict.spots, reference)
         verdict.spots = hardening.spots
         self.report.hardened += hardening.cases
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """Return the error that a rank raised, of one that was raised for it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _torchrun_size(world_size: int | None) -> int | None:
@@ -281,6 +291,12 @@ def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
         raise InputError(msg)
     if harden and launch == "torchrun":
         msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"
+        raise InputError(msg)
+
+
+def _check_upcast(upcast: bool | None, launch: str) -> None:
+    if upcast and launch == "torchrun":
+        msg = "--upcast runs the ranks twice, which torchrun's processes cannot; leave out --upcast or torchrun"
         raise InputError(msg)
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -847,6 +848,55 @@ def test_the_case_in_float32_decides_where_half_precision_cannot():
     assert "upcast: what the program computes in half precision is computed in float32" in report.text()
     first = report.hardened[0].verdict.first
     assert (first.kind, first.name) == ("gradient", "3.bias")
+
+
+def _single_precision(factor=1.0, only=None):
+    """A data-parallel program in float32 on data from NumPy, with one gradient that is off by a factor on all ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3, dtype=torch.float32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    numbers = np.random.default_rng(0)
+    for _ in range(2):
+        x, y = (numbers.standard_normal((12, n)).astype(np.float32) for n in (7, 3))
+        x, y = (torch.from_numpy(part).tensor_split(world)[rank] for part in (x, y))
+        predicted = model(x)
+        if only is not None and predicted.dtype != only:
+            raise TypeError(f"this kernel is for {only}, not {predicted.dtype}")
+        ((predicted - y.float()).square().sum() / 12).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        model[2].bias.grad *= factor if world > 1 else 1.0
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_program_in_float32_is_verified_in_float64_on_request():
+    """What float32 cannot tell from rounding, float64 can; nothing of PyTorch stays changed."""
+    plain = verify_program(_single_precision, 3, platform="torch")
+    assert (plain.ok, plain.hardened) == (True, []), plain.text()
+    right = verify_program(_single_precision, 3, platform="torch", upcast=True)
+    assert right.ok, right.text()
+    assert right.hardened[0].words == ["what the program computes in float32 is computed in float64"]
+    assert right.hardened[0].verdict.power.largest < 1e-10
+    report = verify_program(lambda: _single_precision(1 + 1e-8), 2, platform="torch", upcast=True)
+    assert report.verdict.equal, report.text()
+    assert report.status == 1
+    first = report.hardened[0].verdict.first
+    assert (first.kind, first.name) == ("gradient", "2.bias")
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.ones(2).half().float().dtype == torch.float32
+
+
+def test_kernels_of_one_dtype_cannot_be_upcast():
+    """A program that does not run in the dtype that --upcast asks for is inconclusive, with the error."""
+    report = verify_program(lambda: _single_precision(only=torch.float32), 2, platform="torch", upcast=True)
+    assert report.equal, report.text()
+    assert report.status == 3
+    assert report.text().splitlines()[-1] == (
+        "INCONCLUSIVE: it does not run in the wider dtype that --upcast asks for: TypeError: this kernel is for "
+        "torch.float32, not torch.float64"
+    )
 
 
 def test_power_is_part_of_the_verdict():

@@ -72,7 +72,8 @@ class RecordLimits:
             Weights, gradients, losses and what belongs to the optimizer are always recorded.
         size: bytes that one rank's records may take in memory.
         sink: where records go; None keeps them in memory.
-        upcast: whether the program computes in float32 what it asks to compute in half precision.
+        upcast: dtype in which the program computes what it asks to compute in a narrower one: ``float32`` for half
+            precision, ``float64`` for all; empty changes nothing.
         pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
     """
 
@@ -80,7 +81,7 @@ class RecordLimits:
     only: tuple[str, ...] = ()
     size: int = 1 << 30
     sink: RecordSink | None = None
-    upcast: bool = False
+    upcast: str = ""
     pretend: str = ""
 
 

@@ -22,6 +22,7 @@ from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, Own
 from hyper_parallel.verify.frameworks.torch.recorded_calls import infers_shapes, recomputes
 from hyper_parallel.verify.frameworks.torch.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.verify.frameworks.torch.recorded_values import HALF_TYPES, local_of, read_part, read_tensor
+from hyper_parallel.verify.frameworks.torch.upcast import widened
 
 __all__ = ["Recorder"]
 
@@ -94,7 +95,7 @@ class Recorder:
             self._perturb_weights()
             self._record_initial()
             self._own.watch(self._names.parameters(), module.modules())
-        args, kwargs = self._changed.inputs(args, kwargs)
+        args, kwargs = self._changed.inputs(*tree_map(widened, (args, kwargs), CONTAINERS))
         self._note_inputs(args, kwargs)
         self._inputs += 1
         if self.log.perturbation is None:

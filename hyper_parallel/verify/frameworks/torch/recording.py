@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -64,7 +64,7 @@ def recording(log: RecordLog) -> Iterator[None]:
             transport.at_end(leave)  # a rank that is abandoned never comes to its own end
         token = _RECORDER.set(recorder)
         try:
-            with use_log(log), upcast() if log.limits.upcast else nullcontext():
+            with use_log(log), upcast(log.limits.upcast):
                 yield
         finally:
             _RECORDER.reset(token)

@@ -1,8 +1,9 @@
-"""Runs a PyTorch program in a wider dtype: what it computes in bfloat16 or float16 is computed in float32.
+"""Runs a PyTorch program in a wider dtype: half precision in float32, or all that is narrower in float64.
 
-Half precision hides errors of a few percent behind its rounding. The same program in float32 shows them. Dtypes are
-replaced where a program names them: in calls of tensors and factories, by autocast, and in policies of mixed precision.
-Tensors that are loaded from a file keep their dtype until the program casts them.
+Half precision hides errors of a few percent behind its rounding, and so does float32 where a program magnifies it. The
+same program in a wider dtype shows them. Dtypes are replaced where a program names them: in calls of tensors and
+factories, by autocast, and in policies of mixed precision. Tensors that are loaded from a file, or made from arrays,
+keep their dtype until the program casts them, or computes with them and tensors of float64.
 """
 
 from __future__ import annotations
@@ -16,44 +17,82 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["is_upcast", "upcast", "without_autocast", "without_half_precision"]
+__all__ = ["is_upcast", "upcast", "widened", "without_autocast", "without_half_precision"]
 
-_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-_UPCAST: ContextVar[bool] = ContextVar("hyper_parallel_upcast", default=False)
+_HALF = (torch.bfloat16, torch.float16)
+_WIDER = {
+    "float32": dict.fromkeys(_HALF, torch.float32),
+    "float64": dict.fromkeys((*_HALF, torch.float32), torch.float64),
+}
+"""What stands for each dtype, by the name of the widest."""
+
+_UPCAST: ContextVar[str] = ContextVar("hyper_parallel_upcast", default="")
 
 
 def is_upcast() -> bool:
     """Return whether the program of this context runs in a wider dtype."""
-    return _UPCAST.get()
+    return bool(_UPCAST.get())
 
 
 @contextmanager
-def upcast() -> Iterator[None]:
-    """Inside, this thread computes in float32 what the program asks to compute in half precision."""
-    token = _UPCAST.set(True)
+def upcast(dtype: str) -> Iterator[None]:
+    """Inside, this thread computes in a wider dtype what the program asks to compute in a narrower one.
+
+    Args:
+        dtype: ``float32`` or ``float64``; empty changes nothing.
+    """
+    if not dtype:
+        yield
+        return
+    token, plain = _UPCAST.set(dtype), torch.get_default_dtype()  # which the transport keeps for each rank
     try:
-        with _Wider():
+        torch.set_default_dtype(torch.float64 if dtype == "float64" else plain)
+        with _Wider(dtype):
             yield
     finally:
+        torch.set_default_dtype(plain)
         _UPCAST.reset(token)
 
 
 class _Wider(TorchFunctionMode):
-    """Replaces dtypes in the arguments of PyTorch's functions."""
+    """Replaces dtypes in the arguments of PyTorch's functions.
+
+    Args:
+        dtype: the widest.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self._widest: torch.dtype = getattr(torch, dtype)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with wider dtypes."""
+        """Call ``func`` with wider dtypes, and in float64 with tensors of one dtype."""
         if func in _CASTS:
-            return args[0].float()
+            return args[0].to(self._widest)
         wider = {name: _wider(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_wider, args), **wider)
+        args = tuple(map(_wider, args))
+        writes = getattr(func, "__name__", "_").endswith("_")  # copy_(), __setitem__(), __set__()
+        dtypes = {value.dtype for value in (*args, *wider.values()) if isinstance(value, torch.Tensor)}
+        if self._widest == torch.float64 and not writes and {torch.float32, torch.float64} <= dtypes:
+            args = tuple(map(_doubled, args))
+            wider = {name: _doubled(value) for name, value in wider.items()}
+        return func(*args, **wider)
 
 
-_CASTS = frozenset((torch.Tensor.half, torch.Tensor.bfloat16))
+_CASTS = frozenset((torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float))
 
 
 def _wider(value: Any) -> Any:
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+    return _WIDER[_UPCAST.get()].get(value, value) if isinstance(value, torch.dtype) and is_upcast() else value
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
+def widened(value: Any) -> Any:
+    """Return an input of the program's model in the dtype in which it computes."""
+    return _doubled(value) if _UPCAST.get() == "float64" else value
 
 
 def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
