@@ -219,10 +219,11 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
         if kind == "gradient" and np.size(record.value):
             most[name] = max(most.get(name, 0.0), largest(record.value))
     weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
-    frozen = runs.reference_notes.get("frozen parameters", ())
+    notes = runs.reference_notes
+    elsewhere = {*notes.get("frozen parameters", ()), *notes.get("parameters trained by partitions", ())}
     nothing = not any(most.values())
     for name in weights:
-        if name not in frozen and most and not most.get(name, 0.0):
+        if name not in elsewhere and most and not most.get(name, 0.0):
             what = "zero in every step" if name in most else "missing in every step"
             facts = f"the gradient of {name} is {what}"
             repair = "make the loss depend on it, or freeze it"

@@ -40,6 +40,18 @@ _LARGE = 64 << 20
 """Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
 
 
+_PRETEND = "--pretend {0} lets the CPU stand in for {0} (docs/stacks.md)"
+_ADVICE = {
+    "not compiled with CUDA enabled": _PRETEND.format("cuda"),
+    "No CUDA GPUs are available": _PRETEND.format("cuda"),
+    "Found no NVIDIA driver": _PRETEND.format("cuda"),
+    "No module named 'torch_npu'": _PRETEND.format("npu"),
+    "type at start of device string: npu": _PRETEND.format("npu"),
+    "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
+}
+"""What to do about errors of stacks, by a part of their text."""
+
+
 @dataclass
 class Reference:
     """A reference, and the bounds that its repeats have measured so far.
@@ -278,8 +290,9 @@ def _failure(program: Program, platform: str, summary: str, report: str) -> str:
     other = other_framework(program, platform)
     if other:
         return f"{program.name} imports {other} and does not run on {platform} ({summary}); give --platform {other}"
+    known = next((f"{words}\n" for sign, words in _ADVICE.items() if sign in summary), "")
     return (
-        f"{program.name} fails on one rank, which is the reference: {summary}\n"
+        f"{program.name} fails on one rank, which is the reference: {summary}\n{known}"
         "If it cannot run on one rank, change that, or name another reference (--single FILE, --single-args ARGS).\n"
         f"{report}"
     )

@@ -203,3 +203,12 @@ def test_arguments_that_do_not_fit_are_refused(program, options, message, tmp_pa
     with pytest.raises(InputError) as caught:
         verify_program(program, 2, **options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "part, device", [("torch.ones(1).cuda()", "cuda"), ("import torch_npu", "npu"), ("torch.device('npu')", "npu")]
+)
+def test_a_script_for_a_device_is_told_of_pretending(part, device, tmp_path):
+    """The error of a script that names a device which is not there says which option helps."""
+    with pytest.raises(InputError, match=f"--pretend {device} lets the CPU stand in for {device}"):
+        verified(tmp_path / "train.py", PLAIN.replace("PART", part), "")

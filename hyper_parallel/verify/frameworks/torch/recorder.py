@@ -27,6 +27,10 @@ from hyper_parallel.verify.frameworks.torch.upcast import widened
 __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
+_WITHOUT = "parameters without a gradient"
+_PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
+"""Attributes by which DeepSpeed's and Megatron's parameters lead to the partitions that their optimizers train."""
+
 _BEFORE = -1  # the step of weights before training
 
 
@@ -243,7 +247,8 @@ class Recorder:
         for name, parameter in self._seen_by(optimizer).items():
             if parameter.grad is None:
                 if parameter.requires_grad:
-                    self._note("parameters without a gradient", name)
+                    partitioned = _is_partitioned(parameter)
+                    self._note("parameters trained by partitions" if partitioned else _WITHOUT, name)
                 continue
             taken = read_part(parameter, parameter.grad)
             if taken is not None:
@@ -302,7 +307,11 @@ class Recorder:
         }
         names = {id(value) for value in named.values()}
         unknown = [value for group in optimizer.param_groups for value in group["params"] if id(value) not in names]
-        lost = [name for name, value in named.items() if value.requires_grad and id(value) not in everyone]
+        lost = [
+            name
+            for name, value in named.items()
+            if value.requires_grad and id(value) not in everyone and not _is_partitioned(value)
+        ]
         self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
         seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
         if unknown and lost:
@@ -416,7 +425,7 @@ class Recorder:
             self._end_step()
         self._own.close()
         self.add_groups()
-        self.log.notes.setdefault("parameters without a gradient", [])
+        self.log.notes.setdefault(_WITHOUT, [])
         self.log.notes["optimizers"] = [type(optimizer).__name__ for optimizer in self._optimizers]
         self.log.notes["optimizer steps"] = self.log.step
         self.log.move_to_start(("weight", "buffer"), _BEFORE)
@@ -454,6 +463,11 @@ def _address(tensor: Any) -> int:
     """Return where a tensor's values lie; those of a collective in flight lie in the tensor that it wraps."""
     address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
     return address
+
+
+def _is_partitioned(parameter: Any) -> bool:
+    """Return whether a stack trains a parameter by flat partitions in float32, which its optimizer has instead."""
+    return any(hasattr(parameter, name) for name in _PARTITIONED)
 
 
 def _owner(name: str) -> str:

@@ -257,6 +257,42 @@ def test_parameters_that_no_optimizer_has_and_no_model_has():
     assert len(names(result, "gradient")) == 4
 
 
+def partitioned(reduce=dist.all_reduce):
+    """Train as DeepSpeed's ZeRO and Megatron's distributed optimizer do: a flat float32 partition a rank, padded."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Net()
+    parameters = list(model.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    flat = nn.functional.pad(flat, (0, -len(flat) % size))
+    part = nn.Parameter(flat.chunk(size)[rank].clone())
+    for parameter in parameters:
+        parameter.main_param = part
+    optimizer = torch.optim.AdamW([part], lr=0.1)
+    for batch in torch.randn(3, 6, 5):
+        model(batch.tensor_split(size)[rank]).square().mean().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        reduce(gradient)
+        gradient = nn.functional.pad(gradient / size, (0, len(flat) - len(gradient)))
+        model.zero_grad(set_to_none=True)
+        part.grad = gradient.chunk(size)[rank].clone()
+        optimizer.step()
+        parts = [torch.empty_like(part) for _ in range(size)]
+        dist.all_gather(parts, part.detach())
+        nn.utils.vector_to_parameters(torch.cat(parts)[: sum(map(torch.numel, parameters))], parameters)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_flat_partitions_are_compared(world_size):
+    """What an optimizer trains in place of the model's parameters is compared; no parameter counts as untrained."""
+    report = verify_program(partitioned, world_size, platform="torch")
+    assert report.ok, report.text()
+    assert "gradients that are zero" not in report.text()
+    assert report.verdict.to_json()["compared"]["gradient"] == 3 * world_size
+    report = verify_program(lambda: partitioned(lambda _: None), world_size, platform="torch")
+    assert report.verdict.first.name == "optimizer 0, parameter 0"
+
+
 def test_tensors_without_a_model_have_names():
     """Tensors that are trained without a module are called by their place in the optimizer; frozen ones are noted."""
 
