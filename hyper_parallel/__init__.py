@@ -16,7 +16,10 @@ if TYPE_CHECKING:
         context_parallel_attention as context_parallel_attention,
     )
     from hyper_parallel.core.data_parallel import (
+        CPUOffloadPolicy as CPUOffloadPolicy,
+        FSDPModule as FSDPModule,
         MixedPrecisionPolicy as MixedPrecisionPolicy,
+        OffloadPolicy as OffloadPolicy,
         fully_shard as fully_shard,
         global_mean as global_mean,
         no_sync as no_sync,

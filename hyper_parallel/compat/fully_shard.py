@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hyper_parallel.core.data_parallel import policy
+from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
 from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Shard
@@ -33,16 +34,6 @@ class MixedPrecisionPolicy(policy.MixedPrecisionPolicy):
     """
 
     apply_grad_on_fp32_main_grad: bool = False
-
-
-@dataclass(frozen=True)
-class OffloadPolicy:
-    """Shards stay on the device that computes."""
-
-
-@dataclass(frozen=True)
-class CPUOffloadPolicy(OffloadPolicy):
-    """Shards are in host memory, as they are anyway where the CPU computes."""
 
 
 class HSDPModule:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
         no_sync as no_sync,
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
-    from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hyper_parallel.core.data_parallel.methods import FSDPModule as FSDPModule
+    from hyper_parallel.core.data_parallel.policy import (
+        CPUOffloadPolicy as CPUOffloadPolicy,
+        MixedPrecisionPolicy as MixedPrecisionPolicy,
+        OffloadPolicy as OffloadPolicy,
+    )
     from hyper_parallel.core.data_parallel.replication import replicate as replicate
     from hyper_parallel.core.data_parallel.sharding import fully_shard as fully_shard
 
@@ -23,7 +28,8 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.data_parallel.accumulation": ("global_mean", "no_sync", "set_requires_gradient_sync"),
-        "hyper_parallel.core.data_parallel.policy": ("MixedPrecisionPolicy",),
+        "hyper_parallel.core.data_parallel.methods": ("FSDPModule",),
+        "hyper_parallel.core.data_parallel.policy": ("CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"),
         "hyper_parallel.core.data_parallel.replication": ("replicate",),
         "hyper_parallel.core.data_parallel.sharding": ("fully_shard",),
     },

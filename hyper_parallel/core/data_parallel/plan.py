@@ -1,8 +1,8 @@
 """The flat buffer of a group of sharded parameters: where each shard lies. Uses no tensors and no framework.
 
-Every rank contributes a row of equal length. A row holds, one parameter after another, this rank's shard on dim 0,
-padded to the size of the largest shard. So one all-gather of rows gathers all parameters of the group, and one
-reduce-scatter of rows reduces all their gradients, however uneven the parameters are.
+Every rank contributes a row of equal length. A row holds, one parameter after another, this rank's shard, padded to the
+size of the largest shard. So one all-gather of rows gathers all parameters of the group, and one reduce-scatter of rows
+reduces all their gradients, however uneven the parameters are.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ class Slot:
 
     Attributes:
         shape: global shape, at least one dim.
-        ranks: number of ranks that share dim 0.
+        ranks: number of ranks that share ``dim``.
         offset: first element in the row.
+        dim: that is split.
     """
 
     shape: tuple[int, ...]
     ranks: int
     offset: int
+    dim: int = 0
 
     @cached_property
     def chunk(self) -> int:
-        """Rows of dim 0 per rank, rounded up."""
-        return -(-self.shape[0] // self.ranks)
+        """Length along the dim per rank, rounded up."""
+        return -(-self.shape[self.dim] // self.ranks)
 
     @cached_property
     def inner(self) -> int:
-        """Elements per row of dim 0."""
-        return math.prod(self.shape[1:])
+        """Elements for each index along the dim."""
+        return math.prod(self.shape[: self.dim] + self.shape[self.dim + 1 :])
 
     @cached_property
     def size(self) -> int:
@@ -53,9 +55,13 @@ class Slot:
         return tuple(self.length(rank) * self.inner for rank in range(self.ranks))
 
     def length(self, rank: int) -> int:
-        """Return how many rows of dim 0 the rank at position ``rank`` holds; 0 if its shard is empty."""
-        start = min(rank * self.chunk, self.shape[0])
-        return min(start + self.chunk, self.shape[0]) - start
+        """Return how long the shard of the rank at position ``rank`` is along the dim; 0 if it is empty."""
+        start = min(rank * self.chunk, self.shape[self.dim])
+        return min(start + self.chunk, self.shape[self.dim]) - start
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Return the shape of the shard of the rank at position ``rank``."""
+        return (*self.shape[: self.dim], self.length(rank), *self.shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,17 @@ class FlatPlan:
         return self.row * self.ranks
 
 
-def plan_flat(shapes: Sequence[Sequence[int]], ranks: int) -> FlatPlan:
-    """Return the flat buffer of parameters of global ``shapes``, each with at least one dim, over ``ranks`` ranks."""
+def plan_flat(shapes: Sequence[Sequence[int]], ranks: int, dims: Sequence[int] | None = None) -> FlatPlan:
+    """Return the flat buffer of a group of parameters.
+
+    Args:
+        shapes: global shapes, each with at least one dim.
+        ranks: number of ranks that share them.
+        dims: that are split; by default dim 0 of each.
+    """
     slots, offset = [], 0
-    for shape in shapes:
-        slot = Slot(tuple(shape), ranks, offset)
+    for shape, dim in zip(shapes, dims or [0] * len(shapes), strict=True):
+        slot = Slot(tuple(shape), ranks, offset, dim)
         slots.append(slot)
         offset += slot.size
     return FlatPlan(tuple(slots), ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MixedPrecisionPolicy"]
+__all__ = ["CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"]
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,19 @@ class MixedPrecisionPolicy:
     reduce_dtype: Any = None
     output_dtype: Any = None
     cast_forward_inputs: bool = True
+
+
+@dataclass(frozen=True)
+class OffloadPolicy:
+    """Shards stay on the device that computes."""
+
+
+@dataclass(frozen=True)
+class CPUOffloadPolicy(OffloadPolicy):
+    """Shards are in host memory, as they are anyway where the CPU computes.
+
+    Attributes:
+        pin_memory: accepted for PyTorch's signature.
+    """
+
+    pin_memory: bool = True

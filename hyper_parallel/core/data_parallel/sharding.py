@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hyper_parallel.core.data_parallel.policy import MixedPrecisionPolicy
+from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import common_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.dtensor.steps import narrow_box
-from hyper_parallel.errors import MeshError, PlanError
+from hyper_parallel.errors import MeshError, PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
@@ -72,8 +73,10 @@ def fully_shard(
     module: ModuleT,
     *,
     mesh: DeviceMesh | None = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[Any], Shard | None] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
 ) -> ModuleT:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
@@ -85,7 +88,12 @@ def fully_shard(
     PlanError.
 
     Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
-    become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard.
+    become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard, or
+    another dim by ``shard_placement_fn``.
+
+    A list of modules shares one group, which is gathered when each of them is called. On PyTorch a module's class gets
+    the methods of :class:`hyper_parallel.FSDPModule`. Parameters may be frozen and unfrozen between passes, on all
+    ranks alike; what is added to or removed from a module later is refused at its next forward.
 
     Parameters may be on the meta device: call ``module.to_empty(device=...)``, initialise or load all values, and build
     the optimizer, before the first forward. Random initial values are those of ``manual_seed``, equal for every
@@ -95,11 +103,15 @@ def fully_shard(
     an embedding, gathers none. Parameters must be read as attributes of their cell.
 
     Args:
-        module: the module, which is changed in place. All ranks hold the same values; each keeps its shards of them.
+        module: the module, or a list of modules, changed in place. All ranks hold the same values; each keeps its
+            shards of them.
         mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first.
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
-            frees them except in the outermost module, whose backward follows at once.
+            frees them except in the outermost module, whose backward follows at once. A number, over how many ranks a
+            part may be kept: 1 keeps them whole, others free all.
+        shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
+        offload_policy: where shards are; ``CPUOffloadPolicy()`` changes nothing where the CPU computes.
         ignored_params: parameters that stay as they are, and whose gradients are left alone.
 
     Returns:
@@ -107,9 +119,51 @@ def fully_shard(
 
     Raises:
         MeshError: (a ValueError) the mesh has more than two axes.
-        PlanError: (a ValueError) the module was sharded before, or has a parameter that cannot be sharded.
+        PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or an option
+            has a value that does not exist.
+        UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
+            on MindSpore.
     """
-    return shard_group(module, resolve_mesh(mesh), reshard_after_forward, mp_policy, ignored_params or ())
+    mesh = resolve_mesh(mesh)
+    _check_offload(offload_policy, mesh)
+    reshard = _reshard(reshard_after_forward, mesh)
+    return shard_group(module, mesh, reshard, mp_policy, ignored_params or (), partial(_dim, shard_placement_fn))
+
+
+def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
+    if isinstance(offload, CPUOffloadPolicy) and mesh.device_type != "cpu":
+        msg = (
+            f"fully_shard: CPUOffloadPolicy() is not supported on {mesh.device_type}, which has memory of its own; "
+            "leave it out"
+        )
+        raise UnsupportedOnBackend(msg)
+
+
+def _reshard(reshard: bool | int | None, mesh: DeviceMesh) -> bool | None:
+    """Whether to free parameters after forward; a number is one of ranks that divides the data axis."""
+    if reshard is None or isinstance(reshard, bool):
+        return reshard
+    size = mesh.shape[-1]
+    if not isinstance(reshard, int) or reshard < 1 or size % reshard:
+        ranks = f"the {size} ranks of {mesh.names[-1]}"
+        msg = f"fully_shard: reshard_after_forward={reshard!r} must be true, false or a divisor of {ranks}"
+        raise PlanError(msg)
+    return reshard != 1
+
+
+def _dim(place: Callable[[Any], Shard | None] | None, parameter: Any) -> int:
+    """The dim of ``parameter`` to split."""
+    placement = None if place is None else place(parameter)
+    if placement is None:
+        return 0
+    ndim = len(parameter.shape)
+    if not isinstance(placement, Shard) or not -ndim <= placement.dim < ndim:
+        msg = (
+            f"fully_shard: shard_placement_fn returned {placement!r} for a parameter of shape {list(parameter.shape)}; "
+            "it must be Shard(dim) of one of its dims, or None"
+        )
+        raise PlanError(msg)
+    return placement.dim % ndim
 
 
 def shard_group(
@@ -128,14 +182,19 @@ def shard_group(
         reshard: as there, like ``policy`` and ``ignored``.
         policy: see above.
         ignored: see above.
-        dim_of: returns the dim of a parameter to split, of which PyTorch's part serves dim 0; None for one of which
-            each rank keeps all, and whose gradients are reduced over all of ``mesh``.
+        dim_of: returns the dim of a parameter to split; None for one of which each rank keeps all, and whose
+            gradients are reduced over all of ``mesh``.
     """
-    platform = platform_of_argument(module, "fully_shard: module", module=True)
-    _check(module, mesh)
-    _, nested = groups_of(module)
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    if not modules:
+        raise PlanError("fully_shard: the list of modules is empty")
+    platform = platform_of_argument(modules[0], "fully_shard: module", module=True)
+    for each in modules:
+        _check(each, mesh)
+    nested = list({id(group): group for each in modules for group in groups_of(each)[1]}.values())
     left_alone = {id(parameter) for parameter in ignored}
-    places = [place for place in _places(platform, module) if id(place[3]) not in left_alone]
+    found = [place for each in modules for place in _places(platform, each)]
+    places = [place for place in found if id(place[3]) not in left_alone]
     owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
         _check_parameter(path, parameter, mesh, dim_of(parameter), taken=id(parameter) in owned)
@@ -151,7 +210,9 @@ def shard_group(
         group.take([*nested, *groups[:number]])
     for group in groups:
         group.is_outermost = True  # until a module that holds this one is sharded
-    setattr(module, _GROUP, groups)
+    for each in modules:
+        setattr(each, _GROUP, groups)
+        platform.with_sharded_methods(each)
     return module
 
 
@@ -159,7 +220,9 @@ def groups_of(module: Any) -> tuple[list[Any], list[Any]]:
     """Return the groups of ``module``, none if ``fully_shard`` was not applied to it, and those of its submodules."""
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     nested = {id(child): getattr(child, _GROUP, []) for path, child in platform.get_cells_and_names(module) if path}
-    return getattr(module, _GROUP, []), [group for groups in nested.values() for group in groups]
+    own = getattr(module, _GROUP, [])
+    found = {id(group): group for groups in nested.values() for group in groups if group not in own}
+    return own, list(found.values())
 
 
 def _by_dtype(parameters: list[Any]) -> list[list[Any]]:

@@ -244,6 +244,10 @@ class ModulesFacet(LedgerFacet):
             UnsupportedOnBackend: it is in the gap ledger.
         """
 
+    def with_sharded_methods(self, module: Any) -> None:
+        """Give ``module`` the methods of modules under ``fully_shard``, where the framework's users expect them."""
+        del module
+
     @abc.abstractmethod
     def compiled_forward(self, module: Any, backend: Any) -> Any:
         """Let the forward of ``module`` run by graphs of local operators and collectives; see ``compile``.

@@ -132,6 +132,8 @@ class MindSporeModules(ModulesFacet):
         """The group of ``fully_sharded.py``."""
         from hyper_parallel.platform.mindspore.fully_sharded import FullyShardedGroup
 
+        if isinstance(module, (list, tuple)):
+            raise UnsupportedOnBackend("fully_shard: MindSpore's part takes one cell, not a list; call it for each")
         return FullyShardedGroup(self, module, options, parameters)
 
     def compiled_forward(self, module: Any, backend: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -10,7 +11,7 @@ import torch
 
 from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
+from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.optimizer_steps import refuse_wrong_steps, set_replaced, set_unreduced
 from hyper_parallel.platform.torch.sharded_parameter import ShardedParameter
@@ -71,7 +72,12 @@ def _is_computed(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
 
 
-_KEPT = ("options", "ranks", "plan", "members", "kind", "name", "reduces", "is_outermost", "schedule")
+_GATHERED = "it is what unshard() has gathered, which no gradient reaches; build the optimizer after reshard()"
+
+_KEPT = (
+    "options", "ranks", "plan", "members", "modules", "kind", "name", "reduces", "reduces_over_replicas",
+    "keeps_after_backward", "divide_factor", "is_outermost", "schedule",
+)  # fmt: skip
 """Attributes that a copy has, too."""
 
 
@@ -80,7 +86,7 @@ class FullyShardedGroup:
 
     Args:
         platform: PyTorch's platform.
-        module: the module.
+        modules: the module, or several modules that share the group.
         options: how parameters are sharded.
         parameters: original, DTensor parameter and owners of each; all of one dtype.
     """
@@ -88,7 +94,7 @@ class FullyShardedGroup:
     def __init__(
         self,
         platform: Any,
-        module: Any,
+        modules: Any,
         options: FullyShardedOptions,
         parameters: Sequence[tuple[Any, Any, Sequence[tuple[Any, str]]]],
     ) -> None:
@@ -99,24 +105,31 @@ class FullyShardedGroup:
             set_replaced(original, f"{type(owner).__name__}.{name}")
         shapes = [_local_shape(original) for original, _, _ in parameters]
         self.options, self.ranks, self.is_outermost = options, options.ranks, True
-        self.plan = plan_flat(shapes, len(self.ranks))
+        dims = [_split_dim(sharded, self.ranks) for _, sharded, _ in parameters]
+        self.plan = plan_flat(shapes, len(self.ranks), dims)
         # Weak, so that the memory of the whole parameters is freed.
         self.originals = [ref(original) for original, _, _ in parameters]
         self.members = [
             ShardedParameter(*each, slot, _policy_dtype(options.param_dtype, each[0].dtype))
             for each, slot in zip(parameters, self.plan.slots, strict=True)
         ]
-        self.kind = type(module).__name__
-        self.reduces, self.name = True, ""
+        self.modules = list(modules) if isinstance(modules, (list, tuple)) else [modules]
+        self.kind = type(self.modules[0]).__name__
+        self.reduces, self.reduces_over_replicas, self.name = True, True, ""
+        self.keeps_after_backward, self.divide_factor = False, None
         self.schedule: ShardedSchedule  # set by take
         self._begin()
+        self._structure = _Structure(self.modules)
         self._expose(whole=False)
-        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self._after_forward, always_call=True)
+        for module in self.modules:
+            module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._after_forward, always_call=True)
 
     def _begin(self) -> None:
         """Begin with freed parameters."""
         self._plan_gradients()
+        self._structure: _Structure | None = None
+        self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, not over the replicas yet
         self.is_gathered = self.in_backward = self.is_reduced = False
         # One rank of a world that does not exist computes without values.
         self.is_meta = any(member.local.is_meta for member in self.members) and not _is_rehearsed(self.platform)
@@ -163,7 +176,11 @@ class FullyShardedGroup:
 
     def _plan_gradients(self) -> None:
         self.trained = [member for member in self.members if member.whole.requires_grad]
-        self.gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(self.ranks))
+        self.gradient_plan = plan_flat(
+            [member.slot.shape for member in self.trained],
+            len(self.ranks),
+            [member.slot.dim for member in self.trained],
+        )
 
     def _prepare_rows(self) -> None:
         first = self.members[0].local
@@ -185,6 +202,15 @@ class FullyShardedGroup:
                 schedule = schedule or ShardedSchedule(self.platform, group.device, self.ranks)
                 schedule.adopt(group)
 
+    @property
+    def reshards_after_forward(self) -> bool | None:
+        """See ``FullyShardedOptions.reshard``."""
+        return self.options.reshard
+
+    @reshards_after_forward.setter
+    def reshards_after_forward(self, reshard: bool | None) -> None:
+        self.options = replace(self.options, reshard=reshard)
+
     def _step(self, kind: tuple[str, int, torch.dtype]) -> Step:
         operation, width, dtype = kind
         return Step(operation, self.name, width, dtype)
@@ -194,8 +220,7 @@ class FullyShardedGroup:
     def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> Any:
         if self.is_meta:
             self._materialize()
-        for member in self.members:
-            member.check_unreplaced()
+        self._follow_changes()
         self.schedule.enter_forward(self)
         self.gather()
         self._expose(whole=True)
@@ -207,6 +232,46 @@ class FullyShardedGroup:
                 leaf.register_hook(partial(self._after_input, call))
         dtype = self.options.param_dtype if self.options.cast_forward_inputs else None
         return None if dtype is None else tree_map(partial(_cast, dtype), (args, kwargs))
+
+    def _follow_changes(self) -> None:
+        """Follow what was frozen and unfrozen since the last forward, and refuse what was added or replaced."""
+        if self._structure is None:
+            self._structure = _Structure(self.modules)
+        if not self._structure.holds():
+            msg = (
+                f"fully_shard: a parameter or submodule of {self.kind} was added or removed after fully_shard, which "
+                "does not shard it; change the module first"
+            )
+            raise PlanError(msg)
+        trained_as_before = [member.check_unreplaced() for member in self.members]
+        if all(trained_as_before) or self.entered or self.in_backward:
+            return
+        for member in self.members:
+            member.follow_requires_grad()
+        self._plan_gradients()
+        self._prepare_rows()
+
+    def unshard(self) -> None:
+        """Gather all parameters, and let modules see them, until :meth:`reshard` or the end of a forward."""
+        if self.is_meta:
+            self._materialize()
+        self._follow_changes()
+        self.schedule.enter_forward(self)
+        try:
+            self.gather()
+        finally:
+            self.schedule.leave_forward()
+        self._expose(whole=True)
+        for member in self.trained:
+            set_unreduced(member.exposed, "fully_shard", _GATHERED, elsewhere=True)
+
+    def reshard(self) -> None:
+        """Free the gathered parameters, and let modules see the shards."""
+        if self.in_backward or self.entered:
+            msg = f"reshard: forward or backward of module group {self.name} runs; call it before or after"
+            raise PlanError(msg)
+        self._expose(whole=False)
+        self.free()
 
     def _after_forward(self, _module: Any, args: Any, output: Any) -> Any:
         del args
@@ -318,8 +383,9 @@ class FullyShardedGroup:
 
     def announce_reduced(self) -> None:
         """Let optimizers step, unless gradients were accumulated."""
+        keeps_sums = len(self.options.replicas) > 1 and not self.reduces_over_replicas
         for member in self.trained:
-            reason = None if member.accumulated is None else ACCUMULATED
+            reason = ACCUMULATED if member.accumulated is not None else KEPT if keeps_sums else None
             set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
 
     def _check_in_backward(self, whole: torch.Tensor) -> None:
@@ -334,7 +400,8 @@ class FullyShardedGroup:
 
     def _finish(self) -> None:
         self._expose(whole=False)
-        self.free()
+        if not self.keeps_after_backward:
+            self.free()
         if self.trained and self.reduces:
             self._reduce()
         elif self.trained:
@@ -359,7 +426,7 @@ class FullyShardedGroup:
             if gradient is None:
                 columns.zero_()
                 continue
-            _scatter_into(columns, gradient.reshape(-1), slot)
+            _scatter_into(columns, gradient, slot)
         rows[:, plan.row :] = torch.tensor([*map(float, used), *([0.0] * plan.ranks)], dtype=dtype)
         step = self._step(self.reduce_step)
         self.schedule.run(step, rows, partial(self._accumulate, used))
@@ -375,9 +442,15 @@ class FullyShardedGroup:
         """
         plan, count = self.gradient_plan, len(self.trained)
         if len(self.options.replicas) > 1:
-            own = self.platform.all_reduce(own[: plan.row + count], self.options.replicas)
+            own = own[: plan.row + count]
+            if self._over_replicas is not None:
+                own, self._over_replicas = own + self._over_replicas, None
+            if not self.reduces_over_replicas:
+                self._over_replicas = own
+                return
+            own = self.platform.all_reduce(own, self.options.replicas)
         counts = used if own.is_meta else own[plan.row : plan.row + count].tolist()
-        own = (own[: plan.row] / self.options.count).to(self.members[0].local.dtype)
+        own = (own[: plan.row] / (self.divide_factor or self.options.count)).to(self.members[0].local.dtype)
         for ranks_with_gradient, member, slot in zip(counts, self.trained, plan.slots, strict=True):
             if ranks_with_gradient:
                 local = own[slot.offset : slot.offset + member.local.numel()]
@@ -390,8 +463,37 @@ class FullyShardedGroup:
             member.call_hooks()
 
 
-def _scatter_into(columns: torch.Tensor, flat: torch.Tensor, slot: Slot) -> None:
+class _Structure:
+    """How many parameters and submodules the modules of a group have."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        children = [child for module in modules for child in module.modules()]
+        self._homes = [getattr(child, name) for child in children for name in ("_parameters", "_modules")]
+        self._count = sum(map(len, self._homes))
+
+    def holds(self) -> bool:
+        """Whether it still are as many."""
+        return sum(map(len, self._homes)) == self._count
+
+
+def _split_dim(sharded: Any, ranks: Sequence[int]) -> int:
+    """The dim of a sharded parameter that the data axis, of ``ranks``, splits."""
+    layout = sharded._layout
+    for dim, axes in enumerate(layout.dim_axes):
+        if any(tuple(layout.mesh.ranks_along((axis,))) == tuple(ranks) for axis in axes):
+            return dim
+    return 0
+
+
+def _scatter_into(columns: torch.Tensor, gradient: torch.Tensor, slot: Slot) -> None:
     """Write the elements of a parameter to the ``columns`` (ranks, slot.size) of the rows, and zeros to the padding."""
+    if slot.dim != 0:
+        parts = gradient.split([slot.length(rank) for rank in range(slot.ranks)], slot.dim)
+        for column, part, size in zip(columns.unbind(), parts, slot.sizes, strict=True):
+            column[:size] = part.reshape(-1)
+            column[size:] = 0
+        return
+    flat = gradient.reshape(-1)
     if flat.numel() == columns.numel():
         columns.copy_(flat.view(columns.shape))
         return

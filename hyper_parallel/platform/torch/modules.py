@@ -129,6 +129,12 @@ class TorchModules(ModulesFacet):
 
         return FullyShardedGroup(self, module, options, parameters)
 
+    def with_sharded_methods(self, module: Any) -> None:
+        """Change the module's class."""
+        from hyper_parallel.core.data_parallel.methods import FSDPModule, class_with
+
+        module.__class__ = class_with(FSDPModule, type(module))
+
     def compiled_forward(self, module: Any, backend: Any) -> Any:
         """Trace forward and backward through the DTensors, when it is called first."""
         from hyper_parallel.platform.torch.region import CompiledForward

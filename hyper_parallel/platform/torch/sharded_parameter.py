@@ -46,6 +46,7 @@ class ShardedParameter:
         """Gradient of passes without reduction."""
         self._for_hooks: torch.Tensor | None = None
         """Reduced gradient of this backward, until its end: what hooks see."""
+        self._watched: torch.Tensor | None = None
         self._hold(sharded)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -116,30 +117,43 @@ class ShardedParameter:
         """
         whole, offset = self.whole, self.slot.offset
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
-        torch.cat([row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)], out=self.flat)
+        parts = [row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)]
+        if self.slot.dim == 0:
+            torch.cat(parts, out=self.flat)
+        else:
+            shaped = [part.view(self.slot.local_shape(rank)) for rank, part in enumerate(parts)]
+            torch.cat(shaped, self.slot.dim, out=self.flat.view(self.slot.shape))
         self._version += 0 if unchanged else 2
         set_version_counter((whole,), (self._version,))
 
-    def check_unreplaced(self) -> None:
-        """Check that the modules and the shard are those that were sharded.
+    def check_unreplaced(self) -> bool:
+        """Check that the modules and the shard are those that were sharded; return whether it is trained as before.
 
         Raises:
-            PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype, or
-                ``requires_grad`` has changed.
+            PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype.
         """
         for owner, name in self.owners:
             present = owner._parameters.get(name)
             if present is self.exposed or (present is self.sharded and self.local.dtype is self._dtype):
                 continue
             raise replaced_parameter(name, owner)
-        if self.sharded.requires_grad != self.whole.requires_grad:
-            owner, name = self.owners[0]
+        return bool(self.sharded.requires_grad == self.whole.requires_grad)
+
+    def follow_requires_grad(self) -> None:
+        """Freeze or unfreeze the whole, as the shard was.
+
+        Raises:
+            PlanError: gradients are accumulated, which would never be reduced.
+        """
+        if self.sharded.requires_grad == self.whole.requires_grad:
+            return
+        if self.accumulated is not None:
             msg = (
-                f"fully_shard: requires_grad of parameter {name} of {type(owner).__name__} was "
-                f"{self.whole.requires_grad} and is {self.sharded.requires_grad}; freeze or unfreeze parameters before "
-                "fully_shard"
+                f"fully_shard: {self._name()} was frozen while its gradient is accumulated under no_sync(); run a "
+                "backward outside of it first"
             )
             raise PlanError(msg)
+        self.whole.requires_grad_(self.sharded.requires_grad)
 
     @property
     def is_exposed(self) -> bool:
@@ -161,6 +175,9 @@ class ShardedParameter:
 
     def watch_whole(self, call: Callable[[torch.Tensor], None]) -> None:
         """Let ``call`` see each gradient of the whole; hooks of users are refused, since forward shows it to them."""
+        if self._watched is self.whole:
+            return
+        self._watched = self.whole
 
         def refuse(gradient: torch.Tensor) -> None:
             del gradient

@@ -474,31 +474,6 @@ def test_a_backward_that_raises_elsewhere_leaves_a_forward_alone():
     on_ranks(2, rank)
 
 
-def test_requires_grad_that_changes_after_sharding_is_refused():
-    """Freezing would still give gradients, and what is unfrozen would silently not train."""
-    import torch
-
-    def rank(mesh):
-        messages = []
-        for before in (True, False):
-            model = torch.nn.Linear(3, 4).requires_grad_(before)
-            fully_shard(model, mesh=mesh)
-            model(torch.ones(1, 3))
-            model.requires_grad_(not before)
-            with pytest.raises(PlanError) as info:
-                model(torch.ones(1, 3))
-            messages.append(str(info.value))
-        return messages
-
-    assert on_ranks(2, rank)[0] == [
-        (
-            f"fully_shard: requires_grad of parameter weight of Linear was {before} and is {not before}; freeze or "
-            "unfreeze parameters before fully_shard"
-        )
-        for before in (True, False)
-    ]
-
-
 def test_requires_grad_of_values_made_after_sharding_counts():
     """What is frozen or unfrozen between sharding on the meta device and the first forward trains accordingly."""
 
