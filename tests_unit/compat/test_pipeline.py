@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel import init_device_mesh
-from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
 from hyper_parallel.compat.pipeline import (
     MetaStepType,
     PipelineStage,

@@ -154,7 +154,7 @@ def distributed_leaves():
     from mindspore import Parameter, Tensor
 
     from hyper_parallel import Shard, distribute_tensor, init_device_mesh
-    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+    from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
     from hyper_parallel.errors import ArgumentTypeError
 
     enable_mindspore_backward_compat()

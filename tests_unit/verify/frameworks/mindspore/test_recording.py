@@ -297,7 +297,7 @@ def _trained_imperatively():
     from mindspore import Tensor, mint
     from mindspore.experimental import optim
 
-    from hyper_parallel.compat.autograd import enable_mindspore_backward_compat
+    from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
     from hyper_parallel.platform.select import get_platform
 
     def program():
