@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
 from workshop.conformance.inventory import MEMBERS
 from workshop.conformance.results import examine

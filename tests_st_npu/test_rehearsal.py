@@ -45,7 +45,7 @@ print("worlds compared:", len(worlds))
 """
 
 _SCENARIO = """
-from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
 
 for launch in ("simulated", "processes"):

@@ -48,7 +48,7 @@ print("bench", status in (0, 1), len(text.splitlines()))
 """
 _RANKS = """
 from hyper_parallel.verify import simulate
-from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
 
 

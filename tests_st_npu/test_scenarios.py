@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel.verify.faults import FAULTS
-from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
 
 

@@ -128,7 +128,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     if arguments.dtype is not None:
         msg = "--dtype is that of the embedded scenarios; build the model of SPEC in the dtype that you want"
         raise ValueError(msg)
-    from hyper_parallel.verify.model import verify_model
+    from hyper_parallel.verify.model.run import verify_model
     from hyper_parallel.verify.run_arguments import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
@@ -142,13 +142,14 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 partial(
                     verify_model, arguments.spec, arguments.plan, shape, names,
                     platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                    seed=arguments.seed, harden=arguments.harden, device=arguments.device, explain=True,
+                    seed=arguments.seed, harden=arguments.harden, device=arguments.device,
+                    timeline=arguments.html is not None,
                 ),
             )  # fmt: skip
 
 
 def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterator[Job]:
-    from hyper_parallel.verify.model import verify_scenario
+    from hyper_parallel.verify.model.run import verify_scenario
     from hyper_parallel.verify.run_arguments import parse_mesh
     from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
@@ -172,7 +173,8 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                     partial(
                         verify_scenario, scenario.with_dtype(arguments.dtype or "float64"),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
-                        seed=arguments.seed, harden=arguments.harden, device=arguments.device, explain=True,
+                        seed=arguments.seed, harden=arguments.harden, device=arguments.device,
+                    timeline=arguments.html is not None,
                     ),
                 )  # fmt: skip
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.checker.function import check_function
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.frameworks.contract.recording import record
-    from hyper_parallel.verify.model import verify_model
+    from hyper_parallel.verify.model.run import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user_operators import operator_sample
     from hyper_parallel.verify.program.run import verify_program
@@ -72,7 +72,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.model_case": ("ModelCase", "ParallelPlan"),
         "hyper_parallel.verify.checker.function": ("check_function",),
         "hyper_parallel.verify.explain": ("explain_model",),
-        "hyper_parallel.verify.model": ("verify_model",),
+        "hyper_parallel.verify.model.run": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
         "hyper_parallel.verify.program.run": ("verify_program",),
         "hyper_parallel.verify.frameworks.contract.recording": ("record",),

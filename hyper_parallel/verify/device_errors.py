@@ -9,7 +9,7 @@ from typing import Any
 
 from hyper_parallel._text import first_line
 from hyper_parallel.transport.device_types import TOOLS, VISIBLE
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 __all__ = ["device_errors"]
 

@@ -25,12 +25,13 @@ from hyper_parallel.verify.device_errors import device_errors
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.explanation import Explanation
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.links import links_of
-from hyper_parallel.verify.model_case import InputError, as_case
+from hyper_parallel.verify.model_case import as_case
 from hyper_parallel.verify.model_report import traffic
+from hyper_parallel.verify.model_training import build_model
 from hyper_parallel.verify.simulate import require_device
 from hyper_parallel.verify.spec import user_function
-from hyper_parallel.verify.training_runs import build_model
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event

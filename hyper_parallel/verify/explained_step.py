@@ -17,9 +17,9 @@ from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import Ranks, Transport
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.model_case import as_case, as_plan
+from hyper_parallel.verify.model_training import ParallelRun, build_model
 from hyper_parallel.verify.parameter_layouts import parameter_layouts
 from hyper_parallel.verify.spec import blame_user
-from hyper_parallel.verify.training_runs import ParallelRun, build_model
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh

@@ -23,7 +23,7 @@ from hyper_parallel.core.dtensor.parameter_paths import describe_nearest
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, active_transport, use_transport
 from hyper_parallel.transport.work import Work
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import PendingRedistribution

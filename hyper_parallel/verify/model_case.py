@@ -16,16 +16,13 @@ from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS
+from hyper_parallel.verify.input_error import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.verify.training_loop import Training
 
-__all__ = ["InputError", "ModelCase", "ParallelPlan", "array_of_numbers", "as_case", "as_plan"]
-
-
-class InputError(ValueError):
-    """The input cannot be verified: a wrong SPEC, PLAN, mesh, world size or fault."""
+__all__ = ["ModelCase", "ParallelPlan", "array_of_numbers", "as_case", "as_plan"]
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.verify.engine.noise import DISPLACED_MULTIPLE, MULTIPLE
 from hyper_parallel.verify.spec import from_user_frames
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
-    from hyper_parallel.verify.compare import TensorCheck
+    from hyper_parallel.verify.engine.checks import TensorCheck
+    from hyper_parallel.verify.engine.verdict import Verdict
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
     from hyper_parallel.verify.step_timeline import StepCall
 
-__all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
+__all__ = ["ModelReport", "Summary", "Traffic", "aligned", "bound_words", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
-KINDS = (*REQUIRED, "norm", "factor", "state", "buffer", "rate", "mask", "random")  # a run need not have all of them
+KINDS = (*REQUIRED, "norm", "state", "buffer", "rate", "mask", "saved", "random")  # a run need not have all of them
+_OWNERS = {"loss": "(loss)", "norm": "(optimizer)", "rate": "(optimizer)"}
+"""What stands for the module of values that belong to none."""
+
+_UNTOLD = ("unexplained", "components")
+"""Classes of causes that say no more than that values differ."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,9 @@ class ModelReport:
         launch: ``simulated`` or ``processes``.
         mesh: such as ``dp=2 x tp=2``.
         steps: training steps.
-        checks: comparisons of all ranks.
+        checks: comparisons of all ranks; what differs comes first, in the order of execution.
         skipped: outputs that could not be compared, and why.
+        incomplete: what the ranks did not do that the single device does, in words; such a run is not equal.
         losses: single-device loss per step.
         traffic: collectives of one step.
         bound: the allowed error, in words.
@@ -107,6 +115,7 @@ class ModelReport:
     steps: int
     checks: list[TensorCheck] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
     bound: str = ""
@@ -126,7 +135,8 @@ class ModelReport:
     @property
     def ok(self) -> bool:
         """Whether outputs, losses, gradients and weights were all compared, and all are equal."""
-        return not self.error and all(self.counts[kind] for kind in REQUIRED) and all(check.ok for check in self.checks)
+        complete = not self.error and not self.incomplete and all(self.counts[kind] for kind in REQUIRED)
+        return complete and all(check.ok for check in self.checks)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -136,11 +146,8 @@ class ModelReport:
 
     @property
     def first(self) -> TensorCheck | None:
-        """The first divergence, among outputs in forward order, the loss, gradients in reverse order, then weights."""
-        wrong = [(position, check) for position, check in self._positions() if not check.ok]
-        if not wrong:
-            return None
-        return min(wrong, key=lambda entry: (entry[1].step, entry[0], entry[1].rank))[1]
+        """The first divergence: the first check that is wrong, since what differs is in the order of execution."""
+        return next((check for check in self.checks if not check.ok), None)
 
     @property
     def faulty_module(self) -> str:
@@ -172,12 +179,18 @@ class ModelReport:
         since = min((check.step for check in checks if not check.ok), default=None)
         return Summary(module, kind, len(checks), values, wrong, worst, first, since)
 
-    def _positions(self) -> Iterator[tuple[int, TensorCheck]]:
-        """Yield checks with their position among those of their rank."""
-        position: Counter[int] = Counter()
-        for check in self.checks:
-            yield position[check.rank], check
-            position[check.rank] += 1
+    def fill(self, verdict: Verdict) -> None:
+        """Take over what was compared, with the cause of the first value that has one."""
+        self.checks = [
+            replace(check, module=_OWNERS[check.kind]) if check.kind in _OWNERS else check for check in verdict.checks
+        ]
+        self.skipped = [*verdict.skipped, *verdict.unplaced]
+        self.incomplete = list(verdict.incomplete)
+        told = [each for each in verdict.differences if each.cause is not None and each.cause.kind not in _UNTOLD]
+        if told:
+            lines = [] if told[0] is verdict.first else [f"{told[0].heading} differs, too"]
+            cause: Any = told[0].cause
+            self.explanation = [*lines, f"cause: {cause}", f"evidence: {cause.evidence}"]
 
     # -- text and JSON ---------------------------------------------------------------------------------------------
 
@@ -191,6 +204,8 @@ class ModelReport:
         empty = [kind for kind, count in self.counts.items() if not count]
         if empty:
             return f"{head}: NOT VERIFIED: nothing compared of kind {', '.join(empty)}"
+        if self.incomplete:
+            return f"{head}: NOT VERIFIED: {self.incomplete[0]}"
         worst = self.worst
         error = 0.0 if worst is None else worst.error
         return f"{head}: equal, {self._counted()}, largest error {error:.1e}"
@@ -210,6 +225,7 @@ class ModelReport:
             lines.append(f"  device: {self.settings['device']}")
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
+        lines.extend(f"  incomplete: {line}" for line in self.incomplete)
         lines.extend(f"  not compared: {line}" for line in self.skipped)
         lines.extend(f"  hardened: {line}" for line in self.hardened)
         lines.extend(f"  this case cannot show: {line}" for line in self.blind)
@@ -258,12 +274,25 @@ class ModelReport:
             "parallel_losses": [_finite(loss) for loss in self.parallel_losses],
             "settings": self.settings,
             "not_compared": self.skipped,
+            "incomplete": self.incomplete,
             "hardened": self.hardened,
             "cannot_show": self.blind,
             "collectives": [asdict(row) for row in self.traffic],
             "seconds": round(self.seconds, 3),
             "error": self.error,
         }
+
+
+def bound_words(dtype: str) -> str:
+    """Return the bound of an element in words.
+
+    Args:
+        dtype: the coarsest floating dtype of the model.
+    """
+    return (
+        f"{MULTIPLE:g} x what one unit in the last place of {dtype} in inputs and weights does to each element, and "
+        f"{DISPLACED_MULTIPLE:g} x what gradients that are off by as much do to what follows"
+    )
 
 
 def traffic(events: Sequence[Event]) -> list[Traffic]:
@@ -322,6 +351,7 @@ def _plural(kind: str) -> str:
         "rate": "learning rates",
         "norm": "gradient norms",
         "random": "random states",
+        "saved": "saved tensors",
     }
     return plurals.get(kind, f"{kind}s")
 

@@ -10,21 +10,24 @@ be equal where ranks draw for the same elements, and differ where they draw for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.events import module_path
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.model.program import Trained
 
-__all__ = ["Draw", "ParallelDraws", "SingleDeviceDraws", "mask_errors"]
+__all__ = ["Draw", "ParallelDraws", "SingleDeviceDraws", "draw_checks", "mask_errors"]
 
 Shape = tuple[int, ...]
 Place = tuple[DeviceMesh, list[Any], Shape]
@@ -74,15 +77,14 @@ class ParallelDraws:
     Args:
         platform: the framework.
         mesh: of the parallel model.
-        module: returns the path of the module that runs.
 
     Attributes:
         shapes: of the single device, by number of the call.
         draws: for plain tensors, by number of the call; a recomputed forward draws again, which counts once.
     """
 
-    def __init__(self, platform: Platform, mesh: DeviceMesh, module: Callable[[], str]) -> None:
-        self._platform, self._mesh, self._module = platform, mesh, module
+    def __init__(self, platform: Platform, mesh: DeviceMesh) -> None:
+        self._platform, self._mesh = platform, mesh
         self.shapes: Mapping[int, Shape] = {}
         self.draws: dict[int, Draw] = {}
 
@@ -93,7 +95,7 @@ class ParallelDraws:
             InputError: the shape does not tell, or the single device draws for no tensor in this call.
         """
         shape, call = tuple(tensor.shape), random.get_rng_state()[1]
-        module = self._module() or "(model)"
+        module = module_path() or "(model)"
         whole = self.shapes.get(call)
         if whole is None:
             msg = (
@@ -116,6 +118,28 @@ class ParallelDraws:
             self.draws[call] = Draw(call, module, tuple(map(tuple, layout.local_box())), digest)  # type: ignore[arg-type] # placed
         harness_of(self._platform).advance_generator(shape)
         return self._mesh, list(layout.placements), whole
+
+
+def draw_checks(alone: Trained, ranks: Sequence[Trained]) -> Iterator[TensorCheck]:
+    """Yield the comparisons of random draws: the masks that ranks would draw by themselves, and the random state.
+
+    Args:
+        alone: what the single-device run noted.
+        ranks: what the ranks noted.
+    """
+    for step, (seed, count) in enumerate(alone.random_states):
+        if not count:
+            continue
+        for rank, noted in enumerate(ranks):
+            for draw, why in mask_errors([other.draws[step] for other in ranks], rank):
+                yield _fact("mask", draw.module, f"{draw.module}, draw {draw.call + 1}", step, rank, why)
+            own = noted.random_states[step]
+            why = f"seed {own[0]} and {own[1]} draws so far, single device seed {seed} and {count} draws"
+            yield _fact("random", "(random)", "random state", step, rank, "" if own == (seed, count) else why)
+
+
+def _fact(kind: str, module: str, name: str, step: int, rank: int, why: str) -> TensorCheck:
+    return TensorCheck(kind, module, name, step, rank, 1, float("inf") if why else 0.0, 0.0, why)
 
 
 def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hyper_parallel.core.dtensor.random import SEEDS
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.simulate import MOST_RANKS
 
 __all__ = ["LAUNCHES", "parse_mesh", "require_seed"]

@@ -18,7 +18,7 @@ from typing import Any
 import hyper_parallel
 from hyper_parallel.errors import PlanError
 from hyper_parallel.transport.installed import is_installed
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 __all__ = [
     "blame_user",

@@ -10,8 +10,11 @@ import numpy as np
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog, active_log
+from hyper_parallel.verify.frameworks.contract.records import LocalValue
 from hyper_parallel.verify.frameworks.contract.training import TrainingOptimizer
-from hyper_parallel.verify.model_case import InputError, ModelCase
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model_case import ModelCase
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -76,19 +79,15 @@ class ModelTraining:
 
     Attributes:
         gradients: that the optimizer saw in the last step, by path; None where there is none.
-        norms: of the gradients, of every clipping in the last step, as NumPy scalars.
-        factors: by which they were scaled, likewise.
+        keeps_gradients: whether these are copies, which stay when the step goes on.
         scheduler: what the case's ``scheduler`` returned.
-        before_update: changes the gradients that the optimizer sees.
     """
 
     def __init__(self, platform: Platform, case: ModelCase, model: Any, check_loss: Callable[[Any], None]) -> None:
         self.platform, self.case, self.model, self._check_loss = platform, case, model, check_loss
         self.gradients: dict[str, Any] = {}
-        self.norms: list[Any] = []
-        self.factors: list[Any] = []
+        self.keeps_gradients = True
         self.scheduler: Any = None
-        self.before_update: Callable[[dict[str, Any]], None] | None = None
         self._optimizer: TrainingOptimizer | None = None
         self._updates = 0
 
@@ -98,7 +97,7 @@ class ModelTraining:
         Raises:
             InputError: the user's step function did not step the optimizer once, or returned no loss.
         """
-        self.norms, self.factors, self.gradients, self._updates = [], [], {}, 0
+        self.gradients, self._updates = {}, 0
         self.optimizer()  # before the first forward, as programs make it
         if self.case.step is None:
             return self._default_step(batches)
@@ -133,12 +132,29 @@ class ModelTraining:
         return loss
 
     def clip(self, max_norm: float, gradients: Mapping[Any, Any]) -> Any:
-        """Clip the gradients, and record norm and factor."""
+        """Clip the gradients; record them before, norm and factor."""
+        log = active_log()
+        if log is not None:
+            self._record_unclipped(log, gradients)
         norm = harness_of(self.platform).clip_gradients(self.model, gradients, max_norm)
         size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds its error
-        self.norms.append(size)
-        self.factors.append(np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype))
+        if log is not None:
+            factor = np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype)
+            log.add("norm", "gradient norm", LocalValue(np.array(size)))
+            log.add("norm", "clip factor", LocalValue(factor))
         return norm
+
+    def _record_unclipped(self, log: RecordLog, gradients: Mapping[Any, Any]) -> None:
+        """Record gradients that are about to be clipped: those of the parameters, or values by path or position."""
+        trained = harness_of(self.platform).trainable(self.model)
+        named = {path: self.platform.gradient_of(value) for path, value in trained.items()}
+        if gradients:
+            paths = list(trained)
+            named = {key if isinstance(key, str) else paths[key]: value for key, value in gradients.items()}
+        for path, value in named.items():
+            taken = None if log.take is None else log.take(value)
+            if taken is not None:
+                log.add("gradient", path, taken, module=path.rpartition(".")[0])
 
     def _default_step(self, batches: Sequence[tuple[Any, ...]]) -> Any:
         count = len(batches)
@@ -155,10 +171,9 @@ class ModelTraining:
         return result.loss
 
     def _record_gradients(self, gradients: dict[str, Any]) -> None:
-        if self.before_update is not None:
-            self.before_update(gradients)
         self._updates += 1
-        self.gradients = {path: None if value is None else self._copy(value) for path, value in gradients.items()}
+        if self.keeps_gradients:
+            self.gradients = {path: None if value is None else self._copy(value) for path, value in gradients.items()}
 
     def _copy(self, value: Any) -> Any:
         """Return a copy of a gradient, because the step may write into it later."""

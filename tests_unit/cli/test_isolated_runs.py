@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify import verify_program
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.write_guard import kernel_denies
 
 SCRIPT = """

@@ -16,7 +16,7 @@ from torch import nn
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
-from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model.run import verify_model
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
 MESHES = (((2,), ("tp",)), ((3,), ("tp",)), ((4,), ("tp",)), ((2, 2), ("dp", "tp")))

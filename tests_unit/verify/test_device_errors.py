@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel.verify.device_errors import device_errors
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 
 class _Device:

@@ -12,7 +12,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import explain, explained_step
 from hyper_parallel.verify.explain import explain_model
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import scenario_named
 
 SPEC = """\

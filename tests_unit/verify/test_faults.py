@@ -5,7 +5,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
-from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model.run import verify_model
 from hyper_parallel.verify.model_case import ModelCase
 
 VOCABULARY, WIDTH, HIDDEN, CLASSES = 17, 6, 10, 7
@@ -90,11 +90,11 @@ FAULTS = ["drop-allreduce@down", "drop-allreduce@embed", "double-bias@down", "wr
 
 
 def must_name_the_module(platform_name, world, fault):
-    """The first difference is in an output of the module that has the fault."""
+    """The first difference is in an output of the module that has the fault, or in its weight if that is wrong."""
     report = report_of(platform_name, world, fault, by_sequence)
     assert not report.ok
     assert report.faulty_module == fault.partition("@")[2], report.text()
-    assert report.first.kind == "output"
+    assert report.first.kind == ("weight" if fault.startswith("wrong-shard-dim") else "output")
 
 
 @pytest.mark.untraced

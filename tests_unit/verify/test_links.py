@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.links import Link, axis_traffic, links_of, seconds_of
-from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.model_report import Traffic
 
 INSIDE, BETWEEN = Link(200e9, 5e-6), Link(25e9, 15e-6)

@@ -5,8 +5,9 @@ import pytest
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.model import verify_model
-from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, array_of_numbers, as_case, as_plan
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model.run import verify_model
+from hyper_parallel.verify.model_case import ModelCase, ParallelPlan, array_of_numbers, as_case, as_plan
 from hyper_parallel.verify.scenarios import scenario_named
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
-from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model.hardening import attempts, fewer_rows, run_spots
+from hyper_parallel.verify.model.run import verify_model
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
-from hyper_parallel.verify.model_harden import attempts, fewer_rows, run_spots
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -22,12 +22,12 @@ STEP = (
     "at least two"
 )
 ROWS = (
-    "wrong boundaries of uneven shards, averages weighted wrongly: the batch has 6 rows, which dp=2 divides; take "
-    "another number of rows"
+    "wrong boundaries of uneven shards, averages weighted wrongly: what is sharded over dp divides evenly: norm, up, "
+    "down, (model); choose a batch, sequence or width that 2 does not divide"
 )
 CONSTANT = (
-    "errors in gradients that pass parameters of one value: norm.weight is 1 everywhere in the first forward; "
-    "initialise it at random"
+    "errors in gradients that pass parameters of one value: every element of norm.weight is 1 in every step; "
+    "initialise it at random, or make more steps"
 )
 
 
@@ -74,7 +74,7 @@ def test_a_blind_case_is_listed():
     result = report()
     assert result.ok, result.text()
     assert (result.mesh, result.steps, result.hardened) == ("dp=2 x tp=2", 1, [])
-    assert result.blind == [SIZES, STEP, ROWS, CONSTANT]
+    assert result.blind == [SIZES, ROWS, CONSTANT, STEP]
     assert f"  this case cannot show: {CONSTANT}\n" in result.text()
     assert result.json()["cannot_show"] == result.blind
 
@@ -100,8 +100,8 @@ def test_rows_that_one_device_needs_stay():
     """A model that needs its rows keeps them, and the report says why."""
     result = report(build=only_six_rows, harden=True, mesh=(2, 1))
     assert not any("rows" in line for line in result.hardened)
-    (line,) = result.blind
-    assert line.startswith(
+    assert any("what is sharded over dp divides evenly" in line for line in result.blind)
+    assert result.blind[-1].startswith(
         "wrong boundaries of uneven shards, averages weighted wrongly: the batch has 6 rows, which dp=2 divides; with "
         "5 rows the single-device model fails: SPEC: the model on a single device"
     )
@@ -125,10 +125,10 @@ def test_a_change_that_ranks_cannot_run_is_taken_back():
         "norm.weight is spread around its constant value 1",
     ]
     assert result.blind[0] == SIZES
-    assert result.blind[1].startswith(
+    assert result.blind[-1].startswith(
         "a reduction over the wrong axis, a rank taken from the wrong group: with the mesh dp=2 x tp=3 the run ended: "
     )
-    assert "heads do not divide" in result.blind[1]
+    assert "heads do not divide" in result.blind[-1]
 
 
 def test_what_is_tried():

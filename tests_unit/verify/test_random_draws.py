@@ -7,8 +7,9 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from hyper_parallel.verify.model import verify_model
-from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model.run import verify_model
+from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 from hyper_parallel.verify.random_draws import Draw, ParallelDraws, mask_errors
 from hyper_parallel.verify.simulate import simulate
 
@@ -75,7 +76,7 @@ def test_masks_of_differently_seeded_ranks_are_right():
     """Ranks that draw different masks for different parts train like one device that has both."""
     report = report_of(lambda _: seeded_by_rank, outer=0.0)
     assert report.ok, report.text()
-    assert report.counts["mask"] == 3 * 2
+    assert report.counts["mask"] == 2 * 3 * 2  # what each dropped, and what its own generator would have dropped
 
 
 def test_a_mask_that_differs_between_replicas_is_found():
@@ -110,15 +111,15 @@ def placed(shape, shapes):
     """Return what rank 0 of a 2 x 2 mesh makes of a plain tensor, or the error's text."""
     import torch
 
+    from hyper_parallel.core.dtensor.events import module_scope
     from hyper_parallel.core.dtensor.mesh import init_device_mesh
     from hyper_parallel.platform.select import current_platform
 
-    draws = ParallelDraws(
-        current_platform(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), lambda: "drop"
-    )
+    draws = ParallelDraws(current_platform(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
     draws.shapes = shapes
     try:
-        _, placements, whole = draws.place(torch.zeros(shape))
+        with module_scope("drop"):
+            _, placements, whole = draws.place(torch.zeros(shape))
     except InputError as error:
         return str(error)
     return [str(placement) for placement in placements], whole

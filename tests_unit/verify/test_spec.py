@@ -10,8 +10,9 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify import spec
-from hyper_parallel.verify.model import verify_model
-from hyper_parallel.verify.model_case import InputError, ModelCase
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model.run import verify_model
+from hyper_parallel.verify.model_case import ModelCase
 from hyper_parallel.verify.spec import call_user_function, find_function, type_name
 
 USER = Path(__file__).parent / "user"

@@ -7,7 +7,7 @@ import time
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.verify.bugs.registry import CALLS, Bug
 from hyper_parallel.verify.bugs.results import BugResult, FormResult
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.report import ProgramReport
 from hyper_parallel.verify.program.run import verify_program
 

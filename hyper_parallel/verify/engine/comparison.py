@@ -9,6 +9,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.case import blind_spots
+from hyper_parallel.verify.engine.checks import tensor_checks
 from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.hypotheses import find_cause
 from hyper_parallel.verify.engine.matching import compact, find_part, rows_of
@@ -60,9 +61,14 @@ def compare_runs(
     return compare_paired(PairedRuns(reference, perturbed, parallel, mesh, declared))
 
 
-def compare_paired(runs: PairedRuns) -> Verdict:
-    """Return the verdict on two runs that are side by side already."""
-    comparison = _Comparison(runs)
+def compare_paired(runs: PairedRuns, *, listed: bool = False) -> Verdict:
+    """Return the verdict on two runs that are side by side already.
+
+    Args:
+        runs: both runs.
+        listed: whether the verdict lists what is equal, too.
+    """
+    comparison = _Comparison(runs, listed=listed)
     comparison.run()
     return comparison.verdict
 
@@ -70,8 +76,9 @@ def compare_paired(runs: PairedRuns) -> Verdict:
 class _Comparison:
     """Fills one verdict."""
 
-    def __init__(self, runs: PairedRuns) -> None:
-        self.runs = runs
+    def __init__(self, runs: PairedRuns, *, listed: bool) -> None:
+        self.runs, self.listed = runs, listed
+        self.measured: dict[Key, dict[int, Distance]] = {}
         self.verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
         self.wrong: dict[Key, Difference] = {}
         self.ratios: dict[Key, float] = {}
@@ -103,6 +110,10 @@ class _Comparison:
         for place, cause in enumerate(causes):
             differences[place] = replace(differences[place], cause=cause)
         self.verdict.differences = differences
+        kept = {key: each for key, each in self.measured.items() if key in self.ratios}
+        self.verdict.checks = list(
+            tensor_checks(self.runs, kept, dict(zip(ordered, differences, strict=True))) if self.listed else ()
+        )
         self.verdict.largest = max(self.ratios.values(), default=0.0)
         self.verdict.spots = blind_spots(self.runs)
         self.verdict.power = power_of(self.runs.bounds, self.ratios)
@@ -138,6 +149,8 @@ class _Comparison:
                 self.verdict.counts[key[0]] += 1
                 self.verdict.checked += int(np.size(self.runs.ranks[rank][key].value))
                 self.ratios[key] = max(self.ratios.get(key, 0.0), distance.ratio)
+                if self.listed:
+                    self.measured.setdefault(key, {})[rank] = distance
         wrong = {rank: distance for rank, distance in distances.items() if distance is not None and distance.ratio > 1}
         if key[0] == "gradient" and wrong:
             wrong = self._seen_by_optimizers(key, wrong)

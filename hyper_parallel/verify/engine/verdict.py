@@ -10,6 +10,7 @@ from typing import Any
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.engine.power import Power, percent
 from hyper_parallel.verify.engine.wording import count_words, ranks_words, summary, value_words, when_words
 
@@ -110,6 +111,7 @@ class Verdict:
         largest: largest error relative to what was allowed; 1 and more differs.
         settings: what was run and how, in words.
         power: which errors of gradients would have been noticed.
+        checks: every tensor that was compared on every rank, what differs first; empty unless asked for.
     """
 
     world_size: int
@@ -126,6 +128,7 @@ class Verdict:
     largest: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
     power: Power = field(default_factory=Power)
+    checks: list[TensorCheck] = field(default_factory=list, repr=False)
 
     @property
     def equal(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.ops.audit_operator import audit_operator
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import Effort

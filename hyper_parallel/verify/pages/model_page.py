@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.verify.compare import TensorCheck
+from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.model_report import ModelReport, Summary
 from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
@@ -217,7 +217,7 @@ def _modules(report: ModelReport) -> Markup:
 
 def _module(summary: Summary) -> list[Value]:
     worst = summary.worst
-    tensor = f"{worst.name}, step {worst.step + 1}, rank {worst.rank}"
+    tensor = f"{worst.name}, {worst.when}, rank {worst.rank}"
     name = (summary.module or "(model)") + (" ← diverged first" if summary.first else "")
     return [
         Cell(name, kind="bad" if summary.wrong else ""),

@@ -17,7 +17,7 @@ from hyper_parallel.platform.select import (
     framework_for,
     installed_frameworks,
 )
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
 
 __all__ = ["imported_frameworks", "imported_packages", "other_framework", "program_framework"]

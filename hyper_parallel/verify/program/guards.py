@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from hyper_parallel.transport.simulated.rank_process import LEAVE_FORKED
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 __all__ = ["guarded"]
 

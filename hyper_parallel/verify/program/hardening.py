@@ -21,7 +21,7 @@ from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, uneven_sizes
 from hyper_parallel.verify.frameworks.contract.records import Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.reference import Reference, check_recorded, compare_with, run_reference
 from hyper_parallel.verify.program.report import HardenedCase

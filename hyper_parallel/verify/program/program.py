@@ -26,7 +26,7 @@ from hyper_parallel.verify.frameworks.contract.recording import (
     RecordLog,
 )
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.launch_line import module_file
 from hyper_parallel.verify.spec import user_file
 

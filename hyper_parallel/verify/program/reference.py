@@ -23,7 +23,7 @@ from hyper_parallel.verify.engine.store import same_values
 from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
 from hyper_parallel.verify.program.program import Program
@@ -215,19 +215,31 @@ def run_reference(
 
 
 def compare_with(
-    reference: Reference, run: Run, mesh: Mapping[str, int] | None, declared: Mapping[str, str] | None
+    reference: Reference,
+    run: Run,
+    mesh: Mapping[str, int] | None,
+    declared: Mapping[str, str] | None,
+    *,
+    listed: bool = False,
 ) -> tuple[PairedRuns, Verdict]:
     """Compare ranks with a reference; further repeats are run while something differs.
 
     A value that is out of the bounds of few repeats may be within those of more: of millions of elements, some moved
     less than most of their kind.
+
+    Args:
+        reference: with the bounds of its first repeats.
+        run: of the ranks.
+        mesh: sizes of the axes; None takes the groups that the ranks made.
+        declared: placements by pattern of names.
+        listed: whether the verdict lists what is equal, too.
     """
     runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
-    verdict = compare_paired(runs)
+    verdict = compare_paired(runs, listed=listed)
     while not verdict.equal and reference.widen(partial(_within_bounds, runs, verdict)):
         reference.progress("comparison")
         runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
-        verdict = compare_paired(runs)
+        verdict = compare_paired(runs, listed=listed)
     return runs, verdict
 
 

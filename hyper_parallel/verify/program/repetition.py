@@ -21,7 +21,7 @@ from hyper_parallel.verify.engine.distance import within
 from hyper_parallel.verify.engine.noise import unit
 from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.frameworks.contract.records import Record, Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
 
 __all__ = ["FEW_UNITS", "ROUNDING", "check_deterministic", "check_rounding"]

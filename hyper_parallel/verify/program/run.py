@@ -25,7 +25,7 @@ from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.transport.serialization import unpack
 from hyper_parallel.transport.simulated.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.records import Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.isolation import files_of_process, run_folder
 from hyper_parallel.verify.program.program import run_program, started_by_python
 

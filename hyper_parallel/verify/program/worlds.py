@@ -15,8 +15,8 @@ from hyper_parallel.verify.engine.scratch import ScratchError
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.launch import launch as launch_processes
-from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.program.framework import imported_packages
 from hyper_parallel.verify.program.guards import guarded
 from hyper_parallel.verify.program.isolation import DENIED, files_of_threads, keep, run_folder

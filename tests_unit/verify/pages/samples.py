@@ -8,9 +8,9 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.transport.checks.flight_trace import Flight
 from hyper_parallel.verify.bugs.registry import Bug
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport, FormResult
-from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout

@@ -12,7 +12,7 @@ import pytest
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.bugs.registry import find_bugs
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_packages
 from hyper_parallel.verify.program.isolation import run_folder
 from hyper_parallel.verify.program.process_ranks import run_in_process

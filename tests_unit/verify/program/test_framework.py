@@ -7,7 +7,7 @@ import types
 import pytest
 
 from hyper_parallel.platform import select
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_frameworks, other_framework, program_framework
 from hyper_parallel.verify.program.program import Program
 

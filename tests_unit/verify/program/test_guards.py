@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.guards import guarded
 
 

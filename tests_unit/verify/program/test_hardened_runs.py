@@ -14,7 +14,7 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.engine.changes import Changes
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program import hardening
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.worlds import World

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hyper_parallel
 from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.engine.blind_spots import BLIND
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_frameworks
 from hyper_parallel.verify.program.launch_line import LaunchLine, module_file, read_launch_line
 from hyper_parallel.verify.program.program import find_program

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyper_parallel.verify import verify_program
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 pytestmark = pytest.mark.platforms("torch")
 

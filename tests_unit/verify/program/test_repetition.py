@@ -10,7 +10,7 @@ import pytest
 from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.engine.bounds import Bounds
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import find_program
 from hyper_parallel.verify.program.repetition import check_deterministic, check_rounding
 

@@ -13,7 +13,7 @@ from torch import nn
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify import record, verify_program
-from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.input_error import InputError
 
 pytestmark = pytest.mark.platforms("torch")
 

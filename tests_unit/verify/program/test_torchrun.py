@@ -81,7 +81,7 @@ def test_the_size_of_the_world_is_checked_before_the_program_runs(monkeypatch):
     """A process that torchrun has started refuses a world of another size; its store is there."""
     from torch.distributed import TCPStore
 
-    from hyper_parallel.verify.model_case import InputError
+    from hyper_parallel.verify.input_error import InputError
     from hyper_parallel.verify.program.program import Program
     from hyper_parallel.verify.program.torchrun import verify_under_torchrun
     from hyper_parallel.verify.program.worlds import World
@@ -99,7 +99,7 @@ def test_a_refusal_by_the_comparison_reaches_every_process(monkeypatch, tmp_path
     """What makes no sense to rank 0 when it compares is an error of the call, after the records were gathered."""
     from torch.distributed import TCPStore
 
-    from hyper_parallel.verify.model_case import InputError
+    from hyper_parallel.verify.input_error import InputError
     from hyper_parallel.verify.program.program import Program
     from hyper_parallel.verify.program.torchrun import verify_under_torchrun
     from hyper_parallel.verify.program.worlds import World

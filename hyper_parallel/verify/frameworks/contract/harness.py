@@ -146,10 +146,6 @@ class HarnessPlatform(abc.ABC):
         """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the norm before, a plain tensor."""
 
     @abc.abstractmethod
-    def overwritten(self, local: Any, array: Any) -> Any:
-        """Return the plain gradient ``local`` with the values ``array``, where the optimizer reads them."""
-
-    @abc.abstractmethod
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """Watch ``model``; return a function that returns the first module whose forward sampled, or None."""
 

@@ -32,6 +32,7 @@ __all__ = [
     "active_log",
     "record",
     "sink_folder",
+    "unrecorded",
     "use_log",
     "user_site",
 ]
@@ -120,6 +121,8 @@ class RecordLog:
         changes: of the case; applied before the perturbation.
         step: optimizer steps that are complete.
         records: by now, in the order of execution.
+        paused: whether recorders look away.
+        place: returns where a plain output of a module lies, if whoever runs the program knows.
     """
 
     rank: int
@@ -131,6 +134,8 @@ class RecordLog:
     groups: dict[tuple[int, ...], str] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     take: Callable[[Any], LocalValue | None] | None = None
+    paused: bool = False
+    place: Callable[[Any, Any], Region | None] | None = None
     _counts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _size: int = 0
 
@@ -225,6 +230,20 @@ def use_log(log: RecordLog) -> Iterator[RecordLog]:
         yield log
     finally:
         _LOG.reset(token)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, modules and optimizers run unseen, before the program trains; outside of a verification, as ever."""
+    log = _LOG.get()
+    if log is None:
+        yield
+        return
+    log.paused = True
+    try:
+        yield
+    finally:
+        log.paused = False
 
 
 def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -103,18 +103,11 @@ class TrainingOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """Call ``before`` with the gradients by path at the start of every step; None where there is none.
-
-        ``before`` may write into them by ``HarnessPlatform.overwritten`` and put the result back into the dict.
-        """
+        """Call ``before`` with the gradients by path at the start of every step; None where there is none."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
         """Return the state: numbers, tensors and DTensors by ``<parameter path>.<name>``."""
-
-    @abc.abstractmethod
-    def learning_rates(self) -> list[float]:
-        """Return the learning rate of every parameter group."""
 
 
 def first_paths(parameters: Mapping[str, Any]) -> dict[str, Any]:

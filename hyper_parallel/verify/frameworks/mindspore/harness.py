@@ -220,11 +220,6 @@ class MindSporeHarness(HarnessPlatform):
             return "this library uses MindSpore on cpu and npu: take --platform torch"
         return missing_ascend() or f"this process computes on {self.platform.device_type()}"
 
-    def overwritten(self, local: Any, array: Any) -> Any:
-        """A new tensor: optimizers are handed their gradients."""
-        del local
-        return mindspore.Tensor(array)
-
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
         """Hooks of the dropout cells, as MindSpore does not intercept functions of plain tensors."""
         return indexed_draws(active_dropouts(self.platform.get_cells_and_names(model)), place)

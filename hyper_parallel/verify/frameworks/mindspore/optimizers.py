@@ -50,14 +50,6 @@ class MindSporeOptimizer(TrainingOptimizer):
             values[f"{path}.{state.name.removesuffix(f'.{name}')}"] = _like(parameter, state)
         return values
 
-    def learning_rates(self) -> list[float]:
-        """``lr`` of every group, or ``get_lr()``."""
-        groups = getattr(self.optimizer, "param_groups", None)
-        if groups and all(isinstance(group, dict) and "lr" in group for group in groups):
-            return [float(group["lr"]) for group in groups]
-        rates = self.optimizer.get_lr()
-        return [float(rate) for rate in (rates if isinstance(rates, (tuple, list)) else (rates,))]
-
     def _step(self, gradients: Sequence[Any]) -> bool:
         """Apply one step on ``gradients``, in the order of the parameters; return True, as MindSpore's do."""
         by_path = dict(zip(self.parameters, gradients, strict=True))

@@ -52,6 +52,7 @@ class Recorder:
         self._in_backward = False
         self._initial: dict[str, int] = {}
         self._perturbed: set[str] = set()
+        self._moved = 0  # the step before which weights moved last
         self._steps: dict[int, int] = {}
         self._optimizers: list[Any] = []
         self._in_step = False
@@ -93,6 +94,7 @@ class Recorder:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
+        self._move_doubles()
         args, kwargs = self._changed.inputs(args, kwargs)
         if self.log.perturbation is None:
             return args, kwargs
@@ -111,6 +113,8 @@ class Recorder:
         for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
+                if taken.region is None and self.log.place is not None:
+                    taken = taken._replace(region=self.log.place(cell, value))
                 self.log.add("output", leaf_name, taken, module=path)
 
     def record_mask(self, path: str, output: Any) -> None:
@@ -299,6 +303,18 @@ class Recorder:
             if name not in self._perturbed and taken is not None and _is_perturbable(parameter):
                 self._perturbed.add(name)
                 write_tensor(parameter, perturbation.moved(f"weight {name}", taken.array, taken.dtype))
+
+    def _move_doubles(self) -> None:
+        """Move weights of float64 again in every step: optimizers round them to float32, which undoes what moved."""
+        perturbation, step = self.log.perturbation, self.log.step
+        if perturbation is None or self._moved >= step:
+            return
+        self._moved = step
+        for name, parameter in self._names.parameters().items():
+            if parameter.dtype == mindspore.float64:
+                taken = read_tensor(parameter)
+                if taken is not None:
+                    write_tensor(parameter, perturbation.moved(f"weight {name}, step {step}", taken.array))
 
     def _perturbed_gradient(self, name: str, step: int, gradient: Any) -> Any:
         perturbation = self.log.perturbation

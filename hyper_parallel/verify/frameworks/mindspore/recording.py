@@ -43,12 +43,12 @@ def recording(log: RecordLog) -> Iterator[None]:
         setattr(owner, name, functools.wraps(plain)(run(plain)))
 
     for optimizers in (nn.Optimizer, optim.Optimizer):
-        replace(optimizers, "__call__", lambda plain: _method(recorder.step, plain))
-    replace(nn.Cell, "__call__", lambda plain: _method(recorder.call, plain))
+        replace(optimizers, "__call__", lambda plain: _method(log, recorder.step, plain))
+    replace(nn.Cell, "__call__", lambda plain: _method(log, recorder.call, plain))
     for module in (base, grad_func):
-        replace(module, _FORWARD, lambda plain: _function(recorder.forward, plain))
-        replace(module, _BACKWARD, lambda plain: _function(recorder.backward, plain))
-    replace(imperative, "run_backward", lambda plain: _function(recorder.imperative_backward, plain))
+        replace(module, _FORWARD, lambda plain: _function(log, recorder.forward, plain))
+        replace(module, _BACKWARD, lambda plain: _function(log, recorder.backward, plain))
+    replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
     for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
         replace(amp, function.__name__, functools.partial(_served, served))
     try:
@@ -76,9 +76,9 @@ def _pretended(log: RecordLog) -> Iterator[None]:
             log.notes["pretended"] = {"device": log.limits.pretend, "counts": dict(counts), "stubs": {}}
 
 
-def _method(seen: Callable[..., Any], plain: Any) -> Any:
+def _method(log: RecordLog, seen: Callable[..., Any], plain: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return seen(plain, self, args, kwargs)
+        return plain(self, *args, **kwargs) if log.paused else seen(plain, self, args, kwargs)
 
     return call
 
@@ -90,8 +90,8 @@ def _served(served: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
     return call
 
 
-def _function(seen: Callable[..., Any], plain: Any) -> Any:
+def _function(log: RecordLog, seen: Callable[..., Any], plain: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return seen(plain, args, kwargs)
+        return plain(*args, **kwargs) if log.paused else seen(plain, args, kwargs)
 
     return call

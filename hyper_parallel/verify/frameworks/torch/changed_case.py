@@ -11,6 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL, kept_elements, noise_of
 from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog
@@ -106,7 +107,11 @@ class OwnGradients:
                 mesh: Any = getattr(parameter, "device_mesh", None)
                 if mesh is not None and mesh.ndim == 1:  # of two dims, one may shard the computation
                     self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
-            elif type(parameter.data) is torch.Tensor and not parameter._backward_hooks:
+            elif (
+                not isinstance(parameter, DTensor)
+                and type(parameter.data) is torch.Tensor
+                and not parameter._backward_hooks
+            ):
                 self._handles.append(parameter.register_hook(partial(self._note, name)))
 
     def _note(self, name: str, gradient: Any) -> None:

@@ -174,11 +174,6 @@ class TorchHarness(HarnessPlatform):
                 owners[group.name] = f"{owners[group.name]} or {path}" if group.name in owners else path
         return owners
 
-    def overwritten(self, local: Any, array: Any) -> Any:
-        """Set the gradients in place: ``torch.optim`` reads them from the parameters."""
-        with torch.no_grad():
-            return local.copy_(torch.as_tensor(array))
-
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
         """A mode over all functions."""
         del model

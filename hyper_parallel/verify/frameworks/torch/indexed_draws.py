@@ -17,10 +17,11 @@ from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves
 
 __all__ = ["IndexedDraws"]
 
+_ATTENTION = F.scaled_dot_product_attention  # a recording replaces the name
 _DROPOUTS = frozenset(
     {
         F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
-        F.scaled_dot_product_attention, torch.dropout, torch.feature_dropout, torch.alpha_dropout,
+        _ATTENTION, torch.dropout, torch.feature_dropout, torch.alpha_dropout,
         torch.feature_alpha_dropout,
     }
 )  # fmt: skip
@@ -52,7 +53,7 @@ class IndexedDraws(TorchFunctionMode):
         """Run one call."""
         kwargs = kwargs or {}
         func = getattr(func, RECORDED, func)
-        if func in (Tensor.backward, torch.autograd.backward):
+        if func in (Tensor.backward, getattr(torch.autograd.backward, RECORDED, torch.autograd.backward)):
             return self._backward(func, types, args, kwargs)
         if func not in _SAMPLERS and not (func in _DROPOUTS and _is_active(func, args, kwargs)):
             return func(*args, **kwargs)
@@ -83,6 +84,9 @@ class IndexedDraws(TorchFunctionMode):
             func(*args, **kwargs)
             return
         with self:
+            if func is Tensor.backward:  # a recording sees the function that the method calls
+                torch.autograd.backward(loss, retain_graph=keep, create_graph=values["create_graph"])
+                return
             execution_engine.run_backward(
                 (loss,), (torch.ones_like(loss),), keep, values["create_graph"], (), allow_unreachable=True,
                 accumulate_grad=True,
@@ -105,7 +109,7 @@ class IndexedDraws(TorchFunctionMode):
 
 def _is_active(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a dropout draws."""
-    if func is F.scaled_dot_product_attention:
+    if func is _ATTENTION:
         return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)) > 0
     if func is F.rrelu:
         return bool(_bound(func, args, kwargs)["training"])
@@ -124,7 +128,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def _without_inplace(func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
     """Return whether a call writes into its operand, and the arguments of one that does not."""
-    if func.__module__ != F.__name__ or func is F.scaled_dot_product_attention:
+    if func.__module__ != F.__name__ or func is _ATTENTION:
         return False, args, kwargs
     values = _bound(func, args, kwargs)
     first, *rest = values.items()

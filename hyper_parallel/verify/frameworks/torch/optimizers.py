@@ -46,10 +46,6 @@ class TorchOptimizer(TrainingOptimizer):
                     values[f"{path}.{name}"] = _like(parameter, value)
         return values
 
-    def learning_rates(self) -> list[float]:
-        """``lr`` of every group."""
-        return [float(group["lr"]) for group in self.engine.param_groups if "lr" in group]
-
 
 def _like(parameter: Any, value: Any) -> Any:
     """Return the state ``value`` of ``parameter`` as a DTensor if it is a shard of one."""

@@ -127,6 +127,8 @@ class Recorder:
         for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
             if taken is not None:
+                if taken.region is None and self.log.place is not None:
+                    taken = taken._replace(region=self.log.place(module, value))
                 if taken.region is None and self.inner[0] is module:
                     taken = taken._replace(region=_region_of_alias(self.inner[1], value))
                 self.log.add("output", leaf_name, taken, module=path)

@@ -163,9 +163,15 @@ class _Installation:
 _INSTALLATION = _Installation()
 
 
+def _active() -> Recorder | None:
+    """Return the recorder of this rank, unless it looks away."""
+    recorder = _RECORDER.get()
+    return None if recorder is None or recorder.log.paused else recorder
+
+
 def _module_call(plain: Any) -> Any:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is None or torch.compiler.is_compiling():
             return plain(module, *args, **kwargs)
         return recorder.call(plain, module, args, kwargs)
@@ -175,7 +181,7 @@ def _module_call(plain: Any) -> Any:
 
 def _backward(plain: Any) -> Any:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is None:
             return plain(tensors, *args, **kwargs)
         return recorder.backward(plain, tensors, args, kwargs)
@@ -186,7 +192,7 @@ def _backward(plain: Any) -> Any:
 def _optimizer_made(plain: Any) -> Any:
     def constructor(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         plain(optimizer, *args, **kwargs)
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is not None:
             recorder.add_optimizer(optimizer)
 
@@ -197,7 +203,7 @@ def _optimizer_made(plain: Any) -> Any:
 def _mesh_made(plain: Any) -> Any:
     def constructor(mesh: Any, *args: Any, **kwargs: Any) -> None:
         plain(mesh, *args, **kwargs)
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is not None:
             recorder.add_mesh(mesh)
 
@@ -207,7 +213,7 @@ def _mesh_made(plain: Any) -> Any:
 
 def _clipped(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is not None:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             recorder.record_clipping(parameters, total_norm, float(max_norm))
@@ -227,7 +233,7 @@ def _safetensors() -> list[tuple[Any, str]]:
 
 def _save(plain: Any) -> Any:
     def save(state: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is not None:
             recorder.record_saved(state)
         return plain(state, *args, **kwargs)
@@ -237,7 +243,7 @@ def _save(plain: Any) -> Any:
 
 def _norm(plain: Any) -> Any:
     def norm(values: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         perturbation = None if recorder is None else recorder.log.perturbation
         many = isinstance(values, (list, tuple))
         tensors = list(values) if many else [values]
@@ -257,7 +263,7 @@ def _norm(plain: Any) -> Any:
 def _dropout(plain: Any) -> Any:
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's signature
         output = plain(input, p, training, inplace)
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is not None and training and p > 0:
             recorder.record_mask(output)
         return output
@@ -269,7 +275,7 @@ def _attention(plain: Any) -> Any:
     def scaled_dot_product_attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
     ) -> Any:
-        recorder = _RECORDER.get()
+        recorder = _active()
         if recorder is None or dropout_p <= 0 or torch.compiler.is_compiling():
             return plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
         state = torch.get_rng_state()
@@ -283,18 +289,18 @@ def _attention(plain: Any) -> Any:
 
 def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:
     del args
-    recorder = _RECORDER.get()
+    recorder = _active()
     if recorder is not None:
         recorder.inner = (module, output)
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    recorder = _RECORDER.get()
+    recorder = _active()
     return None if recorder is None else recorder.before_step(optimizer, args, kwargs)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
-    recorder = _RECORDER.get()
+    recorder = _active()
     if recorder is not None:
         recorder.after_step(optimizer)

@@ -1,13 +1,14 @@
-"""Looks at the case of a model verification before it is trained: what it cannot show, and a case that can.
+"""``--harden`` of a model verification: the case is changed before it is trained, so that it can show errors.
 
-Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are listed, or with
-``--harden`` repaired where the user's functions allow it; every change and everything left is said in the report.
+Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are repaired where the
+user's functions allow it; every change is said in the report, and the comparison lists what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,16 +16,15 @@ import numpy as np
 from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.verify.engine.blind_spots import BLIND, BlindSpot
-from hyper_parallel.verify.engine.case import symmetry
 from hyper_parallel.verify.engine.harden import Repairs, repairs, spread_constant, unequal_sizes
-from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.training_runs import why_untrainable
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model_training import why_untrainable
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
-__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "run_spots"]
+__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "run_spots", "with_fewer_rows"]
 
 
 @dataclass(frozen=True)
@@ -102,73 +102,74 @@ def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
     return next((count for count in candidates if all(count % size for size in proper)), rows)
 
 
+def with_fewer_rows(platform: Platform, case: ModelCase, sizes: Sequence[int]) -> ModelCase:
+    """Return a case whose batches are uneven over axes of these ``sizes``; the case itself if there are none."""
+    if not sizes:
+        return case
+    return replace(case, batches=[_shorter(platform, batch, sizes) for batch in case.batches])
+
+
 @dataclass
 class CaseLook:
-    """Looks at one rank's case; every rank comes to the same result.
+    """Changes the case where it may; every rank comes to the same result.
 
     Attributes:
         platform: framework.
         attempt: what may be changed.
         axes: sizes of the mesh by name.
         seed: of the random values.
+        rows_over: sizes of the axes over which batches were made uneven.
         changes: that were made, in words.
-        blind: what the case cannot show, in words.
+        blind: what could not be changed, and why.
     """
 
     platform: Platform
     attempt: Attempt
     axes: Mapping[str, int]
     seed: int
+    rows_over: tuple[int, ...] = ()
     changes: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
 
     def case(self, case: ModelCase, plan: ParallelPlan) -> ModelCase:
-        """Return the case, its batches uneven if they may be; list what its inputs cannot show.
+        """Return the case, its batches uneven if they may be.
 
         Args:
             case: SPEC's.
             plan: says over which axes batches are split.
         """
         for index, item in enumerate(case.batches[0]):
-            _require_readable(self._array, item, index)
-        inputs = case.model_inputs(tuple(case.batches[0]))
-        spots = [symmetry(f"input {index + 1}", self._array(item)) for index, item in enumerate(inputs)]
-        self.blind += [str(spot) for spot in spots if spot is not None]
+            _require_readable(partial(_array, self.platform), item, index)
         sizes = self._splitting(plan)
-        rows = [self._rows(batch) for batch in case.batches]
+        rows = [_rows(self.platform, batch) for batch in case.batches]
         even = {axis: size for axis, size in sizes.items() if any(count % size == 0 for count in rows)}
-        if not even:
+        hardened = with_fewer_rows(self.platform, case, tuple(sizes.values()))
+        before, after = _listed(rows), _listed([_rows(self.platform, batch) for batch in hardened.batches])
+        if not (even and self.attempt.rows and before != after):
             return case
-        hardened = replace(case, batches=[self._shorter(batch, list(sizes.values())) for batch in case.batches])
-        before, after = _listed(rows), _listed([self._rows(batch) for batch in hardened.batches])
+        why = self._why_untrainable(hardened)
+        if not why:
+            self.rows_over = tuple(sizes.values())
+            self.changes.append(f"the batch has {after} rows instead of {before}")
+            return hardened
         facts = f"the batch has {before} rows, which {' and '.join(f'{a}={size}' for a, size in even.items())} divides"
-        why = "take another number of rows"
-        if self.attempt.rows and before != after:
-            why = self._why_untrainable(hardened)
-            if not why:
-                self.changes.append(f"the batch has {after} rows instead of {before}")
-                return hardened
-            why = f"with {after} rows the single-device model fails: {why}"
+        why = f"with {after} rows the single-device model fails: {why}"
         self.blind.append(str(BlindSpot("even-dims", "", facts, why)))
         return case
 
     def weights(self, state: dict[str, Any], trainable: Sequence[str]) -> dict[str, Any]:
-        """Return the initial state, its constant parameters spread if they may be, or listed.
+        """Return the initial state, its constant parameters spread if they may be.
 
         Args:
             state: arrays by path.
             trainable: paths of the parameters that receive gradients.
         """
+        if not self.attempt.weights:
+            return state
         spread = {path: spread_constant(state[path], self.seed, path) for path in trainable}
         constant = [path for path in trainable if spread[path] is not state[path]]
-        if self.attempt.weights:
-            self.changes += [f"{path} is spread around its constant value {state[path].flat[0]:g}" for path in constant]
-            return {**state, **{path: spread[path] for path in constant}}
-        if constant:
-            values = ", ".join(f"{path} is {state[path].flat[0]:g}" for path in constant)
-            facts = f"{values} everywhere in the first forward"
-            self.blind.append(str(BlindSpot("constant-parameters", constant[0], facts, "initialise it at random")))
-        return state
+        self.changes += [f"{path} is spread around its constant value {state[path].flat[0]:g}" for path in constant]
+        return {**state, **{path: spread[path] for path in constant}}
 
     def _splitting(self, plan: ParallelPlan) -> dict[str, int]:
         """Return the axes over which rows are split: as the plan says, or any where a function does it."""
@@ -184,21 +185,23 @@ class CaseLook:
         answers: list[str] = transport.all_gather_object(why, tuple(range(transport.world_size)))
         return answers[0]
 
-    def _array(self, item: Any) -> Any:
-        return self.platform.tensor_to_numpy(item) if self.platform.is_tensor(item) else np.asarray(item)
 
-    def _rows(self, batch: tuple[Any, ...]) -> int:
-        return next((int(shape[0]) for shape in (self._array(item).shape for item in batch) if shape), 1)
+def _array(platform: Platform, item: Any) -> Any:
+    return platform.tensor_to_numpy(item) if platform.is_tensor(item) else np.asarray(item)
 
-    def _shorter(self, batch: tuple[Any, ...], sizes: Sequence[int]) -> tuple[Any, ...]:
-        rows = self._rows(batch)
-        count = fewer_rows(rows, sizes)
-        shapes = [self._array(item).shape for item in batch]
-        tensor = self.platform.is_tensor
-        return tuple(
-            (item if tensor(item) else np.asarray(item))[:count] if shape and shape[0] == rows else item
-            for item, shape in zip(batch, shapes, strict=True)
-        )
+
+def _rows(platform: Platform, batch: tuple[Any, ...]) -> int:
+    return next((int(shape[0]) for shape in (_array(platform, item).shape for item in batch) if shape), 1)
+
+
+def _shorter(platform: Platform, batch: tuple[Any, ...], sizes: Sequence[int]) -> tuple[Any, ...]:
+    rows = _rows(platform, batch)
+    count = fewer_rows(rows, sizes)
+    shapes = [_array(platform, item).shape for item in batch]
+    return tuple(
+        (item if platform.is_tensor(item) else np.asarray(item))[:count] if shape and shape[0] == rows else item
+        for item, shape in zip(batch, shapes, strict=True)
+    )
 
 
 def _require_readable(array: Callable[[Any], Any], item: Any, index: int) -> None:
