@@ -15,20 +15,23 @@ pytestmark = [pytest.mark.platforms("torch"), pytest.mark.untraced]
 
 def load():
     """The table of programs."""
-    if "hyper_parallel_unlisted" not in sys.modules:
-        path = Path(__file__).with_name("unlisted.py")
-        spec = importlib.util.spec_from_file_location("hyper_parallel_unlisted", path)
-        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[spec.name])
+    for file in ("unlisted", "reported"):
+        name = f"hyper_parallel_{file}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
     return sys.modules["hyper_parallel_unlisted"].PROGRAMS
 
 
 NAMES = (
     "accumulation_divided_twice", "batch_norm_of_a_part", "batches_shuffled_per_rank", "bias_summed_over_model_ranks",
-    "broadcast_from_another_owner", "fused_projection_cut_across", "gathered_along_another_dim",
-    "gathered_before_the_update", "initialized_per_rank", "last_micro_batch_without_sync", "mean_losses_summed",
+    "broadcast_from_another_owner", "convolution_without_the_neighbour", "decay_by_dims_of_flat_shards",
+    "fused_projection_cut_across", "gathered_along_another_dim", "gathered_before_the_update", "initialized_per_rank",
+    "key_head_by_remainder", "last_micro_batch_without_sync", "mean_losses_summed", "micro_batches_of_each_rank",
     "norm_over_a_shard", "rate_scaled_by_world", "reduced_by_hook_and_by_hand", "rows_of_other_ranks_not_masked",
-    "scheduler_per_micro_batch", "sharded_gradients_not_averaged", "tied_weight_of_stages", "untied_by_sharding",
+    "scheduler_per_micro_batch", "sharded_gradients_not_averaged", "tail_of_a_flat_buffer", "tied_weight_of_stages",
+    "trust_ratio_of_rows", "untied_by_sharding", "variance_by_the_own_count",
 )  # fmt: skip
 OTHER_CAUSE = {"fused_projection_cut_across"}  # each of its parts is right, and which belong together is not recorded
 

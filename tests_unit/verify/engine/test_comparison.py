@@ -318,6 +318,68 @@ def test_rows_that_pad_a_parameter_are_not_compared(sizes):
     assert (verdict.first.kind, verdict.first.name) == ("gradient", "head.weight")
 
 
+_RIGHT_OUTPUTS = "every output before it equals the reference's"
+_PADDED = (
+    f"{_RIGHT_OUTPUTS}, and rows that the single device lacks have gradients: the last rows of dim 0 of head.weight, 2 on "
+    "rank 1: the single device has 10 rows, the ranks 12"
+)
+
+
+@pytest.mark.parametrize(
+    "slope, off, kind, evidence",
+    [
+        (0.5, 0.031, "padding", _PADDED),
+        (0.0, np.log(2), "loss", f"{_RIGHT_OUTPUTS}; it is the reference's plus log 2, the size of tp"),
+        (0.0, 0.031, "loss", f"{_RIGHT_OUTPUTS}, and no size, count or logarithm of a size explains the loss"),
+    ],
+)
+def test_a_loss_after_right_outputs(slope, off, kind, evidence):
+    """A wrong loss after right outputs: rows of padding that have gradients, a logarithm of a size, or no more."""
+    rng = np.random.default_rng(2)
+    weight, gradient, output = rng.standard_normal((3, 12, 2))
+    loss = 3.3**0.5
+
+    def rank(rows, number, scale=1.3):
+        own = gradient * scale
+        own[10:] = slope
+        return [
+            Record("weight", "head.weight", "head", -1, 0, weight[rows]),
+            Record("output", "head", "head", 0, 0, output),
+            Record("loss", "loss", "", 0, 0, np.array(number)),
+            Record("gradient", "head.weight", "head", 0, 0, own[rows]),
+        ]
+
+    reference = Run([RankRecords(0, rank(slice(10), loss, 1.0))])
+    parallel = Run([RankRecords(n, rank(rows, loss + off)) for n, rows in enumerate((slice(6), slice(6, 12)))])
+    first = compare_runs(reference, [reference, reference], parallel, mesh={"tp": 2}).first
+    assert (first.kind, first.cause.kind, first.cause.evidence) == ("loss", kind, evidence)
+
+
+def test_losses_of_other_calls_are_compared_as_a_union():
+    """Ranks that cut their own part into micro-batches have other losses, whose sum over a step is the reference's."""
+    rng = np.random.default_rng(4)
+    weight, rows = rng.standard_normal((3, 2)), rng.standard_normal((12, 3))
+    errors, gradient = rng.standard_normal(12) ** 2, rng.standard_normal((3, 2))
+
+    def rank(parts, scale=1.0):
+        records = [Record("weight", "w", "", -1, 0, weight)]
+        for call, part in enumerate(parts):
+            records.append(Record("output", "out", "out", 0, call, rows[part]))
+            records.append(Record("loss", "loss", "", 0, call, np.array(errors[part].mean() / 2 * scale)))
+        return [*records, Record("gradient", "w", "", 0, 0, gradient * 1.5)]
+
+    single = rank([slice(0, 6), slice(6, 12)])
+    single[-1] = dataclasses.replace(single[-1], value=gradient)
+    reference = Run([RankRecords(0, single)])
+    cuts = [[slice(0, 3), slice(3, 6)], [slice(6, 9), slice(9, 12)]]
+    verdict = compare_runs(
+        reference, [reference, reference], Run([RankRecords(n, rank(c)) for n, c in enumerate(cuts)])
+    )
+    assert verdict.first.kind == "gradient", verdict.text()
+    wrong = Run([RankRecords(n, rank(c, 1.25)) for n, c in enumerate(cuts)])
+    assert compare_runs(reference, [reference, reference], wrong).first.kind == "loss"
+
+
 def test_a_stage_that_loads_another_layer_differs():
     """The same names with the weights of other layers are no mapping: a layer is held by nobody."""
     rng = np.random.default_rng(0)
