@@ -320,8 +320,8 @@ def test_rows_that_pad_a_parameter_are_not_compared(sizes):
 
 _RIGHT_OUTPUTS = "every output before it equals the reference's"
 _PADDED = (
-    f"{_RIGHT_OUTPUTS}, and rows that the single device lacks have gradients: the last rows of dim 0 of head.weight, 2 on "
-    "rank 1: the single device has 10 rows, the ranks 12"
+    f"{_RIGHT_OUTPUTS}, and rows that the single device lacks have gradients: the last rows of dim 0 of head.weight, "
+    "2 on rank 1: the single device has 10 rows, the ranks 12"
 )
 
 
