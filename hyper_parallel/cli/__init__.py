@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel._release import __version__
@@ -97,7 +97,7 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     script = tuple(words[end + 1 :])
-    top = parser() if top is None else top
+    top = parser(words) if top is None else top
     arguments = top.parse_args(words[:end])
     if script and not hasattr(arguments, "arguments"):
         top.error(f"this command takes no arguments after --, got {shlex.join(script)}")
@@ -113,25 +113,41 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def parser() -> Parser:
-    """Return the parser of all subcommands."""
+def parser(words: Sequence[str] = ()) -> Parser:
+    """Return the parser of all subcommands, or of the one that ``words`` begin with."""
     top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
-    verify_model.add_parser(kinds)
-    verify_program.add_parser(kinds)
-    verify_ops.add_parser(kinds)
-    verify_redistribute.add_parser(kinds)
-    verify_bugs.add_parser(kinds)
-    compare.add_parser(commands)
-    completion.add_parser(commands, parser)
-    doctor.add_parser(commands)
-    explain.add_parser(commands)
-    fuzz.add_parser(commands)
-    trace.add_parser(commands)
+    first, second = (*words[:2], "", "")[:2]
+    if first == "verify" and second in _KINDS:
+        _KINDS[second](kinds)
+    elif first in _COMMANDS:
+        _COMMANDS[first](commands)
+    else:
+        for add_parser in _KINDS.values():
+            add_parser(kinds)
+        for add_parser in _COMMANDS.values():
+            add_parser(commands)
     return top
+
+
+_KINDS: dict[str, Callable[[Any], None]] = {
+    "model": verify_model.add_parser,
+    "program": verify_program.add_parser,
+    "ops": verify_ops.add_parser,
+    "redistribute": verify_redistribute.add_parser,
+    "bugs": verify_bugs.add_parser,
+}
+_COMMANDS: dict[str, Callable[[Any], None]] = {
+    "compare": compare.add_parser,
+    "completion": lambda commands: completion.add_parser(commands, parser),
+    "doctor": doctor.add_parser,
+    "explain": explain.add_parser,
+    "fuzz": fuzz.add_parser,
+    "trace": trace.add_parser,
+}
 
 
 def _report_error(program: str, arguments: argparse.Namespace, text: str, what: str) -> None:

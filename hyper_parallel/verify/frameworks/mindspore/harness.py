@@ -113,14 +113,14 @@ class MindSporeHarness(HarnessPlatform):
         return loss(logits, labels)
 
     def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
-        """The regression of ``tutorial.py``."""
-        from hyper_parallel.verify.frameworks.mindspore.tutorial import Regression
+        """The regression of ``reference_model.py``."""
+        from hyper_parallel.verify.frameworks.mindspore.reference_model import Regression
 
         return Regression(inputs, hidden, outputs, getattr(mindspore, dtype))
 
     def tutorial_step(self, training: Any) -> Any:
-        """The step of ``tutorial.py``."""
-        from hyper_parallel.verify.frameworks.mindspore.tutorial import train_one_step
+        """The step of ``reference_model.py``."""
+        from hyper_parallel.verify.frameworks.mindspore.reference_model import train_one_step
 
         return train_one_step(training)
 
