@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,12 @@ class Failed:
 
     error: RankFailedError
     results: Sequence[Any]
+
+    @property
+    def failures(self) -> Mapping[int, BaseException]:
+        """The exception of each failed rank, where it is known."""
+        failures: Mapping[int, BaseException] = getattr(self.error, "failures", {})
+        return failures
 
 
 def run_batch(
@@ -96,7 +102,7 @@ def _run_until_failure(
     except RankFailedError as error:
         if not in_step and len(items) > 1:
             return None
-        states = [getattr(failed, _STATE) for failed in error.failures.values() if hasattr(failed, _STATE)]
+        states = [getattr(failed, _STATE) for failed in Failed(error, ()).failures.values() if hasattr(failed, _STATE)]
         # All ranks have finished an item after which any of them went on.
         finished = min(max([*passed, *(number for number, _ in states)]), len(items) - 1)
         if any(passed) or (not finished and (states or len(items) == 1)):

@@ -174,7 +174,8 @@ class DTensors(DistributedTensors):
         self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
     ) -> Iterator[list[Any]]:
         """Differentiate with respect to local shards."""
-        platform, outputs = self.platform, []
+        platform = self.platform
+        outputs: list[Any] = []
 
         def on_locals(*leaves: Any) -> list[Any]:
             pairs = zip(leaves, operands, strict=True)

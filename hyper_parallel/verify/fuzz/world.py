@@ -90,7 +90,7 @@ def run_programs(framework: str, programs: Sequence[Program], *, timeout: float 
 
 def _failure(failed: Failed, truth: Truth) -> Outcome:
     """Return the outcome of a program that ended the world."""
-    failures = failed.error.failures
+    failures = failed.failures
     cause = next(iter(failures.values()), failed.error)
     texts = {run.error for run in failed.results if run.error}
     if texts:

@@ -319,7 +319,8 @@ def _failure(failed: Failed) -> _Outcome:
     for outcome in failed.results:
         if outcome.error:
             text = f"rank {outcome.rank} alone raises {outcome.text}; the others wait for it"
-            return replace(outcome, kind="crash", text=text)
+            alone: _Outcome = replace(outcome, kind="crash", text=text)
+            return alone
     cause = failed.error.__cause__ or failed.error
     return _Outcome("crash", f"{type(cause).__name__}: {cause}")
 
