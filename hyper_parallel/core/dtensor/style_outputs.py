@@ -1,4 +1,4 @@
-"""Notes which entry of a plan made the last DTensor, for messages where one meets a plain tensor.
+"""Remembers which entry of a plan made the last DTensor, for error messages about mixed tensors.
 
 The note is in a context variable, so ranks and threads do not see each other's.
 """

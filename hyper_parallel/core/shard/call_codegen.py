@@ -1,4 +1,4 @@
-"""Closures of calls on local tensors, compiled once per form of a call: which of its arguments are converted, and how.
+"""Generates one closure per argument pattern of a call: which arguments are converted to local tensors, and how.
 
 A closure's code is made from the form, as ``dataclasses`` makes methods, so that no call loops over its arguments.
 """

@@ -1,4 +1,4 @@
-"""Thin and empty shards: what a rank with few elements must do because ranks with more of them do it.
+"""Keeps strides and view semantics equal across ranks for shards of one element or none along a dim.
 
 Whether a result is a view, and in which order its dims lie in memory, a framework derives from the elements at hand.
 All ranks must come to the same, that of the whole tensor: a write through a view would change the base on some of them
@@ -23,7 +23,7 @@ __all__ = ["copy_if_any_rank_copies", "has_empty_shard", "is_thin", "preserve_gl
 
 
 def has_empty_shard(plan: OpPlan) -> bool:
-    """Whether this rank has nothing of an operand or of an output."""
+    """Whether any local shard of an operand or of an output is empty."""
     layouts = (*plan.choice.targets, *plan.choice.outputs)
     return any(0 in layout.local_shape for layout in layouts if layout.shape is not None)
 

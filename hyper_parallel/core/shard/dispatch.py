@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CACHE_MISS", "Dispatcher", "implicit_replication", "implicitly_replicates", "no_function"]
 
 CACHE_MISS: Any = object()
-"""What :meth:`Dispatcher.repeated` returns for a call that it does not know."""
+"""What :meth:`Dispatcher.dispatch_cached` returns for a call that it does not know."""
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 # Equal values of these types are interchangeable; not those of float, since 0.0 == -0.0.
@@ -145,7 +145,7 @@ class Dispatcher:
             return result
         return run(args, kwargs)
 
-    def repeated(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
+    def dispatch_cached(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
         """Return a function that runs a call seen before, by its positional arguments, or returns :data:`CACHE_MISS`.
 
         It is :meth:`dispatch` with the key computed in line, for calls of tensors, lists of them, whole numbers and

@@ -1,4 +1,4 @@
-"""What a launcher told this process by environment variables: its rank, the number of ranks, and where they meet."""
+"""Rank, world size and rendezvous from the environment variables that launchers set."""
 
 from __future__ import annotations
 

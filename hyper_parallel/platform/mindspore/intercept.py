@@ -58,7 +58,7 @@ def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
     methods = {name.removeprefix(METHOD): handler for name, handler in handlers.items() if name.startswith(METHOD)}
     dispatcher = Dispatcher(platform)
     entries = {name: handler.as_written for name, handler in handlers.items() if hasattr(handler, "as_written")}
-    repeated = {name: dispatcher.repeated(entry) for name, entry in entries.items() if entry is not None}
+    repeated = {name: dispatcher.dispatch_cached(entry) for name, entry in entries.items() if entry is not None}
     repeated_methods = {name: again for name, again in repeated.items() if name not in methods}
     _STARTED["mindspore"] = Interception(dispatcher, handlers, methods, repeated, repeated_methods)
     return _STARTED["mindspore"]

@@ -1,1 +1,1 @@
-"""What ranks do together is compared before it is carried out: one record, one comparison, adapters."""
+"""Collective consistency checks: one record of a call, one comparison, adapters."""

@@ -575,7 +575,7 @@ def test_a_call_seen_before_is_repeated():
         again, entries = {}, {op: _canonical(op) for op in calls}
         for op, args in calls.items():
             entry = entries[op]
-            again[op] = dispatcher.repeated(entry)
+            again[op] = dispatcher.dispatch_cached(entry)
             assert again[op](args) is CACHE_MISS
             wanted = dispatcher.dispatch(entry, args, {})
             result = again[op](args)

@@ -561,9 +561,7 @@ def _prelu_per_channel(ops: Any, _: Any, x: Any, weight: Any) -> Any:
     channels = x.shape[1] if len(x.shape) > 1 else 1
     count = math.prod(weight.shape)
     if count not in (1, channels):
-        msg = (
-            f"operator PReLU: {count} weights for {list(x.shape)}, which has {channels} channels; give one, or so many"
-        )
+        msg = f"operator PReLU: {count} weights for {list(x.shape)}; expected 1, or {channels}, one per channel"
         raise LayoutError(msg)
     inner = (1,) * max(len(x.shape) - 2, 0) if count > 1 else ()
     return ops.prelu(x, ops.view(weight, (-1, *inner)))

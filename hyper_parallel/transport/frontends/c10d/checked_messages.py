@@ -49,7 +49,7 @@ def guard_messages(messages: _Messages) -> None:
 
 
 def _carry(messages: _Messages, plain: Callable[..., Any], bound: inspect.BoundArguments, *, sending: bool) -> Any:
-    """Send or receive by the coordinator what it can carry, and by PyTorch what not."""
+    """Route a message through the coordinator if it can carry it, else through PyTorch."""
     peer_name = "dst" if sending else "src"
     x, tag, group = bound.arguments["tensor"], bound.arguments["tag"], bound.arguments["group"]
     group = dist.group.WORLD if group is None else group

@@ -409,7 +409,7 @@ CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {
     comm_ops.BatchISendIRecv: _batch,
     comm_ops.NeighborExchange: _neighbor_exchange,
 }
-"""What runs each primitive."""
+"""Handlers by primitive."""
 
 # Their gradient broadcasts the root's cotangent into that of members whose output, and so cotangent, has shape [1].
 _FROM_MEMBERS_WITHOUT = (comm_ops.Reduce, comm_ops.CollectiveGather)

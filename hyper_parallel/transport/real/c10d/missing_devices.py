@@ -1,4 +1,4 @@
-"""Why this process has no device of a type, with what to install or to set."""
+"""Diagnoses an unavailable device type: what is missing, and what to install or set."""
 
 from __future__ import annotations
 

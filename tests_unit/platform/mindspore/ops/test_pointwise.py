@@ -50,7 +50,7 @@ def test_weights_that_fit_no_channel_are_refused():
         x, weight = (DTensor.from_local(ones(shape), mesh, [Replicate()]) for shape in ((2, 1, 4), (3,)))
         with pytest.raises(LayoutError) as caught:
             ops.prelu(x, weight)
-    assert str(caught.value) == "operator PReLU: 3 weights for [2, 1, 4], which has 1 channels; give one, or so many"
+    assert str(caught.value) == "operator PReLU: 3 weights for [2, 1, 4]; expected 1, or 1, one per channel"
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
