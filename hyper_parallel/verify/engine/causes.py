@@ -23,7 +23,7 @@ CAUSES = {
     "random-differs": "ranks draw different random numbers where they must be equal",
     "norm-counted-twice": "a norm counts a parameter several times",
     "norm-local": "a norm counts only one rank's part",
-    "stale": "a value of an earlier step or call, or one that contains it",
+    "stale": "a value of another step or call, or one that contains it",
     "not-updated": "a parameter was never updated",
     "optimizer": "gradients and states are right, and the optimizer's step is another",
     "padding": "rows that pad a parameter take part in the computation",

@@ -68,7 +68,7 @@ def without_padding(
         ranks: each rank's records by key.
         axes: of the program.
     """
-    groups = [(rank,) for rank in range(len(ranks))]
+    groups: list[tuple[int, ...]] = [(rank,) for rank in range(len(ranks))]
     groups += [tuple(group) for sets in axes.groups.values() for group in sets if len(group) > 1]
     found: dict[tuple[str, int], _Padding] = {}
     for key, record in reference.items():

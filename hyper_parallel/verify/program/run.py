@@ -148,6 +148,9 @@ def verify_program(
     )  # fmt: skip
     platform = platform or program_framework(program)
     require_framework(platform)
+    if upcast and platform != "torch":
+        msg = f"--upcast is implemented for PyTorch; {program.name} uses {platform}"
+        raise InputError(msg)
     if pretend and not (program.is_script and alone.is_script):
         msg = f"--pretend {pretend} is for scripts, which have processes of their own; this is a function"
         raise InputError(msg)

@@ -899,6 +899,21 @@ def test_kernels_of_one_dtype_cannot_be_upcast():
     )
 
 
+def test_upcast_is_refused_where_it_cannot_be_done(monkeypatch):
+    """--upcast of another framework, and under torchrun, is bad input, and not left out in silence."""
+    module = "hyper_parallel.verify.program.run"
+    monkeypatch.setattr(f"{module}.require_framework", lambda _: None)
+    with pytest.raises(InputError) as caught:
+        verify_program(_single_precision, 2, platform="mindspore", upcast=True)
+    assert str(caught.value) == "--upcast is implemented for PyTorch; _single_precision uses mindspore"
+    monkeypatch.setattr(f"{module}.started_by_torchrun", lambda: True)
+    with pytest.raises(InputError) as caught:
+        verify_program(_single_precision, 2, platform="torch", upcast=True)
+    assert str(caught.value) == (
+        "--upcast runs the ranks twice, which torchrun's processes cannot; leave out --upcast or torchrun"
+    )
+
+
 def test_power_is_part_of_the_verdict():
     """A verdict says which error of a gradient would have been noticed, and that a smaller one would not."""
     report = verify_program(train, 2, platform="torch")
