@@ -44,7 +44,7 @@ _BUILD = "import deepspeed; deepspeed.init_distributed('gloo')"
 STACKS = {
     "hf_trainer": Stack(("transformers", "accelerate"), "*"),
     "accelerate_ddp": Stack(("accelerate",), "2.weight"),
-    "accelerate_fsdp2": Stack(("accelerate",), "*"),
+    "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda"),
     "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
     "fabric": Stack(("lightning",), "*"),
     "lightning_trainer": Stack(("lightning",), "*"),

@@ -23,7 +23,7 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
-accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+accelerator = Accelerator(fsdp_plugin=plugin)
 torch.manual_seed(0)
 model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(6, 3))
 data = DataLoader(TensorDataset(torch.randn(24, 6)), batch_size=8 // accelerator.num_processes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 __all__ = ["ASKED", "VARIABLE"]
@@ -45,12 +44,22 @@ def _import_all(names: list[str]) -> None:
     try:
         for name in names:
             _Noting.asked = False
-            with suppress(Exception):  # the program's import will raise it again
+            known = set(sys.modules)
+            try:
                 _import(name)
+            except Exception:  # noqa: BLE001 - the program's import will raise it again
+                _forget(name.partition(".")[0], known)
             if _Noting.asked:
                 ASKED.append(name.partition(".")[0])
     finally:
         os.environ.__class__ = plain
+
+
+def _forget(package: str, known: set[str]) -> None:
+    """Drop what a package imported of itself before it failed: parts without their package break its next import."""
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
 
 
 def _import(name: str) -> None:

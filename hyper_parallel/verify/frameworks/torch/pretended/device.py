@@ -195,7 +195,7 @@ class PretendedDevice:
             return self._current
         if isinstance(device, int):
             return device
-        found = torch.device(device).index
+        found: int | None = torch.device(device).index
         return self._current if found is None else found
 
     @contextmanager

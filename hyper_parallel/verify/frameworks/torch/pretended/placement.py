@@ -25,7 +25,7 @@ _Torch: Any = torch
 def replace_placement(device: PretendedDevice) -> None:
     """Replace PyTorch's functions and methods that take a device, in this process, for good."""
     placed = _Placement(device.name)
-    for plain in _device._device_constructors():  # type: ignore[no-untyped-call]  # noqa: SLF001 - the set that set_default_device works on
+    for plain in _device._device_constructors():  # noqa: SLF001 - the set that set_default_device works on
         owner, name = _place_of(plain)
         if owner is not None:
             _replace_function(owner, name, placed.factory)
@@ -230,7 +230,7 @@ def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None
     """Replace a function of PyTorch, which TorchScript goes on to take for the operator."""
     plain = getattr(owner, name)
     _replace(owner, name, make)
-    table: Any = torch.jit._builtins  # type: ignore[attr-defined]  # noqa: SLF001 - where it looks functions up
+    table: Any = torch.jit._builtins  # noqa: SLF001 - where it looks functions up
     operator = table._find_builtin(plain)  # noqa: SLF001 - as above
     if operator:
         table._register_builtin(getattr(owner, name), operator)  # noqa: SLF001 - as above

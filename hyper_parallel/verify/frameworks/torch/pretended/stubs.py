@@ -43,8 +43,6 @@ def offer_stubs() -> None:
 class _Stub(ModuleType):
     """A package, or anything in one, that does not exist."""
 
-    __path__: Sequence[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -149,10 +147,10 @@ def _imports(file: str) -> dict[int, str]:
             found.update(dict.fromkeys(lines, "guarded" if guarded else "plain"))
         if isinstance(node, ast.Try):
             caught = guarded or any(map(_catches, node.handlers))
-            for child in node.body:
-                visit(child, caught)
-            for child in (*node.handlers, *node.orelse, *node.finalbody):
-                visit(child, guarded)
+            for inside in node.body:
+                visit(inside, caught)
+            for outside in (*node.handlers, *node.orelse, *node.finalbody):
+                visit(outside, guarded)
             return
         for child in ast.iter_child_nodes(node):
             visit(child, guarded and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
