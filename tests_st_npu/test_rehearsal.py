@@ -150,7 +150,7 @@ def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
     """Simulated ranks share the card, three processes share two; all values are compared, a fault is found."""
     assert _printed(_SCENARIO, rehearsal).splitlines() == [
         "simulated 624 npu; simulated ranks share one card",
-        "processes 624 npu; ranks share cards if there are fewer",
+        "processes 624 npu; ranks share devices if there are fewer",
         "fault found: True",
     ]
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: the report cannot be written, no row has the name of ``--profile``, or options contradict each
             other.
         RuntimeError: ranks of ``--training`` failed.
-        UnsupportedOnBackend: the framework sees no such card.
+        UnsupportedOnBackend: the framework sees no such device.
     """
     can_be_written("--report", arguments.report)
     _check(arguments)

@@ -80,7 +80,7 @@ def test_the_harness_has_no_device(capsys):
     assert capsys.readouterr().err == text
     assert main(["bench", "--device", "npu"]) == 2
     assert capsys.readouterr().err.startswith(
-        "python ci/workshop: error: --device npu: torch sees no such card here, only "
+        "python ci/workshop: error: --device npu: torch sees no such device here, only "
     )
 
 
@@ -214,7 +214,7 @@ def test_a_call_of_mindspore_is_profiled(capsys):
 def test_a_card_is_refused_for_mindspore(capsys):
     """MindSpore is measured on cpu only: another device is refused before anything is measured."""
     assert main(["bench", "--platform", "mindspore", "--device", "npu"]) == 2
-    assert capsys.readouterr().err.startswith("python ci/workshop: error: --device npu: mindspore sees no such card")
+    assert capsys.readouterr().err.startswith("python ci/workshop: error: --device npu: mindspore sees no such device")
 
 
 @pytest.mark.platforms("torch")
