@@ -102,6 +102,7 @@ class ProgramReport(Report):
         rounding: the first value that the single device rounds otherwise in each run; empty if its runs are equal.
         device: where the ranks, and the single one, made their tensors.
         pretended: what rank 0 asked of the device that the CPU stood in for, and which packages were stubs.
+        defects: calls on rank 0 that the framework is known to compute wrongly.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ProgramReport(Report):
     rounding: str = ""
     device: str = "cpu"
     pretended: dict[str, Any] = field(default_factory=dict)
+    defects: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
@@ -192,6 +194,7 @@ class ProgramReport(Report):
                 "rounding was measured to do"
             )
         lines += self._pretended()
+        lines += [f"a known defect of {self.platform}: {words}" for words in self.defects]
         if self.verdict is not None:
             lines.append(self.verdict.text())
             if self.verdict.equal and self.verdict.unplaced:
@@ -228,6 +231,7 @@ class ProgramReport(Report):
             "launch": self.launch,
             "device": self.device,
             "pretended": self.pretended,
+            "defects": self.defects,
             "world_size": self.world_size,
             "mesh": self.mesh,
             "seed": self.seed,

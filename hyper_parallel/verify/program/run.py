@@ -217,6 +217,7 @@ class _Verification:
         check_names(run)
         report = self.report
         report.pretended = run.ranks[0].notes.get("pretended", {})
+        report.defects = list(run.ranks[0].notes.get("defects of the framework", {}).values())
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
         runs, report.verdict = compare_with(reference, run, report.mesh or None, self.declared)

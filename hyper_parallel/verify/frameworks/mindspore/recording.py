@@ -20,6 +20,7 @@ from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
+from hyper_parallel.verify.frameworks.mindspore.known_defects import DEFECTS, reporting
 from hyper_parallel.verify.frameworks.mindspore.recorder import Recorder
 
 __all__ = ["recording"]
@@ -51,6 +52,9 @@ def recording(log: RecordLog) -> Iterator[None]:
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
     for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
         replace(amp, function.__name__, functools.partial(_served, served))
+    if not log.limits.pretend:  # else what stands in for these functions is right
+        for defect in DEFECTS:
+            replace(defect.owner, defect.name, functools.partial(reporting, log, defect))
     try:
         with use_log(log), _pretended(log):
             yield

@@ -334,6 +334,29 @@ def test_backward_of_a_tensor_is_a_differentiation():
     assert loss == pytest.approx(expected)
 
 
+def test_known_defects_are_reported_at_the_call():
+    """Calls that MindSpore computes wrongly are noted once, with their place; others are not."""
+    from mindspore import Tensor, mint
+
+    def program():
+        x = Tensor(np.ones((4, 6), np.float32))
+        for _ in range(2):
+            mint.split(x, 2, 1)
+        x.copy_(x + 1)
+        x.T.copy_(mint.ones((6, 4)))
+        x.add_(1)
+
+    split = mint.split
+    notes = recorded(program).notes["defects of the framework"]
+    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_"]
+    assert all(f" at {__file__}:" in words for words in notes.values())
+    assert notes["mint.split"].endswith(
+        ": its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
+    )
+    assert mint.split is split
+    assert "defects of the framework" not in recorded(lambda: Tensor(np.ones(3)) + 1).notes
+
+
 def _scaled_while_recorded():
     """A loss scaled and unscaled, and whether all is finite, with and without DTensors, while nothing is compiled."""
     import os

@@ -1,0 +1,82 @@
+"""Known defects of MindSpore on the CPU: calls whose results are silently wrong, reported where a program makes them.
+
+The next defect is another entry of :data:`DEFECTS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mindspore
+from mindspore import Tensor, mint
+
+import hyper_parallel
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.verify.frameworks.contract.recording import RecordLog, user_site
+
+__all__ = ["DEFECTS", "Defect", "reporting"]
+
+_FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
+_LIBRARIES = (_FRAMEWORK, str(Path(str(hyper_parallel.__file__)).parent))
+
+
+class Defect(NamedTuple):
+    """A call that MindSpore computes wrongly.
+
+    Attributes:
+        owner: what has the function.
+        name: of the function there.
+        label: its full name.
+        meets: whether a call with these arguments meets the defect.
+        words: what is wrong, and what to call instead.
+    """
+
+    owner: Any
+    name: str
+    label: str
+    meets: Callable[..., bool]
+    words: str
+
+
+def _plain(*args: Any, **_: Any) -> bool:
+    return not isinstance(args[0], DTensor)
+
+
+def _into_view(target: Any, *_: Any, **__: Any) -> bool:
+    size = target.numel() * target.itemsize
+    return _plain(target) and not (target.is_contiguous() and size == target.untyped_storage().size())
+
+
+_SPLIT = "its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
+_UNWRITTEN = "it returns the right values and leaves the tensor as it was; assign the result"
+
+DEFECTS = (
+    Defect(mint, "split", "mint.split", _plain, _SPLIT),
+    Defect(
+        Tensor,
+        "copy_",
+        "Tensor.copy_",
+        _into_view,
+        "it writes nothing into a transposed or sliced tensor; write view[:] = values",
+    ),
+    *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
+)
+"""Measured on MindSpore 2.10; those that concern programs alone, since the library's own calls avoid them."""
+
+
+def reporting(log: RecordLog, defect: Defect, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``own`` such that a program's call that meets the defect is noted in ``log``, with its place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the framework's own calls are not the program's
+        by_program = not caller.startswith(_LIBRARIES)
+        if by_program and args and isinstance(args[0], Tensor) and defect.meets(*args, **kwargs):
+            found = log.notes.setdefault("defects of the framework", {})
+            if defect.label not in found:
+                found[defect.label] = f"{defect.label} at {user_site(_FRAMEWORK)}: {defect.words}"
+        return own(*args, **kwargs)
+
+    return call
