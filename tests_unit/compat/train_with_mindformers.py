@@ -29,7 +29,7 @@ MODELS = {
     "long": {  # the shortest sequence whose mask MindFormers compresses, as its context parallelism demands
         **COMMON, "model_type": "qwen3", "architectures": "Qwen3ForCausalLM", "num_key_value_heads": 4, "head_dim": 2,
         "hidden_size": 8, "num_hidden_layers": 1, "seq_length": LONG, "max_position_embeddings": LONG,
-        "use_attn_mask_compression": True, "input_layout": "BNSD",
+        "use_attn_mask_compression": True,
     },
     "experts": {
         **COMMON, "model_type": "deepseek_v3", "architectures": "DeepseekV3ForCausalLM", "num_key_value_heads": 4,
@@ -41,7 +41,7 @@ MODELS = {
 }  # fmt: skip
 MODELS["latent"] = {  # multi-head latent attention, whose operands come from cells of their own; the one layer is dense
     **MODELS["experts"], "num_hidden_layers": 1, "seq_length": LONG, "max_position_embeddings": LONG,
-    "use_attn_mask_compression": True, "input_layout": "BNSD",
+    "use_attn_mask_compression": True,
 }  # fmt: skip
 
 
