@@ -92,7 +92,8 @@ def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Ste
 
 def runs_to_its_end(orders: Sequence[Sequence[Step]], stages: int) -> bool:
     """Whether every rank gets what it waits for, if each computes in its order."""
-    places, done = [0] * len(orders), set()
+    places = [0] * len(orders)
+    done: set[Step | None] = set()
     moved = True
     while moved:
         moved = False

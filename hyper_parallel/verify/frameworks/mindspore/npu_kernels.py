@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
@@ -146,7 +146,7 @@ def _transposed(x: Any, _: int = 0) -> Any:
     return mint.transpose(x, 1, 2)
 
 
-_BY_NAME = {
+_BY_NAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "BNSD": (lambda x, _: x, lambda x: x),
     "BSND": (_transposed, _transposed),
     "BSH": (
