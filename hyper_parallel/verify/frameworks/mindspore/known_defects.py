@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import mindspore
 from mindspore import Tensor, mint
 
-import hyper_parallel
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog, user_site
 
 __all__ = ["DEFECTS", "Defect", "reporting"]
 
 _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
-_LIBRARIES = (_FRAMEWORK, str(Path(str(hyper_parallel.__file__)).parent))
+_LIBRARIES = (_FRAMEWORK, str(Path(__file__).parents[3]))
 
 
 class Defect(NamedTuple):
