@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
         memory; 2 for invalid input; 130 after Ctrl-C.
     """
-    return execute(parser(), sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    return execute(parser(words), words)
 
 
 def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
