@@ -115,5 +115,5 @@ def class_with(methods: type, kind: type) -> type:
 
 def _empty(kind: type) -> Any:
     """An instance of the class for modules of ``kind``, without attributes."""
-    made = class_with(FSDPModule, kind)
+    made: Any = class_with(FSDPModule, kind)
     return made.__new__(made)

@@ -128,7 +128,7 @@ class FullyShardedGroup:
     def _begin(self) -> None:
         """Begin with freed parameters."""
         self._plan_gradients()
-        self._structure: _Structure | None = None
+        self._structure: Any = None
         self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, not over the replicas yet
         self.is_gathered = self.in_backward = self.is_reduced = False
         # One rank of a world that does not exist computes without values.

@@ -62,7 +62,7 @@ class CompiledForward:
         PlanError: a submodule is compiled or fully sharded, or has hooks of the program.
     """
 
-    _graphs: OrderedDict[Any, _Graph] | None = None
+    _graphs: Any = None
     _state: ModuleState
     _numbers: dict[Any, int]
     """Of the states that the module has had: the keys of graphs hold numbers, which are hashed at once."""
@@ -102,7 +102,7 @@ class CompiledForward:
             self._read()
         leaves, spec = _flat(args, kwargs)
         tensors = [home[name] for _, home, name in self._tensors.places]
-        constants = []
+        constants: list[Any] = []
         for leaf in leaves:
             (tensors if isinstance(leaf, torch.Tensor) else constants).append(leaf)
         locals_, facts = _locals_and_facts(tensors)
@@ -253,7 +253,8 @@ def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any],
 
 def _locals_and_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
     """Local tensors, and what a graph depends on of each; None: one is of a type that has to see its calls."""
-    locals_, facts = [], []
+    locals_: list[Any] = []
+    facts: list[Any] = []
     for tensor in tensors:
         of = type(tensor)
         if of is TorchDTensor or isinstance(tensor, DTensor):

@@ -44,16 +44,14 @@ def compiled_graphs(
         while_tracing.close()
         if backend is not None:
             return backend(graph, examples)
-        return make_boxed_func(_function_of(graph))  # type: ignore[no-any-return] # PyTorch's
+        return make_boxed_func(_function_of(graph))
 
     def separate(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
         del inputs
         while_tracing.close()
         return _separated(joint, num_fwd_outputs)
 
-    return aot_function(  # type: ignore[no-any-return] # PyTorch's
-        function, compile_graph, compile_graph, partition_fn=separate, inference_compiler=compile_graph
-    )
+    return aot_function(function, compile_graph, compile_graph, partition_fn=separate, inference_compiler=compile_graph)
 
 
 def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -131,7 +131,8 @@ class ModuleTensors:
     @classmethod
     def of(cls, root: nn.Module) -> ModuleTensors:
         """Find them."""
-        found, first = cls([], [], [], [], 0), {}
+        found = cls([], [], [], [], 0)
+        first: dict[int, tuple[dict[str, Any], str]] = {}
         for path, module in root.named_modules():
             for home in (module._parameters, module._buffers):
                 found.homes.append(home)
