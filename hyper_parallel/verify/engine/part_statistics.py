@@ -65,13 +65,24 @@ def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
     for dim in range(dims):
         for words, end in (("first", 0), ("last", 1)):
             counts = [_border(evidence, rank, dim, end) for rank in evidence.ranks]
-            if all(counts):
+            parts = {evidence.placements[rank].words for rank in evidence.ranks}
+            every = all(rank in evidence.ranks for rank in evidence.placements if _borders(evidence, rank, dim, end))
+            if all(counts) and len(set(counts)) == 1 and len(parts) > 1 and every:  # else it may be chance
                 axis = _axis_of_parts(runs, evidence, dim) or next(iter(runs.axes.groups))
                 shown = ", ".join(dict.fromkeys(str(count) for count in counts))
                 text = f"only the {words} {shown} rows of dim {dim} of each part are wrong"
                 text += f", on {ranks_words(evidence.ranks)}"
                 return Cause("boundary", axis, f"{text}; the parts are next to one another over {axis}")
     return None
+
+
+def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:
+    """Return whether a rank's rows of a dim begin (or end) where others' end (or begin)."""
+    place = evidence.placements[rank]
+    rows = None if place.positions is None else rows_of(place.positions, place.shape)
+    if rows is None or dim >= len(rows):
+        return False
+    return bool(rows[dim][0] > 0 if end == 0 else rows[dim][-1] < place.shape[dim] - 1)
 
 
 def _border(evidence: Evidence, rank: int, dim: int, end: int) -> int:
