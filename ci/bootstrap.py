@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,14 +116,15 @@ def accelerator_libraries(python: "str | Path") -> "list[str]":
     return [line for line in wanted if line.startswith(LIBRARIES)]
 
 
-def resolved(python: "str | Path", *options: str) -> "list[dict]":
+def resolved(python: "str | Path", *options: str) -> "list[dict[str, Any]]":
     """Return what pip would install for PyTorch, as its report says; an empty list if pip cannot say."""
     command = [str(python), "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
     command += ["--only-binary", ":all:", *options, "-c", str(CONSTRAINTS), "torch"]
     done = subprocess.run(
         command, check=False, env={**os.environ, **PIP_ENV}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    return json.loads(done.stdout.decode())["install"] if done.returncode == 0 else []
+    packages: list[dict[str, Any]] = json.loads(done.stdout.decode())["install"] if done.returncode == 0 else []
+    return packages
 
 
 def size_of(url: str) -> int:

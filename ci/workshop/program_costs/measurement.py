@@ -52,7 +52,12 @@ def cost_of(command: Sequence[str], folder: Path) -> Cost:
             list(command), cwd=folder, env={**os.environ, name: value}, stdout=output, stderr=subprocess.STDOUT
         )
         ended = threading.Event()
-        waiter = threading.Thread(target=lambda: (process.wait(), ended.set()))
+
+        def wait() -> None:
+            process.wait()
+            ended.set()
+
+        waiter = threading.Thread(target=wait)
         waiter.start()
         running = True
         while running:
