@@ -139,7 +139,7 @@ def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
         raise UnsupportedOnBackend(msg)
 
 
-def _reshard(reshard: bool | int | None, mesh: DeviceMesh) -> bool | None:
+def _reshard(reshard: Any, mesh: DeviceMesh) -> bool | None:
     """Whether to free parameters after forward; a number is one of ranks that divides the data axis."""
     if reshard is None or isinstance(reshard, bool):
         return reshard
@@ -151,7 +151,7 @@ def _reshard(reshard: bool | int | None, mesh: DeviceMesh) -> bool | None:
     return reshard != 1
 
 
-def _dim(place: Callable[[Any], Shard | None] | None, parameter: Any) -> int:
+def _dim(place: Callable[[Any], Any] | None, parameter: Any) -> int:
     """The dim of ``parameter`` to split."""
     placement = None if place is None else place(parameter)
     if placement is None:

@@ -116,10 +116,11 @@ class FullyShardedGroup:
         self.modules = list(modules) if isinstance(modules, (list, tuple)) else [modules]
         self.kind = type(self.modules[0]).__name__
         self.reduces, self.reduces_over_replicas, self.name = True, True, ""
-        self.keeps_after_backward, self.divide_factor = False, None
+        self.keeps_after_backward = False
+        self.divide_factor: float | None = None
         self.schedule: ShardedSchedule  # set by take
         self._begin()
-        self._structure = _Structure(self.modules)
+        self._structure: _Structure | None = _Structure(self.modules)
         self._expose(whole=False)
         for module in self.modules:
             module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
@@ -128,7 +129,7 @@ class FullyShardedGroup:
     def _begin(self) -> None:
         """Begin with freed parameters."""
         self._plan_gradients()
-        self._structure: Any = None
+        self._structure = None
         self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, not over the replicas yet
         self.is_gathered = self.in_backward = self.is_reduced = False
         # One rank of a world that does not exist computes without values.

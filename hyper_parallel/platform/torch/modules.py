@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -133,7 +133,7 @@ class TorchModules(ModulesFacet):
         """Change the module's class."""
         from hyper_parallel.core.data_parallel.methods import FSDPModule, class_with
 
-        module.__class__ = class_with(FSDPModule, type(module))
+        module.__class__ = class_with(FSDPModule, cast("Hashable", type(module)))
 
     def compiled_forward(self, module: Any, backend: Any) -> Any:
         """Trace forward and backward through the DTensors, when it is called first."""

@@ -38,6 +38,7 @@ _FUNC = "torch.func on DTensors"
 _NESTED = "nested arguments with DTensors"
 _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
+_PRETENDED = "the CPU in the place of a device"
 _ROUNDING = "float32 products that are exact on every device"
 
 
@@ -116,6 +117,11 @@ NAMES = Names(
         "unregister_groups": _name(f"{_C10D}._unregister_all_process_groups", _GROUPS),
         "set_thread_isolation": _name("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
         "symmetric_memory": _name("torch.distributed._symmetric_memory", "symmetric memory"),
+        # the CPU in the place of a device
+        "device_constructors": _name("torch.utils._device._device_constructors", _PRETENDED),
+        "device_context": _name("torch.utils._device.DeviceContext", _PRETENDED),
+        "function_table": _name("torch.jit._builtins", _PRETENDED),
+        "register_device_module": _name("torch._register_device_module", _PRETENDED),
         # switches
         "get_precision": _name("torch._C._get_fp32_precision_getter", _ROUNDING),
         "set_cudnn_tf32": _name("torch._C._set_cudnn_allow_tf32", _ROUNDING),

@@ -8,9 +8,9 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.ops._utils.arg_handler import str_to_enum
 
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.mindspore.versions import op_enum
 
 __all__ = ["attention", "grouped_matmul", "moe_token_permute", "moe_token_unpermute", "rms_norm", "swiglu"]
 
@@ -158,7 +158,7 @@ _BY_NAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x: mint.permute(x, (2, 0, 1, 3)).reshape(x.shape[2], x.shape[0], -1),
     ),
 }
-_LAYOUTS = {str_to_enum("FlashAttentionScore", "input_layout", name): forms for name, forms in _BY_NAME.items()}
+_LAYOUTS = {op_enum.str_to_enum("FlashAttentionScore", "input_layout", name): forms for name, forms in _BY_NAME.items()}
 
 
 def _refuse(kernel: str, what: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hyper_parallel.platform.torch.versions import register_device_module
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice, answer_for
 from hyper_parallel.verify.frameworks.torch.pretended.engines import replace_engines
 from hyper_parallel.verify.frameworks.torch.pretended.placement import replace_placement
@@ -53,7 +54,7 @@ def _npu() -> ModuleType:
         engine.utils.rename_privateuse1_backend("npu")
         module = ModuleType("torch.npu")
         engine._C._get_accelerator = lambda *_: torch.device("cpu")  # noqa: SLF001 - C++ has no hooks of the renamed device
-        engine._register_device_module("npu", module)  # noqa: SLF001 - PyTorch's extension point
+        register_device_module("npu", module)
         sys.modules["torch.npu"] = module
     package: Any = ModuleType("torch_npu")
     package.__spec__, package.npu, package.__version__ = ModuleSpec("torch_npu", None), engine.npu, torch.__version__

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils import _device
 
+from hyper_parallel.platform.torch.versions import device_constructors, device_context, function_table
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice
 
 __all__ = ["replace_placement"]
@@ -25,7 +25,7 @@ _Torch: Any = torch
 def replace_placement(device: PretendedDevice) -> None:
     """Replace PyTorch's functions and methods that take a device, in this process, for good."""
     placed = _Placement(device.name)
-    for plain in _device._device_constructors():  # noqa: SLF001 - the set that set_default_device works on
+    for plain in device_constructors():  # the set that set_default_device works on
         owner, name = _place_of(plain)
         if owner is not None:
             _replace_function(owner, name, placed.factory)
@@ -39,7 +39,7 @@ def replace_placement(device: PretendedDevice) -> None:
         setattr(owner, device.name, _moved)
     _Tensor.pin_memory, _Tensor.record_stream = _pinned, _nothing
     _Torch.Generator = _generator(placed)
-    _replace(_device.DeviceContext, "__init__", placed.first)
+    _replace(device_context, "__init__", placed.first)
     _replace(torch.autocast, "__init__", placed.autocast)
     _replace(_Torch, "is_autocast_enabled", placed.asked)
     _replace(_Torch, "get_autocast_dtype", placed.asked)
@@ -230,7 +230,6 @@ def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None
     """Replace a function of PyTorch, which TorchScript goes on to take for the operator."""
     plain = getattr(owner, name)
     _replace(owner, name, make)
-    table: Any = torch.jit._builtins  # noqa: SLF001 - where it looks functions up
-    operator = table._find_builtin(plain)  # noqa: SLF001 - as above
+    operator = function_table._find_builtin(plain)  # noqa: SLF001 - where TorchScript looks functions up
     if operator:
-        table._register_builtin(getattr(owner, name), operator)  # noqa: SLF001 - as above
+        function_table._register_builtin(getattr(owner, name), operator)  # noqa: SLF001 - as above
