@@ -116,12 +116,15 @@ def _rank():
 
 
 ENDLESS = """
+import multiprocessing
 import time
 from torch_case import *
 
 def endless():
     def counted(output, batch):
-        open(f"started-{time.monotonic_ns()}", "w").close()
+        if multiprocessing.parent_process() is not None or {alone}:
+            open(f"started-{{time.monotonic_ns()}}", "w").close()
+            time.sleep({seconds})
         return loss(output, batch)
     return Net, batches(), counted
 """
@@ -130,13 +133,17 @@ def endless():
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("launch", ["simulated", "processes"])
 def test_ctrl_c_leaves_no_process(launch, tmp_path, interruptible):
-    """SIGINT in the middle of training ends every process that the command started, with status 130."""
+    """SIGINT in the middle of training ends every process that the command started, with status 130.
+
+    Of a world of processes, it comes while the ranks train, after the single device.
+    """
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
-    (tmp_path / "endless_case.py").write_text(ENDLESS)
+    alone = launch == "simulated"
+    (tmp_path / "endless_case.py").write_text(ENDLESS.format(alone=alone, seconds=0 if alone else 600))
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
-               "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch", "--steps", "1000000",
-               "--launch", launch, "--html", "page.html"]  # fmt: skip
+               "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch",
+               "--steps", "1000000" if alone else "1", "--launch", launch, "--html", "page.html"]  # fmt: skip
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**interruptible, "HP_TEST_MARK": mark}, stderr=subprocess.PIPE, text=True
     )

@@ -944,7 +944,39 @@ def test_power_is_part_of_the_verdict():
 
 
 def test_outputs_of_a_run_that_trains_alike_are_listed():
-    """Losses of micro-batches that a rank cuts from its own part differ, and gradients do not: equal, and listed."""
+    """What a model returns besides its loss is a rank's own, and gradients are right: equal, and listed."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = Spread()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            own = torch.randn(23, 5).tensor_split(world)[rank]
+            y, _ = model(own)
+            (y.square().sum() / 23).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(5, 7), nn.Linear(7, 3)
+
+        def forward(self, x):
+            y = self.down(self.up(x).tanh())
+            return y, y.detach().std()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+    why = "they differ, but all gradients, norms, optimizer states and weights are equal"
+    assert any(line.endswith(why) for line in report.verdict.skipped)
+
+
+def test_micro_batches_of_a_rank_s_own_part_are_compared_as_a_step_s_union():
+    """Calls that the ranks cut otherwise than the reference are compared together, with the sum of their losses."""
 
     def program():
         rank, world = dist.get_rank(), dist.get_world_size()
@@ -962,8 +994,8 @@ def test_outputs_of_a_run_that_trains_alike_are_listed():
 
     report = verify_program(program, 3, platform="torch")
     assert report.ok, report.text()
-    why = "they differ, but all gradients, norms, optimizer states and weights are equal"
-    assert any(line.endswith(why) for line in report.verdict.skipped)
+    assert report.verdict.counts["loss"] == 12
+    assert report.verdict.counts["output"] == 48
     assert any(note.endswith("compared as the union of a step's calls") for note in report.verdict.notes)
 
 

@@ -110,10 +110,12 @@ def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -
     """Raise a HandleError if a tensor that is being sent is not what it was when the send started.
 
     Args:
-        x: the tensor, when its send is waited for.
+        x: the tensor, when its send is waited for; a subclass, of which the receiver may refuse the type, is not read.
         sent: a copy of it, or of its bytes, from the start.
         site: of the send.
     """
+    if type(x.detach()) is not torch.Tensor:
+        return
     now, then = bytes_of(x.cpu()), bytes_of(sent.cpu()) if isinstance(sent, torch.Tensor) else sent
     equal = torch.equal(now, then) if isinstance(then, torch.Tensor) else now.numpy().tobytes() == then
     if not equal:

@@ -13,7 +13,7 @@ import torch
 
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["ASKED", "Event", "PretendedDevice", "Stream", "answer_for", "lacking"]
+__all__ = ["ASKED", "PARTS", "Event", "PretendedDevice", "Stream", "answer_for", "lacking"]
 
 ASKED: Counter[str] = Counter()
 """How often a program asked for what, by kind."""
@@ -22,7 +22,7 @@ _CAPABILITY = (8, 0)  # computes in bfloat16
 _MOST = 1024
 """Devices that have a generator, which is the host's."""
 
-_PARTS = ("graphs", "memory", "random", "streams")
+PARTS = ("graphs", "memory", "random", "streams")
 """Modules of a device's module in which programs find the same functions."""
 
 _LACKED = {
@@ -369,7 +369,7 @@ def answer_for(device: PretendedDevice, module: ModuleType) -> None:
     answered = [name for name in dir(PretendedDevice) if not name.startswith("__")]
     for name in (*answered, "default_generators"):
         setattr(module, name, getattr(device, name))
-    for part in _PARTS:
+    for part in PARTS:
         inner = getattr(module, part, None)
         for name in answered:
             if hasattr(inner, name):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hyper_parallel.platform.torch.versions import register_device_module
-from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice, answer_for
+from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PARTS, PretendedDevice, answer_for
 from hyper_parallel.verify.frameworks.torch.pretended.engines import replace_engines
 from hyper_parallel.verify.frameworks.torch.pretended.placement import replace_placement
 from hyper_parallel.verify.frameworks.torch.pretended.stubs import STUBBED, offer_stubs
@@ -54,6 +54,12 @@ def _npu() -> ModuleType:
         engine.utils.rename_privateuse1_backend("npu")
         module = ModuleType("torch.npu")
         engine._C._get_accelerator = lambda *_: torch.device("cpu")  # noqa: SLF001 - C++ has no hooks of the renamed device
+        for part in PARTS:
+            inner = ModuleType(f"torch.npu.{part}")
+            vars(inner).update(
+                {name: None for name in dir(PretendedDevice) if hasattr(getattr(torch.cuda, part), name)}
+            )
+            setattr(module, part, inner)
         register_device_module("npu", module)
         sys.modules["torch.npu"] = module
     package: Any = ModuleType("torch_npu")
