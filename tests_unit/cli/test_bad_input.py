@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -117,14 +116,19 @@ def _rank():
 
 ENDLESS = """
 import multiprocessing
+import socket
 import time
 from torch_case import *
 
+begun = []
+
 def endless():
     def counted(output, batch):
-        if multiprocessing.parent_process() is not None or {alone}:
-            open(f"started-{{time.monotonic_ns()}}", "w").close()
-            time.sleep({seconds})
+        if (multiprocessing.parent_process() is not None or {alone}) and not begun:
+            begun.append(True)
+            socket.create_connection(("127.0.0.1", {port})).close()
+            while True:
+                time.sleep(0.01)
         return loss(output, batch)
     return Net, batches(), counted
 """
@@ -139,17 +143,18 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path, interruptible):
     """
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
     alone = launch == "simulated"
-    (tmp_path / "endless_case.py").write_text(ENDLESS.format(alone=alone, seconds=0 if alone else 600))
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
                "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch",
-               "--steps", "1000000" if alone else "1", "--launch", launch, "--html", "page.html"]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env={**interruptible, "HP_TEST_MARK": mark}, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.glob("started-*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+               "--steps", "1", "--launch", launch, "--html", "page.html"]  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as started:
+        text = ENDLESS.format(alone=alone, port=started.getsockname()[1])
+        (tmp_path / "endless_case.py").write_text(text)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**interruptible, "HP_TEST_MARK": mark}, stderr=subprocess.PIPE, text=True
+        )
+        started.settimeout(90)
+        started.accept()[0].close()
     assert len(_marked(mark)) > (launch == "processes")
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=240)

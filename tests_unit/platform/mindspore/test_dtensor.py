@@ -177,7 +177,9 @@ def test_copies_are_parameters_with_storage_of_their_own():
 
 
 def _on_host():
-    scalar = _placed(np.asarray(3.5, np.float32), Partial())
+    platform, mesh = platform_named("mindspore"), _mesh()
+    part = np.asarray(3.5 if mesh.rank == 0 else 0.0, np.float32)
+    scalar = platform.wrap(platform.from_numpy(part), Layout.place(mesh, (Partial(),), ()))
     x = _placed(A, Shard(0))
     arrays = (x.asnumpy(), x.numpy(), np.asarray(x), np.array(x, np.float64))
     with pytest.raises(ValueError, match="read-only"):

@@ -13,6 +13,7 @@ from hyper_parallel.core.shard.rule import Row
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch.ops.registry import functions
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.checker.batch import _run_rank
 from hyper_parallel.verify.frameworks.torch import programs as language
 from hyper_parallel.verify.fuzz import campaign, world
 from hyper_parallel.verify.fuzz.program import Program
@@ -332,7 +333,12 @@ def test_simulated_and_real_ranks_agree_to_the_bit(ranks, count):
     # LAPACK's least squares rounds by where in memory its operands lie.
     programs = [program for program in programs if "torch.linalg.lstsq" not in {step.call for step in program.steps}]
     simulated, launched = (
-        run(world._run_rank, ranks, "torch", ("torch", programs, [[] for _ in range(ranks)]))
+        run(
+            _run_rank,
+            ranks,
+            "torch",
+            (world._prepare, ("torch",), programs, [[] for _ in range(ranks)], [0] * ranks, False),
+        )
         for run in (simulate, launch)
     )
     for rank, (threads, processes) in enumerate(zip(simulated, launched, strict=True)):

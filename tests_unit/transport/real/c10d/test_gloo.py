@@ -8,8 +8,9 @@ import torch
 from hyper_parallel.transport.host.torch.ops import bytes_of
 from hyper_parallel.transport.real.c10d.gloo import ChunkedReceiver
 
+pytestmark = pytest.mark.platforms("torch")
 
-@pytest.mark.platforms("torch")
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool])
 def test_a_single_element_of_any_stride_is_sent(dtype):
     """One element counts as contiguous whatever its stride; its bytes are sent, and of no element none."""
@@ -20,7 +21,6 @@ def test_a_single_element_of_any_stride_is_sent(dtype):
     assert bytes_of(x[:0]).tolist() == []
 
 
-@pytest.mark.platforms("torch")
 def test_a_transposed_tensor_is_sent_row_by_row():
     """The bytes are those of the values in row-major order, from the first element of a view on."""
     x = torch.arange(6.0).reshape(2, 3).T[1:]

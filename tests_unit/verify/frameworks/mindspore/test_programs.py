@@ -81,9 +81,9 @@ def _gathers_on_one_rank(x):
 @pytest.fixture
 def breakable(language, monkeypatch):
     """Let ranks, which are other processes, call what is broken on purpose."""
-    from hyper_parallel.verify.fuzz import world
+    from hyper_parallel.verify.checker import batch
 
-    usual = world._run_rank
+    usual = batch._run_rank
 
     def run(*args):
         from hyper_parallel.verify.frameworks.mindspore import programs
@@ -95,7 +95,7 @@ def breakable(language, monkeypatch):
         finally:
             programs.call_named = before
 
-    monkeypatch.setattr(world, "_run_rank", run)
+    monkeypatch.setattr(batch, "_run_rank", run)
     monkeypatch.setattr(language, "call_named", partial(broken, language.call_named))
 
 
