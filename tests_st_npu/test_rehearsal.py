@@ -149,8 +149,8 @@ def test_simulated_ranks_have_masks_of_their_own_on_a_shared_card(rehearsal):
 def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
     """Simulated ranks share the card, three processes share two; all values are compared, a fault is found."""
     assert _printed(_SCENARIO, rehearsal).splitlines() == [
-        "simulated 624 npu; simulated ranks share one device",
-        "processes 624 npu; ranks share devices if there are fewer",
+        "simulated 738 npu; simulated ranks share one device",
+        "processes 738 npu; ranks share devices if there are fewer",
         "fault found: True",
     ]
 
