@@ -119,5 +119,5 @@ def test_simulated_and_real_ranks_compute_on_cards(printed):
     assert printed(_RANKS) == [
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]",
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [3.0, 4.0]]",
-        "627 npu; a rank takes a device",
+        "738 npu; a rank takes a device",
     ]
