@@ -245,15 +245,17 @@ def ensure(name: str) -> "tuple[Path, dict[str, str]]":
 
     The stamp is written last: an interrupted install is taken up again by the next run.
     """
-    if not works(HOME / name):
-        name = require_python(name)
+    ready = works(HOME / name)
+    if not ready:
+        asked, name = name, require_python(name)
+        ready = name != asked and works(HOME / name)
     env, stamp = HOME / name, HOME / name / "installed"
-    if stamp.exists() and stamp.read_text() == fingerprint(name) and works(env):
+    if ready and stamp.exists() and stamp.read_text() == fingerprint(name):
         return env / "bin", checked_wheels(python_of(env)) if name == "tox" else {}
     if stamp.exists():
         stamp.unlink()
     started = time.monotonic()
-    if not works(env):
+    if not ready:
         say(f"creating {env.relative_to(ROOT)} with Python {'.'.join(map(str, sys.version_info[:3]))}")
         HOME.mkdir(exist_ok=True)
         if not create_with_venv(env):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -42,28 +41,19 @@ def cost_of(command: Sequence[str], folder: Path) -> Cost:
 
     Processes are found by a variable in their environment, which they inherit: fork servers and daemons included.
     """
-    mark = f"{_MARK}={uuid.uuid4().hex}"
-    name, _, value = mark.partition("=")
+    value = uuid.uuid4().hex
+    mark = f"{_MARK}={value}".encode()
     times: dict[int, float] = {}
     peak = 0
     started = time.monotonic()
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(
-            list(command), cwd=folder, env={**os.environ, name: value}, stdout=output, stderr=subprocess.STDOUT
+            list(command), cwd=folder, env={**os.environ, _MARK: value}, stdout=output, stderr=subprocess.STDOUT
         )
-        ended = threading.Event()
-
-        def wait() -> None:
-            process.wait()
-            ended.set()
-
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        running = True
-        while running:
-            running = not ended.wait(_INTERVAL)
-            peak = max(peak, _look(mark.encode(), times))
-        waiter.join()
+        while process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_INTERVAL)
+            peak = max(peak, _look(mark, times))
         seconds = time.monotonic() - started
         output.seek(0)
         text = output.read()

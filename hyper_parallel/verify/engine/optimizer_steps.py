@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -101,29 +101,35 @@ def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[f
     return [float(factor) for factor in factors] if close and rank_of_table == len(columns) else None
 
 
-def _decay(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """What is off is a multiple of the weight before."""
+def _multiples(
+    runs: PairedRuns, before: Key, evidence: Evidence, column: Callable[[Any, Any], Any]
+) -> list[float] | None:
+    """Return by which multiple of a column every rank is off, made of the expected value and the one before."""
     found = []
     for rank in evidence.ranks:
-        _, old, rest = _columns(runs, before, evidence, rank)
-        factors = _fit(rest, [old], evidence, rank)
+        expected, old, rest = _columns(runs, before, evidence, rank)
+        factors = _fit(rest, [column(expected, old)], evidence, rank)
         if factors is None:
             return None
         found.append(factors[0])
+    return found
+
+
+def _decay(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
+    """What is off is a multiple of the weight before."""
+    found = _multiples(runs, before, evidence, lambda _, old: old)
+    if found is None:
+        return None
     shown = ", ".join(dict.fromkeys(f"{factor:.4g}" for factor in found))
     return f"the weight is the reference's plus {shown} times the weight before the step: it decays otherwise"
 
 
 def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
     """The update is a multiple of the reference's."""
-    found = []
-    for rank in evidence.ranks:
-        expected, old, rest = _columns(runs, before, evidence, rank)
-        factors = _fit(rest, [expected - old], evidence, rank)
-        if factors is None:
-            return None
-        found.append(1 + factors[0])
-    shown = ", ".join(dict.fromkeys(f"{factor:.5g}" for factor in found))
+    found = _multiples(runs, before, evidence, lambda expected, old: expected - old)
+    if found is None:
+        return None
+    shown = ", ".join(dict.fromkeys(f"{1 + factor:.5g}" for factor in found))
     return f"the update is the reference's times {shown}"
 
 

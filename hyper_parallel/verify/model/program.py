@@ -140,7 +140,7 @@ class ModelProgram:
         _require_values(parameters, platform.is_meta)
         _require_precision(parameters)
         state = look.weights(_arrays(platform, model), list(harness_of(platform).trainable(model)))
-        digests = [_digests(platform, case, step) for step in range(self.steps)]
+        digests = _digests(platform, case, self.steps)
         transport = platform.transport()
         everyone = transport.all_gather_object(digests, tuple(range(transport.world_size)))
         for rank, others in enumerate(everyone):
@@ -201,7 +201,7 @@ class ModelProgram:
         platform = current_platform()
         platform.seed(self.seed)
         case = with_fewer_rows(platform, as_case(self.make_case()), self.facts.rows_over)
-        digests = [_digests(platform, case, step) for step in range(self.steps)]
+        digests = _digests(platform, case, self.steps)
         _require_equal_batches(self.facts.digests, digests, platform.transport().rank)
         return case
 
@@ -324,17 +324,16 @@ def _settings(case: ModelCase, plan: ParallelPlan) -> dict[str, str]:
     return settings
 
 
-def _digests(platform: Platform, case: ModelCase, step: int) -> list[Any]:
-    """Return shape, dtype and digest of every array of a step's batches."""
-    arrays = [
-        platform.tensor_to_numpy(item) if platform.is_tensor(item) else np.asarray(item)
-        for batch in case.micro_batches(step)
-        for item in batch
-    ]
+def _digests(platform: Platform, case: ModelCase, steps: int) -> list[list[Any]]:
+    """Return, by step, shape, dtype and digest of every array of the batches."""
     return [
-        (array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())
-        for array in arrays
-    ]
+        [_digest(platform, item) for batch in case.micro_batches(step) for item in batch] for step in range(steps)
+    ]  # fmt: skip
+
+
+def _digest(platform: Platform, item: Any) -> tuple[Any, ...]:
+    array = platform.tensor_to_numpy(item) if platform.is_tensor(item) else np.asarray(item)
+    return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
 
 
 def _require_equal_batches(first: list[Any], other: list[Any], rank: int) -> None:

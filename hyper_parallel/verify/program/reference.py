@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -80,8 +79,7 @@ class Reference:
     rounding: str = ""
     sinks: list[KeepSink] = field(default_factory=list, repr=False)
     _again: Run | None = field(default=None, repr=False)
-    _further: deque[Repeat] | None = field(default=None, repr=False)
-    _further_count: int = 0
+    _further: Iterator[tuple[str, Repeat]] | None = field(default=None, repr=False)
 
     @property
     def half(self) -> bool:
@@ -135,12 +133,10 @@ class Reference:
         if self.complete:
             return False
         if self._further is None:
-            self._further = deque(further_repeats(self.seed, self.bounds, half=self.half))
-            self._further_count = len(self._further)
-        while self._further:
-            repeat = self._further.popleft()
-            number = self._further_count - len(self._further)
-            self._repeat(repeat, f"one rank, perturbed again ({number} of {self._further_count})")
+            repeats = further_repeats(self.seed, self.bounds, half=self.half)
+            self._further = iter([(f"{number} of {len(repeats)}", each) for number, each in enumerate(repeats, 1)])
+        for place, repeat in self._further:
+            self._repeat(repeat, f"one rank, perturbed again ({place})")
             if within():
                 return True
         self.complete = True

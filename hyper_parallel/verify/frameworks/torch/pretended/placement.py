@@ -33,7 +33,7 @@ def replace_placement(device: PretendedDevice) -> None:
         _replace_function(_Torch, name, placed.factory)
     for name in _NEW:
         _replace(_Tensor, name, placed.factory)
-    _replace(_Tensor, "to", placed.to)
+    _replace(_Tensor, "to", placed.first)
     _replace(_Tensor, "type", placed.type)
     for owner in (_Tensor, nn.Module):
         setattr(owner, device.name, _moved)
@@ -84,19 +84,6 @@ class _Placement:
 
         return make
 
-    def to(self, plain: Any) -> Any:
-        """Replace ``Tensor.to``."""
-
-        @functools.wraps(plain)
-        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if args:
-                args = (self.here(args[0]), *args[1:])
-            if kwargs.get("device") is not None:
-                kwargs["device"] = self.here(kwargs["device"])
-            return plain(tensor, *args, **kwargs)
-
-        return to
-
     def type(self, plain: Any) -> Any:
         """Replace ``Tensor.type``: the name of a tensor's type has the device's, as on the device."""
 
@@ -111,23 +98,23 @@ class _Placement:
         return named
 
     def first(self, plain: Any) -> Any:
-        """Replace a constructor whose first argument, ``device`` or ``device_type``, is a device."""
+        """Replace a method whose first argument, ``device`` or ``device_type``, may be a device."""
 
         @functools.wraps(plain)
-        def __init__(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+        def call(self_: Any, *args: Any, **kwargs: Any) -> Any:
             args = (self.here(args[0]), *args[1:]) if args else args
             for name in ("device", "device_type"):
                 if name in kwargs:
                     kwargs[name] = self.here(kwargs[name])
-            plain(self_, *args, **kwargs)
+            return plain(self_, *args, **kwargs)
 
-        return __init__
+        return call
 
     def autocast(self, plain: Any) -> Any:
         """Replace ``autocast``'s constructor: the CPU casts to the dtype that the device would."""
 
         @functools.wraps(plain)
-        def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above
+        def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
             if device_type == self._name:
                 ASKED["autocast on the device"] += 1
                 device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
@@ -157,7 +144,7 @@ class _Placement:
         """Replace the constructor of FSDP1, whose ``device_id`` is a device or its number."""
 
         @functools.wraps(plain)
-        def __init__(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above
+        def __init__(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
             if kwargs.get("device_id") is not None:
                 kwargs["device_id"] = torch.device("cpu")
             plain(self_, *args, **kwargs)
