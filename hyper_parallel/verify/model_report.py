@@ -146,7 +146,7 @@ class ModelReport:
 
     @property
     def first(self) -> TensorCheck | None:
-        """The first divergence: the first check that is wrong, since what differs is in the order of execution."""
+        """The first check that is wrong; the checks are in the order of execution."""
         return next((check for check in self.checks if not check.ok), None)
 
     @property

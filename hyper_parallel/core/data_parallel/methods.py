@@ -44,7 +44,7 @@ class FSDPModule:
             group.reshard()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """See :func:`hyper_parallel.set_requires_gradient_sync`."""
+        """Call :func:`~hyper_parallel.core.data_parallel.accumulation.set_requires_gradient_sync` on this module."""
         set_requires_gradient_sync(self, requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:

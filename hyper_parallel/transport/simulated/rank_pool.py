@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENVIRONMENT",
     "FRESH",
+    "KILLED",
     "LEDGER_VARIABLE",
     "SERVERS",
     "Worker",
@@ -49,6 +50,9 @@ __all__ = [
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
 """Names a folder in which every started rank leaves a file named after its process number: the coverage gate compares
 them with the data files that ranks leave. Unset it for a rank that is to be killed on purpose."""
+
+KILLED = ", which did not react to SIGTERM and was killed in "
+"""In the ledger, between the name of a rank that was ended by SIGKILL and the test that ran."""
 
 ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
 """Variables of ranks that are not set: errors at the operator of MindSpore that fails, and far less waiting on few
@@ -74,6 +78,7 @@ FRESH = "fresh"
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
 _TERM_SECONDS = 5.0
+_MEASURED_TERM_SECONDS = 30.0  # a measured rank has its coverage data to save, on a machine that may be busy
 _LEAVE_SECONDS = 10.0
 _SAVE_SECONDS = 10.0  # between two writes of one file
 _STEP_SECONDS = 0.1
@@ -293,12 +298,22 @@ def end_processes(processes: list[ForkServerProcess]) -> None:
             process.terminate()
             if _is_stopped(process.pid or 0):
                 os.kill(process.pid or 0, signal.SIGCONT)
-    deadline = time.monotonic() + _TERM_SECONDS
+    deadline = time.monotonic() + (_MEASURED_TERM_SECONDS if LEDGER_VARIABLE in os.environ else _TERM_SECONDS)
     for process in processes:
         _join(process, max(0.0, deadline - time.monotonic()))
         if process.is_alive():
+            _note_killed(process.pid or 0)
             process.kill()
             process.join()
+
+
+def _note_killed(pid: int) -> None:
+    """Write into the ledger that a rank is ended by SIGKILL, and in which test: it leaves no coverage data."""
+    entry = Path(os.environ.get(LEDGER_VARIABLE, ""), str(pid))
+    if entry.is_file():
+        name, _, stack = entry.read_text(encoding="utf-8").partition("\n")
+        test = os.environ.get("PYTEST_CURRENT_TEST", "a process without a test")
+        atomic_write_text(entry, f"{name}{KILLED}{test}\n{stack}")
 
 
 def _join(process: ForkServerProcess, seconds: float) -> None:

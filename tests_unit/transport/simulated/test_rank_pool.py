@@ -44,7 +44,8 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
         data = tmp_path / "data"
         return data.stat().st_mtime if data.exists() else 0.0
 
-    monkeypatch.setattr(rank_pool, "_TERM_SECONDS", 0.1)
+    for name in ("_TERM_SECONDS", "_MEASURED_TERM_SECONDS"):
+        monkeypatch.setattr(rank_pool, name, 0.1)
     monkeypatch.setattr(rank_pool, "_SAVE_SECONDS", 60.0)
     monkeypatch.setattr(rank_pool, "wrote_data_at", wrote_data_at)
     process = multiprocessing.get_context("fork").Process(target=target, args=(str(tmp_path),), daemon=True)
@@ -56,6 +57,22 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
         (tmp_path / "data").touch()
     end_processes([process])
     assert (process.exitcode, (tmp_path / "whole").exists()) == (code, whole)
+
+
+def test_the_ledger_says_which_rank_was_killed(monkeypatch, tmp_path):
+    """A rank that SIGTERM does not end is marked in the ledger of started ranks with the test that ran, once."""
+    monkeypatch.setattr(rank_pool, "_MEASURED_TERM_SECONDS", 0.1)
+    monkeypatch.setenv(rank_pool.LEDGER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_a")
+    process = multiprocessing.get_context("fork").Process(target=_ignore_sigterm, args=(str(tmp_path),), daemon=True)
+    process.start()
+    while not (tmp_path / "ready").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    rank_pool.register_rank(process.pid, "stack-file", "rank-1")
+    end_processes([process])
+    text = (tmp_path / str(process.pid)).read_text()
+    assert text == "rank-1, which did not react to SIGTERM and was killed in test_a\nstack-file"
 
 
 def _sleep(folder):

@@ -145,6 +145,20 @@ def test_a_lost_rank_is_red(project, command):
     assert "FAILED: 1 of 2 started ranks left no coverage data: rank-3 (process 999999)" in err
 
 
+@pytest.mark.parametrize("killed, status", [(3, 0), (4, 1)])
+def test_a_few_ranks_that_had_to_be_killed_are_listed(project, command, killed, status):
+    """Up to three ranks that SIGTERM could not end are listed without data; more of them fail the gate."""
+    command("erase", "torch")
+    measure(project, "torch")
+    name = "rank-3, which did not react to SIGTERM and was killed in test_a"
+    for pid in range(999990, 999990 + killed):
+        (project / "coverage_reports" / "data" / "torch" / "ranks" / str(pid)).write_text(name)
+    actual, out, err = command("gate", "torch")
+    assert actual == status
+    assert (out + err).count(f"not checked: data of {name}\n") == (3 if status == 0 else 0)
+    assert (f"4 of 5 started ranks left no coverage data: {name} (process 999990)" in err) == (status == 1)
+
+
 def test_a_gate_that_counts_no_ranks_is_red(project, command):
     """The gate fails without the list of ranks that `erase` makes, because no lost rank could be noticed.
 
