@@ -3,8 +3,6 @@
 import ast
 import contextlib
 import functools
-import os
-import socket
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.transport.processes import local_environment
-from hyper_parallel.transport.real.coordinator_server import CoordinatorServer, peer_user
 
 PACKAGE = Path(hyper_parallel.__file__).parent
 SCRIPTS = Path(__file__).parents[1] / "ci"
@@ -57,7 +54,6 @@ ALLOWED = {
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "importlib.import_module"): (1, OWN),
     ("verify/frameworks/torch/torch_dtensor_reproducer.py", "resolve_name"): (1, NAME),
     ("verify/fuzz/language.py", "importlib.import_module"): (1, OWN),
-    ("verify/launch_worker.py", "import_module"): (1, "modules of the task of the process that started this rank"),
     ("verify/ops/audit_operator.py", "importlib.import_module"): (2, OWN),
     ("verify/ops/fork_server.py", "importlib.import_module"): (1, "a module of PyTorch, by a fixed name"),
     ("verify/ops/reproduce.py", "compile"): (1, "a program that this package wrote"),
@@ -140,7 +136,6 @@ def test_sockets_are_local():
     assert made == {
         ("cli/doctor.py", "socket.create_server"): 1,
         ("verify/frameworks/torch/torch_dtensor_reproducer.py", "socket.socket"): 1,
-        ("transport/real/coordinator_server.py", "socket.socket"): 2,
         ("transport/processes.py", "socket.create_server"): 1,
     }
     bound = [ast.unparse(node) for _, name, node in calls(PACKAGE) if name.endswith((".bind", "create_server"))]
@@ -150,52 +145,6 @@ def test_sockets_are_local():
         "socket.create_server(('127.0.0.1', 0))",
         "probe.bind(('127.0.0.1', 0))",
     ]
-
-
-def test_the_coordinator_listens_to_its_own_user_only(tmp_path):
-    """The socket is readable and writable for its user alone, and the other end's user is known."""
-    server = CoordinatorServer(tmp_path / "line", 1, lambda _: "returned")
-    assert (tmp_path / "line").stat().st_mode & 0o777 == 0o600
-    server.close()
-    one, other = socket.socketpair()
-    assert peer_user(one) == peer_user(other) == os.getuid()
-    one.close()
-    other.close()
-
-
-def test_another_user_is_not_listened_to(tmp_path):
-    """A process of another user that reaches the socket is hung up on, and nothing that it sent is unpickled."""
-    if os.getuid():
-        pytest.skip("[no-tool] only root can be another user")
-    path = tmp_path / "line"
-    server = CoordinatorServer(path, 1, lambda _: "returned")
-    path.chmod(0o666)
-    tmp_path.chmod(0o711)
-    folder = os.open(tmp_path, os.O_RDONLY)  # its parents are closed to others
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.fchdir(folder)
-            os.setuid(65534)
-            line = socket.socket(socket.AF_UNIX)
-            line.connect("line")
-            line.send(b"anything")
-            status = 0 if line.recv(1) == b"" else 3
-        except (ConnectionResetError, BrokenPipeError):  # hung up on before it has sent
-            status = 0
-        except PermissionError:
-            status = 4
-        finally:
-            os._exit(status)
-    ended = 0
-    while not ended:
-        server.serve(0.05)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    os.close(folder)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert server._ranks == {}
-    server.close()
 
 
 def test_ranks_of_one_machine_meet_on_loopback(monkeypatch):

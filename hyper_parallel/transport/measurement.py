@@ -9,7 +9,6 @@ pytest-cov look for it. coverage.py is used only if the parent has imported it.
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import multiprocessing
 import os
 import signal
@@ -21,12 +20,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 __all__ = [
     "Measurement",
     "current_measurement",
-    "dump_stack_on_sigterm",
     "in_test_context",
     "measured",
     "wrote_data_at",
@@ -38,7 +36,6 @@ _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not
 
 _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
 _LOCK = threading.RLock()
-_STACK_FILES: list[IO[str]] = []  # where faulthandler writes at SIGTERM, at most one; setting a handler removes its own
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
 _SEARCHED: list[tuple[Any, tuple[Any, ...]]] = []  # the Coverage object whose files were listed here, at most one
 _LOST: set[str] = set()  # data files, without the suffix of this process, to which its data could not be written
@@ -52,14 +49,12 @@ class Measurement:
         settings: coverage's configuration by name.
         folder: to which its relative paths refer.
         context: the running test, where contexts are recorded; or None.
-        until_sigterm: whether the data is also saved when SIGTERM arrives; not where another handler must run.
         files: of the measured packages, as coverage finds them, so that no rank searches for them; empty if not known.
     """
 
     settings: dict[str, Any]
     folder: str
     context: str | None = None
-    until_sigterm: bool = True
     files: tuple[Any, ...] = ()
 
 
@@ -73,7 +68,7 @@ def in_test_context(name: str) -> Iterator[None]:
         _TEST_CONTEXT.reset(token)
 
 
-def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
+def current_measurement() -> Measurement | None:
     """Return how coverage measures this process now, for its ranks; None if it does not, or is paused."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
@@ -85,7 +80,7 @@ def current_measurement(*, until_sigterm: bool = True) -> Measurement | None:
     folder = coverage.files.relative_directory()
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
     settings["data_file"] = str(Path(folder, settings["data_file"]))
-    return Measurement(settings, folder, _TEST_CONTEXT.get(), until_sigterm, _files(current))
+    return Measurement(settings, folder, _TEST_CONTEXT.get(), _files(current))
 
 
 def wrote_data_at(pid: int) -> float:
@@ -140,7 +135,7 @@ def _start(measurement: Measurement) -> Any:
         started: Any = coverage.Coverage(config_file=False, data_suffix=True)
         vars(started.config).update(measurement.settings)
         started.config.disable_warnings = [*started.config.disable_warnings, *_EXPECTED]
-        started.config.sigterm = measurement.until_sigterm
+        started.config.sigterm = True
         started.start()
     finally:
         os.chdir(here)
@@ -237,24 +232,10 @@ def _sigterm_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    faulthandler.unregister(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, _frame: arrived.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, handler)
-        for file in _STACK_FILES:
-            _dump_stack(file)
         if arrived:
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def dump_stack_on_sigterm(file: IO[str]) -> None:
-    """Write the main thread's stack to ``file`` when SIGTERM arrives, before Python's own handler runs."""
-    with _LOCK:
-        _STACK_FILES[:] = [file]
-    _dump_stack(file)
-
-
-def _dump_stack(file: IO[str]) -> None:
-    faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)

@@ -52,14 +52,14 @@ def test_a_measurement_says_how_and_where(nested, tmp_path):
     nested.start()
     try:
         with in_test_context("test_x.py::test_y|run"):
-            inside = current_measurement(until_sigterm=False)
+            inside = current_measurement()
         outside = current_measurement()
     finally:
         nested.stop()
     assert inside.settings["branch"] is True
     assert inside.settings["data_file"] == str(tmp_path / ".coverage")
-    assert (inside.context, inside.until_sigterm) == ("test_x.py::test_y|run", False)
-    assert (outside.context, outside.until_sigterm) == (None, True)
+    assert inside.context == "test_x.py::test_y|run"
+    assert outside.context is None
     assert "no-data-collected" in nested.get_option("run:disable_warnings")
 
 
@@ -168,7 +168,7 @@ def test_a_rank_takes_the_files_that_its_parent_has_found(searches, nested, tmp_
 ENDED_WHILE_SAVING = """
 import os, signal, sys
 import coverage
-from hyper_parallel.transport.measurement import Measurement, dump_stack_on_sigterm, measured
+from hyper_parallel.transport.measurement import Measurement, measured
 
 started = coverage.Coverage(config_file=False)
 settings = {name: value for name, value in vars(started.config).items() if not name.startswith("_")}
@@ -183,8 +183,6 @@ def task():
     sys.addaudithook(end_at_the_first_write)
 
 signalled = []
-stack = open("stack", "w")
-dump_stack_on_sigterm(stack)
 
 with measured(Measurement(settings, os.getcwd())):
     task()
@@ -206,7 +204,6 @@ def test_sigterm_waits_until_a_rank_has_written_its_data(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
-    assert 'rank.py", line' in (tmp_path / "stack").read_text()
     (written,) = tmp_path.glob(".coverage.*")
     data = coverage.CoverageData(str(written))
     data.read()
@@ -288,12 +285,12 @@ def test_a_measured_process_is_measured_once(monkeypatch, tmp_path):
     assert (started.config.branch, started.config.sigterm) == (True, True)
     with measured(Measurement({"branch": True, "data_file": "d"}, str(tmp_path))):
         assert FakeCoverage.running == [started]
-    with measured(Measurement({"branch": False, "data_file": "d"}, str(tmp_path), None, until_sigterm=False)):
+    with measured(Measurement({"branch": False, "data_file": "d"}, str(tmp_path))):
         (other,) = FakeCoverage.running
     assert started.calls[2:] == ["get_data", "save"]
     assert other is not started
     assert other.calls == ["get_data"]
-    assert not other.config.sigterm
+    assert other.config.sigterm
 
 
 @pytest.mark.parametrize("writes", ["get_data", "switch_context"])

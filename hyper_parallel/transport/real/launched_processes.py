@@ -1,7 +1,7 @@
-"""Real ranks as reused (warm) processes; a coordinator in this process checks their collectives.
+"""Real ranks as processes whose collectives a coordinator in this process checks.
 
-A team joins its gloo world once and serves run after run in it. A run that fails costs its team, which is ended and
-replaced: nothing of the failure can reach the next run.
+A warm team joins its world once and serves run after run in it. A run that fails costs its team, which is ended and
+replaced: nothing of the failure can reach the next run. A team for one run has the environment that torchrun gives.
 """
 
 from __future__ import annotations
@@ -24,13 +24,27 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.failures import WorldFailedError, advice, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.frames import RUNNERS
 from hyper_parallel.transport.measurement import current_measurement
-from hyper_parallel.transport.processes import local_environment, rehearsed_engine, search_path
+from hyper_parallel.transport.processes import (
+    SharedFile,
+    free_port,
+    local_environment,
+    rehearsed_engine,
+    search_path,
+    torchrun_environment,
+)
 from hyper_parallel.transport.real.cluster import RankStart
-from hyper_parallel.transport.real.launched_rank import RankSetup, launched_main
+from hyper_parallel.transport.real.launched_rank import RankSetup, launched_main, single_run_main
 from hyper_parallel.transport.real.requests import Requests, called
 from hyper_parallel.transport.serialization import unpack
 from hyper_parallel.transport.simulated.coordinator import Coordinator
-from hyper_parallel.transport.simulated.rank_pool import SERVERS, Worker, end_processes, preload, stacks_of
+from hyper_parallel.transport.simulated.rank_pool import (
+    ENVIRONMENT,
+    SERVERS,
+    Worker,
+    end_processes,
+    preload,
+    stacks_of,
+)
 from hyper_parallel.transport.simulated.rank_process import RankReport, RankTask
 
 __all__ = ["LaunchedRun", "close_launched_teams", "run_launched", "warm_up"]
@@ -38,6 +52,7 @@ __all__ = ["LaunchedRun", "close_launched_teams", "run_launched", "warm_up"]
 _GRACE_SECONDS = 2.0
 _HISTORY = 64
 _OUTPUT_CHARACTERS = 20_000
+_LAST_CHARACTERS = 4000
 _MAX_PROCESSES = 12
 _START_SECONDS = {"cpu": 120.0, "cuda": 300.0, "npu": 300.0}
 
@@ -54,7 +69,7 @@ class LaunchedRun:
     Attributes:
         results: per rank what it returned; empty if the run failed.
         failure: why it failed, or None.
-        outputs: per rank what it printed.
+        outputs: per rank what it printed; in a single run to stderr alone, since stdout is this process's.
         history: per rank its last collectives and messages, oldest first.
     """
 
@@ -65,9 +80,10 @@ class LaunchedRun:
 
 
 class _Team:
-    """The processes of one world."""
+    """The processes of one world; those of a ``single`` run join it with the run, and may start processes."""
 
-    def __init__(self, framework: str, world_size: int, device: str) -> None:
+    def __init__(self, framework: str, world_size: int, device: str, *, single: bool = False) -> None:
+        self.single = single
         self.key = (framework, world_size, device, rehearsed_engine())
         self._folder = Path(tempfile.mkdtemp(prefix="hyper_parallel_world_"))
         self._outputs = [self._folder / f"{rank}.output" for rank in range(world_size)]
@@ -80,11 +96,13 @@ class _Team:
                     framework, device, rank, world_size, str(self._folder / "store"), str(output), os.getpid(),
                     self.key[3], self._start.port,
                 )  # fmt: skip
-                self.workers.append(Worker(launched_main, (setup,), self._start.server))
+                main, more = (single_run_main, (SharedFile(1),)) if single else (launched_main, ())
+                self.workers.append(Worker(main, (setup, *more), self._start.server, daemon=not single))
         except BaseException:
             self.close(range(len(self.workers)))
-            raise
-        self._await_ready()
+            raise  # the ranks that have started would wait for the others
+        if not single:
+            self._await_ready()
 
     def _await_ready(self) -> None:
         """Return when every rank has joined the world.
@@ -165,11 +183,14 @@ class _LaunchedWorld:
 
     def _listen(self) -> bool:
         """Take one message of each rank that has one; False if none came in time."""
-        lines = {self._team.workers[rank].line: rank for rank in self._running}
-        readable = wait(list(lines), max(0.0, self._deadline - time.monotonic()))
-        for line, rank in lines.items():
-            if line in readable:
+        workers = {rank: self._team.workers[rank] for rank in self._running}
+        ends = [end for worker in workers.values() for end in (worker.line, worker.process.sentinel)]
+        readable = wait(ends, max(0.0, self._deadline - time.monotonic()))
+        for rank, worker in workers.items():
+            if worker.line in readable:
                 self._take(rank)
+            elif worker.process.sentinel in readable and not worker.line.poll():  # a process that it forked has a copy
+                self._died(rank, EOFError())
         self._report_unreported()
         return bool(readable)
 
@@ -210,6 +231,7 @@ class _LaunchedWorld:
         self._running.discard(rank)
         self.reports[rank] = report
         if report.how == "returned":
+            self.ended_in[rank] = "returned"
             self.coordinator.finish(rank)
             return
         if report.how == "raised" and rank not in self.failures:
@@ -218,14 +240,16 @@ class _LaunchedWorld:
         self._fail(rank, report.how)
 
     def _died(self, rank: int, error: Exception) -> None:
-        worker = self._team.workers[rank]
-        how = worker.how_it_died(error)
+        worker, single = self._team.workers[rank], self._team.single
+        how = worker.how_it_died(None if single else error)
         last = f"; last in {self.history[rank][-1]}" if self.history[rank] else ""
-        text = f"rank {rank} {how}; it {self.coordinator.describe(rank)}{last}"
+        doing = " without a report" if single else f"; it {self.coordinator.describe(rank)}{last}"
+        printed = self._team.output(rank)[-_LAST_CHARACTERS:] if single else ""
+        text = "\n".join(filter(None, [f"rank {rank} {how}{doing}", _shorten(worker.last_words()), printed])).rstrip()
         self._running.discard(rank)
         self._waiting.discard(rank)
         self.failures[rank] = RankFailedError(text)
-        self.traces[rank] = "\n".join(filter(None, [text, _shorten(worker.last_words())]))
+        self.traces[rank] = text
         self._fail(rank, how)
 
     def _fail(self, rank: int, how: str) -> None:
@@ -268,13 +292,13 @@ class _LaunchedWorld:
 
     def failure(self) -> WorldFailedError | None:
         """Why the run failed; an error that only reports a lost peer is listed after the peer's own."""
-        if not self.failures:
-            lost = self._requests.lost()
-            if lost is None:
-                return None
-            failed = WorldFailedError(lost, {})
+        lost = self._requests.lost()
+        if lost is not None and all(map(lost_peer, self.failures.values())):  # its sender may have waited
+            failed = WorldFailedError(lost, self.failures)
             failed.__cause__ = CollectiveMismatchError(lost)
             return failed
+        if not self.failures:
+            return None
         causes = {rank: error for rank, error in self.failures.items() if not lost_peer(error)} or self.failures
         echoes = {rank: "lost its peer:\n" + self.traces[rank] for rank in self.failures if rank not in causes}
         activities = {**self.coordinator.aborted_in, **self.ended_in, **echoes}
@@ -286,7 +310,9 @@ def warm_up(framework: str, module: str) -> None:
     preload(SERVERS[framework], module)
 
 
-def run_launched(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LaunchedRun:
+def run_launched(
+    body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu", *, single: bool = False
+) -> LaunchedRun:
     """Run a packed pair of function and arguments on every rank of a real world; and return its result.
 
     Args:
@@ -296,14 +322,18 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         timeout: seconds after which every rank's stack is taken and the processes are ended.
         device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes device i. More ranks of PyTorch than
             devices share them, over gloo.
+        single: start processes for this run alone, as torchrun starts them: they have its variables, start processes of
+            their own, print to this process's stdout and draw different random numbers. The limit covers their start.
     """
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())
+    environments = _environments(world_size, single=single)
     tasks = [
-        (RankTask(rank, world_size, body, None, path, folder, traced, measurement), local_environment())
-        for rank in range(world_size)
+        (RankTask(rank, world_size, body, None, path, folder, traced, measurement), environment)
+        for rank, environment in enumerate(environments)
     ]
-    team = _check_out(framework, world_size, device)  # the time limit does not cover its start
+    # The time limit does not cover the start of a warm team.
+    team = _Team(framework, world_size, device, single=True) if single else _check_out(framework, world_size, device)
     world = _LaunchedWorld(team, time.monotonic() + timeout)
     run = LaunchedRun()
     try:
@@ -315,16 +345,25 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
             run.results = [unpack(world.reports[rank].packed) for rank in range(world_size)]
         run.outputs = [team.output(rank) for rank in range(world_size)]
         run.history = [list(calls) for calls in world.history]
-        healthy = run.failure is None
+        reusable = run.failure is None and not single
     except BaseException:
         team.close(range(world_size))
         raise
-    if healthy:
+    if reusable:
         with _LOCK:
             _IDLE.setdefault(team.key, []).append(team)
     else:
         team.close(world.busy)
     return run
+
+
+def _environments(world_size: int, *, single: bool) -> list[dict[str, str]]:
+    """The variables of each rank."""
+    here = local_environment()
+    if not single:
+        return [here] * world_size
+    port, usual = free_port(), {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **here}
+    return [{**usual, **torchrun_environment(rank, world_size, port)} for rank in range(world_size)]
 
 
 def _check_out(framework: str, world_size: int, device: str) -> _Team:

@@ -1,24 +1,30 @@
-"""The process of a warm real rank: it joins a world once and then runs tasks."""
+"""The process of a real rank: it joins a world, and runs one task or, as a warm rank, one after the other."""
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
+import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.flight_recorder import RankFlight, RecordedLine
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.frames import trace
+from hyper_parallel.transport.processes import SharedFile
 from hyper_parallel.transport.real.guarded import GuardedTransport
 from hyper_parallel.transport.serialization import pack_error
 from hyper_parallel.transport.simulated.endpoint import PostingEndpoint
@@ -33,7 +39,7 @@ from hyper_parallel.transport.simulated.rank_process import (
     seed_generators,
 )
 
-__all__ = ["RankSetup", "guarded", "launched_main", "real_world"]
+__all__ = ["RankSetup", "guarded", "launched_main", "real_world", "single_run_main"]
 
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
 _TORCH_MESSAGES = "hyper_parallel.transport.frontends.c10d.checked_messages"
@@ -53,7 +59,7 @@ class RankSetup:
         device: ``cpu``, ``cuda`` or ``npu``.
         rank, world_size: which rank it is, of how many.
         store: file of the rendezvous.
-        output: file that receives what the rank prints.
+        output: file that receives what the rank prints; in a single run what it prints to stderr.
         launcher: process id of the parent; the rank ends when that process has ended.
         engine: whose rules are rehearsed over gloo; empty for none.
         port: of the scheduler of MindSpore's cluster; empty where ranks meet without one.
@@ -74,17 +80,58 @@ def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_by_sigterm()
-    with Path(stack_path).open("w", encoding="utf-8") as stack:
-        faulthandler.enable(file=stack, all_threads=False)
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    with _stack_file(stack_path) as stack:
         os._exit = _traced_exit(stack)
         output = os.open(setup.output, os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        flight = RankFlight(setup.rank, setup.world_size, setup.launcher)
-        threading.Thread(target=flight.leave_with_parent, args=(leave,), daemon=True).start()
+        flight = _flight(setup, leave)
         leave_after(lambda: _serve_all(line, setup, flight, stack, output), stack, leave)
+
+
+def single_run_main(line: Connection, stack_path: str, setup: RankSetup, output: SharedFile) -> None:
+    """Run one task as a rank that torchrun has started, report, and leave; never returns.
+
+    Args:
+        line: to the parent.
+        stack_path: file that receives the stack on SIGUSR1.
+        setup: how the rank joins.
+        output: what it prints to stdout goes there.
+    """
+    multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
+    os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
+    with _stack_file(stack_path) as stack:
+        os.dup2(output.number, 1)
+        os.dup2(os.open(setup.output, os.O_WRONLY | os.O_APPEND), 2)
+        flight = _flight(setup, os._exit)
+        leave_after(lambda: _serve_one(line, setup, flight), stack, os._exit)
+
+
+@contextmanager
+def _stack_file(path: str) -> Iterator[IO[str]]:
+    """A file that receives this process's stack on SIGUSR1, and when it crashes; SIGTERM ends the process."""
+    end_by_sigterm()
+    with Path(path).open("w", encoding="utf-8") as stack:
+        faulthandler.enable(file=stack, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        yield stack
+
+
+def _flight(setup: RankSetup, leave: Callable[[int], None]) -> RankFlight:
+    flight = RankFlight(setup.rank, setup.world_size, setup.launcher)
+    threading.Thread(target=flight.leave_with_parent, args=(leave,), daemon=True).start()
+    return flight
+
+
+def _serve_one(line: Connection, setup: RankSetup, flight: RankFlight) -> None:
+    task, environment = next_task(line)
+    os.environ.clear()  # the fork server's
+    os.environ.update(environment)
+    rank = _Rank(setup, PipeEndpoint(RecordedLine(line, flight)))
+    report = rank.report or rank.serve(task, environment, flight, warm=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line.send(("done", report))
 
 
 def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:
@@ -107,15 +154,17 @@ class _Rank:
 
     def __init__(self, setup: RankSetup, endpoint: PostingEndpoint) -> None:
         self.report: RankReport | None = None
-        self._environment: set[str] = set()
+        self._framework, self._environment = setup.framework, set[str]()
         try:
             self._home: Any = importlib.import_module(_HOME[setup.framework])
             self._transport = guarded(real_world(setup), setup.framework, endpoint)
         except Exception as error:  # noqa: BLE001 - goes into the report
             self.report = RankReport("raised", pack_error(error), trace(error))
 
-    def serve(self, task: RankTask, environment: Mapping[str, str], flight: RankFlight) -> RankReport:
-        """Run one task with the parent's search path, folder and environment."""
+    def serve(
+        self, task: RankTask, environment: Mapping[str, str], flight: RankFlight, *, warm: bool = True
+    ) -> RankReport:
+        """Run one task with the parent's search path, folder and environment; ``warm`` ranks draw the same numbers."""
         for name in self._environment - set(environment):
             os.environ.pop(name, None)
         os.environ.update(environment)
@@ -123,8 +172,13 @@ class _Rank:
         flight.begin()
         sys.path[:] = task.path
         os.chdir(task.folder)
-        self._home.seed_rank()
-        seed_generators()
+        if warm or self._framework == "mindspore":
+            self._home.seed_rank()
+        if warm:
+            seed_generators()
+        else:  # ranks have copied the states of the fork server; in processes of their own they would differ
+            random.seed()
+            np.random.seed()  # noqa: NPY002 - the global state that rank code may sample from
         return run_rank(task, self._transport)
 
 

@@ -186,16 +186,17 @@ def next_task(line: Connection) -> Any:
 
 
 def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int], None]) -> None:
-    """Serve until the parent closes the line, then leave.
+    """Serve until the parent closes the line, or ``serve`` returns, then leave.
 
     Args:
-        serve: does not return.
+        serve: serves the parent.
         stack: receives the traceback of any other error that ends it; the exit status is then 1.
         leave: ends the process.
     """
     status = 1
     try:
         serve()
+        status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0
     except BaseException:  # noqa: BLE001 - report everything to the parent
