@@ -44,7 +44,7 @@ class FSDPModule:
             group.reshard()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Reduce gradients in the passes to come, or keep those of each rank: the function of this name on this module."""
+        """Reduce gradients in the passes to come, or keep those of each rank: calls the function of this name."""
         set_requires_gradient_sync(self, requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
