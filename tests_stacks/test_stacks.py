@@ -50,6 +50,8 @@ STACKS = {
     "lightning_trainer": Stack(("lightning",), "*"),
     "deepspeed_zero_1": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("1",), _BUILD),
     "deepspeed_zero_2": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("2",), _BUILD),
+    "deepspeed_zero_3": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("3",), _BUILD),
+    "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
     "torchtitan_llama": Stack(("torchtitan",), "output.weight", "cuda"),
     "transformers_plan": Stack(("transformers", "accelerate"), "*.layers.1.mlp.down_proj.weight"),
     "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),

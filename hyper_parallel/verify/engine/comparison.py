@@ -403,12 +403,14 @@ class _Comparison:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.
 
         They are numbers of the ranks' own: a mean over a rank's part that is weighted afterwards, micro-batches that
-        each rank cuts from its own part, padding of a rank's batch. Only steps whose gradients were compared count, and
-        no output of an evaluation.
+        each rank cuts from its own part, padding of a rank's batch, which may leave no place in the reference's to
+        compare with. Only steps whose gradients were compared count, and no output of an evaluation.
         """
         trained = {key[2] for key in self.ratios if key[0] == "gradient"}
-        if self.verdict.incomplete or any(
-            key[0] not in {"output", "loss"} or key[2] not in trained or _EVALUATION in key[1] for key in self.wrong
+        if (
+            self.verdict.incomplete
+            or self.runs.parameters.unplaced
+            or any(key[0] not in {"output", "loss"} or not _of_training(key, trained) for key in self.wrong)
         ):
             return
         names: dict[tuple[str, str], None] = {}
@@ -419,6 +421,16 @@ class _Comparison:
         if names:
             why = "they differ, but all gradients, norms, optimizer states and weights are equal"
             self.verdict.skipped.append(f"{summary(list(names))}: {why}")
+        self._unplaced_outputs(trained)
+
+    def _unplaced_outputs(self, trained: Collection[int]) -> None:
+        """List outputs whose placement cannot be told, in a run whose training is right."""
+        for (kind, name), why in list(self.runs.activations.unplaced.items()):
+            places = self._unseen(kind, name)
+            if kind == "output" and places and all(_of_training(key, trained) for key, _ in places):
+                line = f"{value_words(kind, name)}: {why}, but all gradients, optimizer states and weights are equal"
+                self.verdict.skipped.append(line)
+                del self.runs.activations.unplaced[kind, name]
 
     def _uncount(self, key: Key) -> None:
         """Take a value that differs, and is not reported, out of what was compared."""
@@ -509,13 +521,20 @@ class _Comparison:
             self.verdict.unplaced.append(line)
             self.verdict.incomplete.append(f"the placement of {name} cannot be told")
         for (kind, name), why in self.runs.activations.unplaced.items():
-            places = list(self._without_place(kind, name))
-            if all(place in self.staged or (name, place[0][2]) in self.joined for place in places):
+            if not self._unseen(kind, name):
                 continue
             axis = next(iter(self.runs.axes.groups))
             self.verdict.unplaced.append(
                 f'{value_words(kind, name)}: {why}; declare it, e.g. {{"{kind} {name}": "shard(0) over {axis}"}}'
             )
+
+    def _unseen(self, kind: str, name: str) -> list[tuple[Key, int]]:
+        """Return the values of a name, with the rank, that were compared in no other way."""
+        return [
+            place
+            for place in self._without_place(kind, name)
+            if place not in self.staged and (name, place[0][2]) not in self.joined
+        ]
 
     def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:
         """Yield the values of a name whose placement cannot be told, with the rank."""
@@ -523,6 +542,11 @@ class _Comparison:
             if key[:2] == (kind, name):
                 unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)
                 yield from ((key, rank) for rank in unplaced)
+
+
+def _of_training(key: Key, trained: Collection[int]) -> bool:
+    """Return whether a value belongs to a step whose gradients were compared, and to no evaluation."""
+    return key[2] in trained and _EVALUATION not in key[1]
 
 
 def _last_step(keys: Iterable[Key], kinds: Collection[str]) -> int:

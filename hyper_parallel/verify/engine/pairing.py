@@ -19,6 +19,7 @@ from hyper_parallel.verify.engine.placement import (
     ParameterPlacements,
     Placement,
     declared_placement,
+    piece_placement,
     region_placement,
     renamed,
     renamed_path,
@@ -124,10 +125,13 @@ class PairedRuns:
         if record.region is not None and record.region.shape == total:
             return region_placement(record.region, np.shape(record.value))
         owner = self.parameters.owner(name)
-        if np.shape(record.value) == self.parameters.shapes.get((owner, rank)):
-            placement = self.parameters.of(owner, rank)
-            if placement is not None and placement.shape == total:
-                return placement
+        local, part = self.parameters.shapes.get((owner, rank)), self.parameters.of(owner, rank)
+        if part is not None and part.shape != total:
+            part = None
+        if record.region is not None and part is not None and local is not None:
+            return piece_placement(part, local, record.region, np.shape(record.value))
+        if part is not None and np.shape(record.value) == local:
+            return part
         return whole(total) if np.shape(record.value) == total else None
 
     def expected(self, key: Key, placement: Placement) -> tuple[Any, Any]:

@@ -19,6 +19,8 @@ __all__ = [
     "Placement",
     "declared_placement",
     "describe",
+    "fits",
+    "piece_placement",
     "region_placement",
     "renamed",
     "renamed_path",
@@ -87,14 +89,43 @@ def whole(shape: Sequence[int]) -> Placement:
     return Placement(tuple(shape))
 
 
-def region_placement(region: Region, shape: Sequence[int]) -> Placement:
-    """Return the placement that a tensor says; ``shape`` is that of its local value."""
-    positions = None if tuple(shape) == region.shape else Box(tuple(region.start), tuple(shape), region.shape)
+def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...] | None = None) -> Placement:
+    """Return the placement that a tensor says.
+
+    Args:
+        region: of the tensor, or of it flattened.
+        shape: of its local value.
+        total: shape of the global value, if the region may be one of it flattened.
+    """
+    total = region.shape if total is None else total
+    positions = None if tuple(shape) == total else Box(tuple(region.start), tuple(shape), region.shape)
     pending = tuple(tuple(entry.ranks) for entry in region.pending)
-    words = describe(positions, region.shape)
+    words = describe(positions, total)
     if pending:
         words += "".join(f", pending {entry.reduction} over ranks {list(entry.ranks)}" for entry in region.pending)
-    return Placement(region.shape, positions, pending, words)
+    return Placement(total, positions, pending, words)
+
+
+def fits(region: Region | None, total: Sequence[int]) -> bool:
+    """Return whether a region is one of a value of this shape, or of it flattened."""
+    return region is not None and region.shape in (tuple(total), (int(np.prod(total)),))
+
+
+def piece_placement(owner: Placement, local: Sequence[int], region: Region, shape: Sequence[int]) -> Placement | None:
+    """Return the placement of a piece of a flattened parameter; None if the region is of neither form.
+
+    Args:
+        owner: where the part lies that this rank has of the parameter.
+        local: shape of that part.
+        region: of the piece, in that part flattened or in the global parameter flattened.
+        shape: of the piece.
+    """
+    if region.shape == (int(np.prod(local)),):
+        start = region.start[0]
+        positions = owner.all_positions().reshape(-1)[start : start + int(np.prod(shape))]
+        positions = compact(positions.reshape(tuple(shape)), owner.shape)
+        return Placement(owner.shape, positions, words=describe(positions, owner.shape))
+    return region_placement(region, shape, owner.shape) if fits(region, owner.shape) else None
 
 
 def declared_placement(
@@ -223,8 +254,8 @@ class ParameterPlacements:
         if declaration is not None:
             shapes = {other: shape for (known, other), shape in self._all_shapes(name).items() if known == name}
             placement = declared_placement(declaration, rank, shapes, expected.shape, self.axes)
-        elif own.region is not None and own.region.shape == expected.shape:
-            placement = region_placement(own.region, value.shape)
+        elif own.region is not None and fits(own.region, expected.shape):
+            placement = region_placement(own.region, value.shape, expected.shape)
         elif value.shape == expected.shape:
             placement = whole(expected.shape)
         elif not value.size:

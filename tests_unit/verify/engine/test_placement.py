@@ -78,7 +78,10 @@ def test_empty_flat_and_permuted_parts():
 
 
 def test_declared_values():
-    """A declaration places weights, gradients and outputs; a local value is compared with nothing."""
+    """A declaration places weights, gradients and outputs; a local value is compared with nothing.
+
+    An output without a place is listed where the gradients of its step are right, and needs a declaration otherwise.
+    """
     weight = np.ones((4, 3))
     lines = {"a.weight": "shard(0) over tp", "output a": "local", "gradient a.*": "shard(0) over tp"}
     gradient = RNG.standard_normal((4, 3))
@@ -95,9 +98,15 @@ def test_declared_values():
     result = verdict(whole, ranks, mesh={"tp": 2}, declared=lines)
     assert result.equal
     assert "output" not in result.counts
-    result = verdict(whole, ranks, mesh={"tp": 2}, declared={key: lines[key] for key in lines if key != "output a"})
-    (line,) = result.unplaced
+    del lines["output a"]
+    result = verdict(whole, ranks, mesh={"tp": 2}, declared=lines)
     why = "[3] on rank 0 matches no part of the reference's [5]"
+    assert result.unplaced == []
+    line = f"the output of a: {why}, but all gradients, optimizer states and weights are equal"
+    assert line in result.skipped
+    untrained = [[record for record in records if record.kind != "gradient"] for records in (whole, *ranks)]
+    result = verdict(untrained[0], untrained[1:], mesh={"tp": 2}, declared=lines)
+    (line,) = result.unplaced
     assert line == f'the output of a: {why}; declare it, e.g. {{"output a": "shard(0) over tp"}}'
     assert result.equal
 

@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL, kept_elements, noise_of
 from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
 from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.torch.partitions import overwrite_weight, read_weight
 from hyper_parallel.verify.frameworks.torch.recorded_values import local_of, read_tensor
 
 __all__ = ["ChangedCase", "OwnGradients"]
@@ -25,12 +26,12 @@ class ChangedCase(BaseChangedCase):
 
     def local_shape(self, parameter: Any) -> tuple[int, ...]:
         """Return the shape of what this rank holds of a parameter."""
-        return tuple(local_of(parameter).shape)
+        taken = read_weight(parameter)
+        return tuple(local_of(parameter).shape) if taken is None else tuple(taken.array.shape)
 
     def write(self, parameter: Any, array: Any) -> None:
         """Write an array into what this rank holds of a parameter."""
-        with torch.no_grad():
-            local_of(parameter).copy_(torch.from_numpy(array))
+        overwrite_weight(parameter, lambda *_: array)
 
     def losses(self, tensors: Any) -> Any:
         """Return what enters a backward, multiplied by the rank's share."""

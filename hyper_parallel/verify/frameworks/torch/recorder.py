@@ -19,6 +19,14 @@ from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
 from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, OwnGradients
+from hyper_parallel.verify.frameworks.torch.partitions import (
+    Piece,
+    is_partitioned,
+    overwrite,
+    overwrite_weight,
+    pieces_in,
+    read_weight,
+)
 from hyper_parallel.verify.frameworks.torch.recorded_calls import infers_shapes, recomputes
 from hyper_parallel.verify.frameworks.torch.recorded_names import ModelNames, is_wrapper
 from hyper_parallel.verify.frameworks.torch.recorded_values import HALF_TYPES, local_of, read_part, read_tensor
@@ -28,9 +36,6 @@ __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 _WITHOUT = "parameters without a gradient"
-_PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
-"""Attributes by which DeepSpeed's and Megatron's parameters lead to the partitions that their optimizers train."""
-
 _BEFORE = -1  # the step of weights before training
 
 
@@ -246,16 +251,28 @@ class Recorder:
         return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
     def _record_gradients(self, optimizer: Any, step: int) -> None:
+        pieces = pieces_in(optimizer, self._names.parameters())
         for name, parameter in self._seen_by(optimizer).items():
+            if name in pieces:
+                self._record_piece(name, pieces[name], step)
+                continue
             if parameter.grad is None:
                 if parameter.requires_grad:
-                    partitioned = _is_partitioned(parameter)
+                    partitioned = is_partitioned(parameter)
                     self._note("parameters trained by partitions" if partitioned else _WITHOUT, name)
                 continue
             taken = read_part(parameter, parameter.grad)
             if taken is not None:
                 self.log.add("gradient", name, taken, module=_owner(name), step=step)
             self._displace(name, step, parameter.grad)
+
+    def _record_piece(self, name: str, piece: Piece, step: int) -> None:
+        gradient = None if piece.holder is None else piece.holder.grad
+        taken = None if piece.holder is not None and gradient is None else piece.read(gradient)
+        if taken is not None:
+            self.log.add("gradient", name, taken, module=_owner(name), step=step)
+            if gradient is not None:
+                self._displace(name, step, piece.of(gradient))
 
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
@@ -273,9 +290,11 @@ class Recorder:
         self.log.step = max(self._steps.values())
 
     def _record_state(self, optimizer: Any, step: int) -> None:
+        pieces = pieces_in(optimizer, self._names.parameters())
         for name, parameter in self._seen_by(optimizer).items():
-            for key, value in optimizer.state.get(parameter, {}).items():
-                taken = read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
+            piece = pieces.get(name)
+            for key, value in optimizer.state.get(parameter if piece is None else piece.holder, {}).items():
+                taken = _read_state(parameter, value) if piece is None else piece.read(value)
                 if taken is not None:
                     full = f"{name}:{key}"
                     self.log.add("state", full, taken, module=_owner(name), step=step)
@@ -307,12 +326,13 @@ class Recorder:
         everyone = {
             id(value) for known in self._optimizers for group in known.param_groups for value in group["params"]
         }
-        names = {id(value) for value in named.values()}
+        pieces = pieces_in(optimizer, self._names.parameters())
+        names = {id(value) for value in named.values()} | {id(piece.holder) for piece in pieces.values()}
         unknown = [value for group in optimizer.param_groups for value in group["params"] if id(value) not in names]
         lost = [
             name
             for name, value in named.items()
-            if value.requires_grad and id(value) not in everyone and not _is_partitioned(value)
+            if value.requires_grad and id(value) not in everyone and name not in pieces and not is_partitioned(value)
         ]
         self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
         seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
@@ -345,7 +365,7 @@ class Recorder:
             named.update(self._seen_by(optimizer))
         for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
             for name, value in tensors.items():
-                taken = read_part(value, value)
+                taken = read_weight(value)
                 if taken is not None:
                     self.log.add(kind, name, taken, module=_owner(name), step=step)
         frozen = [name for name, value in named.items() if not value.requires_grad]
@@ -360,12 +380,12 @@ class Recorder:
         for name, parameter in self._names.parameters().items():
             if name not in self._perturbed and parameter.is_floating_point():
                 self._perturbed.add(name)
-                _overwrite(parameter, partial(perturbation.moved, f"weight {name}"))
+                overwrite_weight(parameter, partial(perturbation.moved, f"weight {name}"))
 
     def _displace(self, name: str, step: int, gradient: Any) -> None:
         perturbation = self.log.perturbation
         if perturbation is not None and gradient.is_floating_point() and gradient.layout is torch.strided:
-            _overwrite(gradient, lambda array, _: perturbation.displaced(name, step, array))
+            overwrite(gradient, lambda array, _: perturbation.displaced(name, step, array))
 
     def _perturbed_input(self, value: Any) -> Any:
         perturbation = self.log.perturbation
@@ -438,18 +458,10 @@ class Recorder:
             names.append(name)
 
 
-def _overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
-    """Replace the local values of ``tensor`` by what ``change`` makes of them and the name of their dtype."""
-    taken = read_tensor(tensor)
-    if taken is not None:
-        with torch.no_grad():
-            local_of(tensor).copy_(torch.from_numpy(change(taken.array, taken.dtype)))
-
-
 def _changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
     """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
     copy = tensor.detach().clone()
-    _overwrite(copy, change)
+    overwrite(copy, change)
     return copy
 
 
@@ -467,9 +479,8 @@ def _address(tensor: Any) -> int:
     return address
 
 
-def _is_partitioned(parameter: Any) -> bool:
-    """Return whether a stack trains a parameter by flat partitions in float32, which its optimizer has instead."""
-    return any(hasattr(parameter, name) for name in _PARTITIONED)
+def _read_state(parameter: Any, value: Any) -> LocalValue | None:
+    return read_part(parameter, torch.as_tensor(value) if isinstance(value, (int, float)) else value)
 
 
 def _owner(name: str) -> str:
