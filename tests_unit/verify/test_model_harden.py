@@ -7,7 +7,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
-from hyper_parallel.verify.model.hardening import attempts, fewer_rows, run_spots
+from hyper_parallel.verify.model.hardening import attempts, fewer_rows
 from hyper_parallel.verify.model.run import verify_model
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
@@ -132,15 +132,22 @@ def test_a_change_that_ranks_cannot_run_is_taken_back():
 
 
 def test_what_is_tried():
-    """The most changed run comes first; a mesh of unequal axes stays; three equal axes are said as one spot."""
+    """The most changed run comes first; unequal axes stay, equal ones become unequal, one step three."""
     tries, steps = attempts({"dp": 2, "tp": 3}, 2)
     assert [(attempt.shape, attempt.rows, attempt.changes) for attempt in tries] == [
         ((2, 3), True, ()),
         ((2, 3), False, ()),
     ]
     assert steps == 2
-    (spot,) = run_spots({"pp": 2, "dp": 2, "ep": 1, "tp": 2}, 2)
-    assert spot.facts == "axes pp and dp and tp all have size 2"
+    tries, steps = attempts({"pp": 2, "ep": 1, "tp": 2}, 1)
+    mesh = "the mesh is pp=2 x ep=1 x tp=3 instead of pp=2 x ep=1 x tp=2"
+    longer = "3 steps are made instead of 1"
+    assert [(attempt.shape, attempt.changes) for attempt in tries] == [
+        ((2, 1, 3), (mesh, longer)),
+        ((2, 1, 2), (longer,)),
+        ((2, 1, 2), (longer,)),
+    ]
+    assert steps == 3
 
 
 @pytest.mark.parametrize("rows, sizes, expected", [(6, [2], 5), (5, [2], 5), (6, [2, 3], 5), (2, [2], 2), (4, [], 4)])

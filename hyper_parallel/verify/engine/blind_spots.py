@@ -1,10 +1,26 @@
-"""A property of a case that hides errors, and what each of them hides."""
+"""What a case cannot show: data, sizes and weights under which a broken program equals one device.
+
+A comparison is as good as its case. Ranks with equal data hide a missing average, equal axis sizes a reduction over the
+wrong axis, dims that divide evenly a wrong boundary. Each blind spot is found in the records of a comparison that ran.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["BLIND", "BlindSpot"]
+import numpy as np
+
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.store import is_constant, largest, same_values
+from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL
+
+__all__ = ["ALL_PARAMETERS", "BLIND", "BlindSpot", "blind_spots", "symmetry"]
+
+ALL_PARAMETERS = "all parameters"
+"""Name under which a recorder notes the gradients of a whole backward, if it does not know whose they are."""
 
 BLIND = {
     "equal-data": "a missing or doubled average over the axis",
@@ -43,3 +59,241 @@ class BlindSpot:
     def __str__(self) -> str:
         """Return one line."""
         return f"{BLIND[self.kind]}: {self.facts}; {self.repair}"
+
+
+def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
+    """Return what the case of a comparison cannot show, in the order of :data:`BLIND`."""
+    spots = [
+        *_equal_data(runs),
+        *_equal_sizes(runs),
+        *_even_dims(runs),
+        *_constant_cotangents(runs),
+        *_constant_parameters(runs),
+        *_symmetric_inputs(runs),
+        *_one_step(runs),
+        *_equal_masks(runs),
+        *_contiguous_inputs(runs),
+        *_zero_gradients(runs),
+        *_untrained_parameters(runs),
+    ]
+    order = list(BLIND)
+    return sorted(spots, key=lambda spot: order.index(spot.kind))
+
+
+def _proper_axes(runs: PairedRuns) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the axes of more than one rank; the world only if there is no other."""
+    axes = {axis: groups for axis, groups in runs.axes.groups.items() if max(map(len, groups)) > 1}
+    return {axis: groups for axis, groups in axes.items() if axis != "world"} or axes
+
+
+def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Axes along which every output and input is equal: the ranks do the same work."""
+    outputs = [key for key in runs.bounds.reference if key[0] in {"output", "value", "mask"}]
+    for axis, groups in _proper_axes(runs).items():
+        keys = [key for key in outputs if any(key in runs.ranks[rank] for group in groups for rank in group)]
+        if keys and all(_equal_on(runs, key, group) for key in keys for group in groups):
+            yield BlindSpot(
+                "equal-data",
+                axis,
+                f"all ranks along {axis} compute the same outputs ({len(keys)} compared)",
+                f"give each rank of {axis} its own part of one batch",
+                refused=all(_same_work(runs, group) for group in groups),
+            )
+
+
+def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
+    """Return whether ranks surely do the same work: what their own backwards make is equal, before any reduction.
+
+    Parameters of ``fully_shard`` are gathered for the forward, so that equal outputs of all modules are equal work.
+    """
+    notes = [runs.parallel.ranks[rank].notes for rank in group]
+    own = [note.get("own gradients", {}) for note in notes]
+    sharded = {
+        name for name, ranks in notes[0].get("fully sharded parameters", {}).items() if sorted(ranks) == sorted(group)
+    }
+    trained = {key[1] for rank in group for key in runs.ranks[rank] if key[0] == "gradient"}
+    noted = trained if own[0].get(ALL_PARAMETERS) else set(own[0])
+    weights = [key for key in runs.bounds.reference if key[0] == "weight" and key[2] == -1 and key[1] not in sharded]
+    return (
+        bool(trained)
+        and trained <= noted | sharded
+        and all(gradients == own[0] for gradients in own)
+        and all(key in runs.ranks[rank] for key in weights for rank in group)
+        and all(_equal_on(runs, key, group) for key in weights)
+    )
+
+
+def _equal_on(runs: PairedRuns, key: Any, group: tuple[int, ...]) -> bool:
+    arrays = [runs.ranks[rank][key].value for rank in group if key in runs.ranks[rank]]
+    return all(same_values(array, arrays[0]) for array in arrays[1:])
+
+
+def _equal_sizes(runs: PairedRuns) -> Iterator[BlindSpot]:
+    sizes = {axis: max(map(len, groups)) for axis, groups in _proper_axes(runs).items()}
+    for axis, size in sizes.items():
+        same = [other for other, other_size in sizes.items() if other_size == size]
+        if same[0] == axis and len(same) > 1:
+            facts = f"axes {' and '.join(same)} both have size {size}"
+            yield BlindSpot("equal-sizes", axis, facts, "use a mesh with different sizes, such as 2x3")
+
+
+def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Axes along which every sharded dim has parts of equal size."""
+    names = [*{key[:2]: key for key in runs.bounds.reference if key[0] in {"weight", "output", "value"}}.values()]
+    for axis, groups in _proper_axes(runs).items():
+        sharded: dict[str, bool] = {}
+        for key in names:
+            for group in groups:
+                holders = [rank for rank in group if key in runs.ranks[rank]]
+                places = [runs.placement(key, rank) for rank in holders]
+                if any(place is None or places[0] is None or not place.same_place(places[0]) for place in places):
+                    sizes = {np.shape(runs.ranks[rank][key].value) for rank in holders}
+                    sharded[key[1]] = sharded.get(key[1], True) and len(sizes) == 1
+        if sharded and all(sharded.values()):
+            facts = f"what is sharded over {axis} divides evenly: {', '.join(list(sharded)[:4])}"
+            repair = f"choose a batch, sequence or width that {max(map(len, groups))} does not divide"
+            yield BlindSpot("even-dims", axis, facts, repair)
+
+
+def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Losses that are the plain sum or mean of an output: every cotangent is the same number."""
+    reference = runs.bounds.reference
+    losses = [key for key in reference if key[0] == "loss"]
+    plain: list[str] = []
+    for loss in losses:
+        before = [
+            key for key in reference if key[0] == "output" and key[2:] == loss[2:] and np.size(reference[key].value)
+        ]
+        value = float(reference[loss].value)
+        plain += itertools.islice((key[1] for key in reversed(before) if _is_sum(reference[key].value, value)), 1)
+    if losses and len(plain) == len(losses):
+        facts = f"the loss is the sum or mean of the output of {plain[0]}"
+        yield BlindSpot("constant-cotangents", plain[0], facts, "weight the output with random numbers in the loss")
+
+
+def _is_sum(output: Any, loss: float) -> bool:
+    array = np.asarray(output)
+    if array.dtype.kind != "f" or array.size < 2:
+        return False
+    scale = 1e-6 if array.dtype.itemsize < 8 else 1e-12
+    sums = (float(array.sum()), float(array.mean()))
+    return any(abs(number - loss) <= scale * max(abs(loss), float(np.abs(array).mean())) for number in sums)
+
+
+def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters of one value in all elements in every forward."""
+    reference = runs.bounds.reference
+    last = max((key[2] for key in reference if key[0] == "weight"), default=-1)
+    values: dict[str, list[Any]] = {}
+    for (kind, name, step, _), record in reference.items():
+        if kind == "weight" and (step < last or step == -1):
+            values.setdefault(name, []).append(record.value)
+    for name, arrays in values.items():
+        if all(is_constant(array) for array in arrays) and arrays[0].size > 1:
+            facts = f"every element of {name} is {np.asarray(arrays[-1]).flat[0]:g} in every step"
+            yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or make more steps")
+
+
+def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Inputs of the reference that stay the same when rows are exchanged."""
+    for name, array in _inputs(runs.reference_notes).items():
+        spot = symmetry(name, array)
+        if spot is not None:
+            yield spot
+
+
+def symmetry(name: str, array: Any) -> BlindSpot | None:
+    """Return the blind spot of an input that stays the same when rows are exchanged; None of any other.
+
+    Args:
+        name: of the input.
+        array: its global value, of any shape and dtype.
+    """
+    for dim in range(array.ndim):
+        if array.shape[dim] > 1 and np.array_equal(array, np.flip(array, dim)):
+            facts = f"{name} does not change when dim {dim} is reversed"
+            return BlindSpot("symmetric-inputs", name, facts, "draw inputs at random")
+    if array.ndim == 2 and array.shape[0] == array.shape[1] > 1 and np.array_equal(array, array.T):
+        return BlindSpot("symmetric-inputs", name, f"{name} equals its transpose", "draw inputs at random")
+    return None
+
+
+def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
+    steps = {key[2] for key in runs.bounds.reference if key[0] in {"gradient", "weight"} and key[2] >= 0}
+    if len(steps) < 2:
+        facts = f"{'only one' if steps else 'no'} optimizer step was compared"
+        yield BlindSpot("one-step", "", facts, "make at least two")
+
+
+def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Boolean inputs that select equally many elements on every rank, and dropout that drops nothing."""
+    counts: dict[str, set[int]] = {}
+    for rank in runs.parallel.ranks:
+        for name, array in _inputs(rank.notes).items():
+            if array.dtype.kind == "b" or (array.dtype.kind == "i" and (array == IGNORED_LABEL).any()):
+                selected = array if array.dtype.kind == "b" else array != IGNORED_LABEL
+                counts.setdefault(name, set()).add(int(selected.sum()))
+    for name, numbers in counts.items():
+        if len(numbers) == 1 and runs.parallel.world_size > 1:
+            facts = f"{name} selects {next(iter(numbers))} elements on every rank"
+            yield BlindSpot("equal-masks", name, facts, "let ranks have different numbers of valid elements")
+    masks = [record for key, record in runs.bounds.reference.items() if key[0] == "mask"]
+    if masks and all(np.asarray(record.value).all() for record in masks):
+        yield BlindSpot("equal-masks", "dropout", "dropout keeps every element", "raise its probability above 0")
+
+
+def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Runs whose recorder saw only contiguous inputs; recorders that do not say are not blamed."""
+    notes = [rank.notes.get("contiguous inputs") for rank in runs.parallel.ranks]
+    if notes and all(note is True for note in notes):
+        facts = "every input of the model is contiguous on every rank"
+        yield BlindSpot("contiguous-inputs", "", facts, "pass one transposed or sliced, with the same values")
+
+
+def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters whose gradient is zero, or missing, in every step of the reference."""
+    most: dict[str, float] = {}
+    for (kind, name, _, _), record in runs.bounds.reference.items():
+        if kind == "gradient" and np.size(record.value):
+            most[name] = max(most.get(name, 0.0), largest(record.value))
+    weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
+    notes = runs.reference_notes
+    elsewhere = {*notes.get("frozen parameters", ()), *notes.get("parameters trained by partitions", ())}
+    nothing = not any(most.values())
+    for name in weights:
+        if name not in elsewhere and most and not most.get(name, 0.0):
+            what = "zero in every step" if name in most else "missing in every step"
+            facts = f"the gradient of {name} is {what}"
+            repair = "make the loss depend on it, or freeze it"
+            yield BlindSpot("zero-gradients", name, facts, repair, refused=nothing)
+
+
+def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
+    """Parameters that no step changes, because an optimizer has those that the model had before it was sharded.
+
+    A program that makes its optimizer too early does so on one rank, too, and equals itself.
+    """
+    start: dict[str, Any] = {}
+    changed: set[str] = set()
+    for (kind, name, _, _), record in runs.bounds.reference.items():
+        if kind == "weight" and not same_values(start.setdefault(name, record.value), record.value):
+            changed.add(name)
+    foreign = [tuple(shape) for shape in runs.reference_notes.get("parameters that no model has", ())]
+    for name in runs.reference_notes.get("parameters that no optimizer has", ()):
+        if name not in start or name in changed:
+            continue
+        shape = np.shape(start[name])
+        if shape in foreign:
+            facts = f"no step changes {name}, and an optimizer has a parameter {list(shape)} that is in no model"
+            repair = "make the optimizer after parallelize_module, fully_shard or whatever else replaces parameters"
+            yield BlindSpot("untrained-parameters", name, facts, repair, refused=True)
+    if start and not changed and not foreign and runs.reference_notes.get("optimizer steps"):
+        yield BlindSpot("untrained-parameters", "", "no step changes any parameter", "take a learning rate above 0")
+
+
+def _inputs(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded inputs of the first call by name."""
+    arrays: dict[str, Any] = {}
+    for _, name, array in notes.get("inputs", ()):
+        arrays.setdefault(str(name), np.asarray(array))
+    return arrays

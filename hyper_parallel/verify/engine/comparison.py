@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from hyper_parallel.verify.engine.blind_spots import blind_spots
 from hyper_parallel.verify.engine.bounds import Bounds, Key
-from hyper_parallel.verify.engine.case import blind_spots
 from hyper_parallel.verify.engine.checks import tensor_checks
 from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.hypotheses import find_cause

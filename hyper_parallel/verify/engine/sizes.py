@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyper_parallel.verify.engine.harden import unequal_sizes
 from hyper_parallel.verify.engine.pairing import PairedRuns
 
-__all__ = ["OtherSize", "unequal_axes", "uneven_sizes"]
+__all__ = ["OtherSize", "unequal_axes", "unequal_sizes", "uneven_sizes"]
 
 _LARGER = 4
 """How many larger sizes of an axis are looked at."""
@@ -51,6 +50,20 @@ def unequal_axes(runs: PairedRuns, mesh: Mapping[str, int] | None) -> list[Other
         count = world * math.prod(sizes.values()) // math.prod(axes.values())
         worlds.append(OtherSize(count, sizes if mesh else None))
     return [other for place, other in enumerate(worlds) if other not in worlds[:place]]
+
+
+def unequal_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return a mesh whose axes of more than one rank have different sizes, each at least as large as before.
+
+    The smallest change: axes keep their size in the order in which they come, and the next free size follows.
+    """
+    sizes: dict[str, int] = {}
+    for axis, size in mesh.items():
+        free = size
+        while size > 1 and free in sizes.values():
+            free += 1
+        sizes[axis] = free
+    return sizes
 
 
 def uneven_sizes(runs: PairedRuns, axis: str, mesh: Mapping[str, int] | None) -> list[OtherSize]:

@@ -107,7 +107,7 @@ class Verdict:
         replicas: wrong values that ranks hold as replicas, and that are not the same on them.
         replica_checks: how many values were compared between ranks that hold the same part.
         notes: how losses were combined, names that were mapped, and the like.
-        spots: what the case could not have shown; filled by ``verify/engine/case.py``.
+        spots: what the case could not have shown; filled by ``verify/engine/blind_spots.py``.
         largest: largest error relative to what was allowed; 1 and more differs.
         settings: what was run and how, in words.
         power: which errors of gradients would have been noticed.

@@ -16,7 +16,8 @@ import numpy as np
 from hyper_parallel._text import first_line
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.verify.engine.blind_spots import BLIND, BlindSpot
-from hyper_parallel.verify.engine.harden import Repairs, repairs, spread_constant, unequal_sizes
+from hyper_parallel.verify.engine.repairs import STEPS, spread_constant
+from hyper_parallel.verify.engine.sizes import unequal_sizes
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model_training import why_untrainable
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
-__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "run_spots", "with_fewer_rows"]
+__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "with_fewer_rows"]
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,6 @@ class Attempt:
     blind: str = ""
 
 
-def run_spots(axes: Mapping[str, int], steps: int) -> list[BlindSpot]:
-    """Return what a mesh and a number of steps cannot show.
-
-    Args:
-        axes: sizes by name.
-        steps: of the optimizer.
-    """
-    spots = []
-    sizes = [size for size in axes.values() if size > 1]
-    for size in dict.fromkeys(size for size in sizes if sizes.count(size) > 1):
-        names = [axis for axis, other in axes.items() if other == size]
-        facts = f"axes {' and '.join(names)} {'both' if len(names) == 2 else 'all'} have size {size}"
-        spots.append(BlindSpot("equal-sizes", names[0], facts, "use a mesh with different sizes, such as 2x3"))
-    if steps == 1:
-        spots.append(BlindSpot("one-step", "", "only one optimizer step was compared", "make at least two"))
-    return spots
-
-
 def attempts(axes: Mapping[str, int], steps: int) -> tuple[list[Attempt], int]:
     """Return the hardened runs to try, the most changed one first, and the number of their steps.
 
@@ -71,20 +54,21 @@ def attempts(axes: Mapping[str, int], steps: int) -> tuple[list[Attempt], int]:
         axes: sizes by name, as the user gave them.
         steps: as the user gave them.
     """
-    shape = tuple(axes.values())
-    spots = run_spots(axes, steps)
-    repaired: Repairs = repairs(spots, axes, rows=1, steps=steps)
-    longer = tuple(repairs([spot for spot in spots if spot.kind == "one-step"], axes, rows=1, steps=steps).words)
+    shape, unequal = tuple(axes.values()), unequal_sizes(axes)
+    longer = (f"{STEPS} steps are made instead of {steps}",) if steps == 1 else ()
     tries = [
         Attempt(shape, rows=True, weights=True, changes=longer, blind=f"{BLIND['even-dims']}: with fewer rows"),
         Attempt(shape, weights=True, changes=longer),
     ]
-    unequal = tuple(unequal_sizes(axes).values())
-    if unequal != shape:
-        mesh = " x ".join(f"{axis}={size}" for axis, size in repaired.mesh.items())
-        blind = f"{BLIND['equal-sizes']}: with the mesh {mesh}"
-        tries.insert(0, Attempt(unequal, rows=True, weights=True, changes=tuple(repaired.words), blind=blind))
-    return tries, repaired.steps
+    if unequal != dict(axes):
+        changes = (f"the mesh is {_product(unequal)} instead of {_product(axes)}", *longer)
+        blind = f"{BLIND['equal-sizes']}: with the mesh {_product(unequal)}"
+        tries.insert(0, Attempt(tuple(unequal.values()), rows=True, weights=True, changes=changes, blind=blind))
+    return tries, STEPS if steps == 1 else steps
+
+
+def _product(mesh: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def fewer_rows(rows: int, sizes: Sequence[int]) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
-from hyper_parallel.verify.engine.changes import Changes, changes_of, not_made
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.repairs import Repairs, not_made, repairs_of
 from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
@@ -145,31 +145,31 @@ class Hardening:
         dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
         while True:
-            changes = changes_of(runs, spots, self.seed + draw, tuple(dropped))
-            if not changes.words:
+            repairs = repairs_of(runs, spots, self.seed + draw, tuple(dropped))
+            if not repairs.words:
                 break
-            case, why, after = self._run_changed(changes, runs, scratch)
-            kind = next((kind for kind in _DROPPED if kind in changes.words), "")
+            case, why, after = self._run_changed(repairs, runs, scratch)
+            kind = next((kind for kind in _DROPPED if kind in repairs.words), "")
             if not why:
-                if case.ok and draw < _DRAWS - 1 and _equal_by_chance(changes, after):
+                if case.ok and draw < _DRAWS - 1 and _equal_by_chance(repairs, after):
                     draw += 1
                     continue
                 self.cases.append(case)
-                self._keep_unrepaired(changes, after)
+                self._keep_unrepaired(repairs, after)
                 break
             if not kind:
-                dropped.update(dict.fromkeys(changes.words, why))
+                dropped.update(dict.fromkeys(repairs.words, why))
                 break
             dropped[kind] = why
-        self.spots = [_with_reason(spot, {**changes.left, **dropped}) for spot in self.spots]
+        self.spots = [_with_reason(spot, {**repairs.left, **dropped}) for spot in self.spots]
 
     def _run_changed(
-        self, changes: Changes, before: PairedRuns, scratch: Scratch
+        self, repairs: Repairs, before: PairedRuns, scratch: Scratch
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
         """Return the case, why it cannot be used (empty if it can), and its own blind spots."""
-        case = HardenedCase(list(changes.words.values()))
+        case = HardenedCase(list(repairs.words.values()))
         try:
-            reference = run_reference(self.alone, self.world, self.seed, self.progress, scratch, changes.reference)
+            reference = run_reference(self.alone, self.world, self.seed, self.progress, scratch, repairs.reference)
         except InputError as error:
             return case, first_line(error), []
         with reference:
@@ -179,13 +179,13 @@ class Hardening:
             with KeepSink(scratch, f"{self.world.size} ranks") as sink:
                 world = replace(self.world, limits=replace(self.world.limits, sink=sink))
                 try:
-                    run = run_world(self.program, world, changes=changes.ranks)
+                    run = run_world(self.program, world, changes=repairs.ranks)
                 except (RankFailedError, InputError) as error:
                     summary = error_summary(error.__cause__ or error)
-                    if "contiguous-inputs" in changes.words:
+                    if "contiguous-inputs" in repairs.words:
                         return case, f"a rank fails then: {summary}", []
                     return replace(case, failure=str(error), cause=summary), "", []
-                why = not_made(changes, reference.run, run)
+                why = not_made(repairs, reference.run, run)
                 return (case, why, []) if why else self._compared(case, reference, run)
 
     def _compared(
@@ -197,7 +197,7 @@ class Hardening:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []
         return case, "", verdict.spots
 
-    def _keep_unrepaired(self, changes: Changes, after: Sequence[BlindSpot]) -> None:
+    def _keep_unrepaired(self, repairs: Repairs, after: Sequence[BlindSpot]) -> None:
         """Keep the blind spots that the hardened case still has."""
         still = {(spot.kind, spot.subject) for spot in after}
         if not self.cases[-1].ok:
@@ -205,7 +205,7 @@ class Hardening:
         self.spots = [
             spot
             for spot in self.spots
-            if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in changes.shared)
+            if (spot.kind, spot.subject) in still and not (spot.kind == "equal-data" and spot.subject in repairs.shared)
         ]
 
 
@@ -213,9 +213,9 @@ def _key(spot: BlindSpot) -> tuple[str, str]:
     return spot.kind, spot.subject
 
 
-def _equal_by_chance(changes: Changes, after: Sequence[BlindSpot]) -> bool:
+def _equal_by_chance(repairs: Repairs, after: Sequence[BlindSpot]) -> bool:
     """Return whether masks that were thinned out select equally many elements on every rank again."""
-    return "equal-masks" in changes.words and any(spot.kind == "equal-masks" for spot in after)
+    return "equal-masks" in repairs.words and any(spot.kind == "equal-masks" for spot in after)
 
 
 def _with_reason(spot: BlindSpot, reasons: Mapping[str, str]) -> BlindSpot:

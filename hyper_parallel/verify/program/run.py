@@ -17,8 +17,8 @@ from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.engine.blind_spots import BLIND
 from hyper_parallel.verify.engine.declared import names_value, parse_declaration
-from hyper_parallel.verify.engine.harden import STEPS
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.repairs import STEPS
 from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink

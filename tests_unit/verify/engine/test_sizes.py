@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.pairing import PairedRuns
-from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, uneven_sizes
+from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, unequal_sizes, uneven_sizes
 from hyper_parallel.verify.frameworks.contract.records import Group, RankRecords, Record, Run
 
 
@@ -61,3 +61,16 @@ def test_weights_become_uneven_and_batches_do_not():
     assert uneven_sizes(runs(same), "fsdp", same) == [OtherSize(4, {"fsdp": 4})]
     assert uneven_sizes(runs(same, rows=10), "fsdp", None) == [OtherSize(5, None)]
     assert uneven_sizes(runs(same, sharded=False), "fsdp", same) == []
+
+
+@pytest.mark.parametrize(
+    "mesh, expected",
+    [
+        ({"dp": 2, "tp": 2}, {"dp": 2, "tp": 3}),
+        ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 2, "cp": 3, "tp": 4}),
+        ({"pp": 1, "dp": 1, "tp": 4}, {"pp": 1, "dp": 1, "tp": 4}),
+    ],
+)
+def test_sizes_become_unequal(mesh, expected):
+    """Axes of one rank stay; the others get different sizes, none smaller than before."""
+    assert unequal_sizes(mesh) == expected

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.verify.engine.changes import Changes
+from hyper_parallel.verify.engine.repairs import Repairs
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
@@ -63,7 +63,7 @@ class ReferenceOf(contextlib.nullcontext):
 
 
 REFERENCE = SimpleNamespace(run=None, bounds=None, scratch=SCRATCH)
-CHANGES = Changes(CaseChanges(), [CaseChanges(), CaseChanges()], {"equal-masks": "masks select fewer elements"})
+CHANGES = Repairs(CaseChanges(), [CaseChanges(), CaseChanges()], {"equal-masks": "masks select fewer elements"})
 
 
 def test_a_reference_that_refuses_the_change(hardened):
@@ -80,8 +80,8 @@ def test_a_change_that_makes_the_loss_infinite(hardened):
 
 def test_a_change_that_a_rank_went_around(hardened):
     """A run that did not make its changes is not compared."""
-    changes = Changes(CaseChanges(share=0.5), [CaseChanges()], {"equal-data": "losses are weighted"})
-    _, why, _ = hardened(reference=run(1.0), ranks=run(1.0))._run_changed(changes, BEFORE, SCRATCH)
+    repairs = Repairs(CaseChanges(share=0.5), [CaseChanges()], {"equal-data": "losses are weighted"})
+    _, why, _ = hardened(reference=run(1.0), ranks=run(1.0))._run_changed(repairs, BEFORE, SCRATCH)
     assert why == "the single device calls no backward"
 
 

@@ -1,4 +1,4 @@
-"""The changes of a program's case that show what its blind spots hide, chosen from a comparison that was equal.
+"""Repairs of a case: what is changed so that it shows what its blind spots hide, after a comparison that was equal.
 
 A change is made only where every rank's part of it is known: initial weights by their placements, outputs by theirs,
 inputs by their place in the memory of one batch. What cannot be changed like this is left to the user, with the reason.
@@ -6,6 +6,7 @@ inputs by their place in the memory of one batch. What cannot be changed like th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,18 +14,23 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
-from hyper_parallel.verify.engine.harden import random_cotangent, shares, spread_constant
 from hyper_parallel.verify.engine.noise import seed_of
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.placement import Placement, renamed
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import Record, Run
 
-__all__ = ["Changes", "changes_of", "not_made"]
+__all__ = ["STEPS", "Repairs", "not_made", "random_cotangent", "repairs_of", "shares", "spread_constant"]
+
+SPREAD = 0.1
+"""Standard deviation of what is added to constant parameters, relative to their value or to 1."""
+
+STEPS = 3
+"""Optimizer steps of a case that had one: the first shows stale values, the second drifting replicas."""
 
 
 @dataclass
-class Changes:
+class Repairs:
     """What is changed, in the reference and on each rank.
 
     Attributes:
@@ -42,7 +48,7 @@ class Changes:
     shared: tuple[str, ...] = ()
 
 
-def changes_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without: Sequence[str] = ()) -> Changes:
+def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without: Sequence[str] = ()) -> Repairs:
     """Return the changes for the blind spots of a comparison that was equal.
 
     Args:
@@ -51,19 +57,19 @@ def changes_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without:
         seed: of the random values.
         without: kinds of blind spots for which nothing is changed.
     """
-    changes = Changes(CaseChanges(), [CaseChanges() for _ in runs.ranks])
+    repairs = Repairs(CaseChanges(), [CaseChanges() for _ in runs.ranks])
     kinds: dict[str, list[BlindSpot]] = {"constant-parameters": []}
     for spot in spots:
         kinds.setdefault(spot.kind, []).append(spot)
-    for kind, change in _CHANGES.items():
+    for kind, repair in _REPAIRS.items():
         if kind in kinds and kind not in without:
-            change(changes, runs, kinds[kind], seed)
-    return changes
+            repair(repairs, runs, kinds[kind], seed)
+    return repairs
 
 
-def not_made(changes: Changes, reference: Run, parallel: Run) -> str:
+def not_made(repairs: Repairs, reference: Run, parallel: Run) -> str:
     """Return which change a run did not meet; empty if all were made."""
-    asked = [(changes.reference, reference.ranks[0]), *zip(changes.ranks, parallel.ranks, strict=True)]
+    asked = [(repairs.reference, reference.ranks[0]), *zip(repairs.ranks, parallel.ranks, strict=True)]
     for case, rank in asked:
         where = f"rank {rank.rank} of {parallel.world_size}" if rank is not reference.ranks[0] else "the single device"
         missing = set(case.weights) - set(rank.notes.get("changed weights", ()))
@@ -79,7 +85,7 @@ def not_made(changes: Changes, reference: Run, parallel: Run) -> str:
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
-def _weights(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _weights(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     """Spread every trained parameter whose initial values are all equal, whether it stays so or not."""
     del spots
     names: list[str] = []
@@ -90,13 +96,28 @@ def _weights(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], see
             unknown.append(name)
             continue
         names.append(name)
-        changes.reference = _with_weight(changes.reference, name, array)
+        repairs.reference = _with_weight(repairs.reference, name, array)
         for rank, (own, placement) in parts.items():
-            changes.ranks[rank] = _with_weight(changes.ranks[rank], own, placement.take(array))
+            repairs.ranks[rank] = _with_weight(repairs.ranks[rank], own, placement.take(array))
     if names:
-        changes.words["constant-parameters"] = f"{_listed(names)} get random values around their constant ones"
+        repairs.words["constant-parameters"] = f"{_listed(names)} get random values around their constant ones"
     if unknown:
-        changes.left["constant-parameters"] = f"which part of {_listed(unknown)} a rank has cannot be told"
+        repairs.left["constant-parameters"] = f"which part of {_listed(unknown)} a rank has cannot be told"
+
+
+def spread_constant(array: Any, seed: int, name: str) -> Any:
+    """Return a parameter of equal values with random values around it, in its dtype; others as they are.
+
+    Args:
+        array: the global parameter; a rank takes its part of the result.
+        seed: of the case.
+        name: of the parameter.
+    """
+    array = np.asarray(array)
+    if array.dtype.kind != "f" or array.size < 2 or (array != array.flat[0]).any():
+        return array
+    noise = np.random.default_rng(seed_of(seed, "spread", name)).standard_normal(array.shape)
+    return (array + SPREAD * (abs(float(array.flat[0])) or 1.0) * noise).astype(array.dtype)
 
 
 def _constants(runs: PairedRuns, seed: int) -> dict[str, Any]:
@@ -140,33 +161,42 @@ def _with_weight(case: CaseChanges, name: str, array: Any) -> CaseChanges:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def _shares(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _shares(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     """Weight the losses of ranks that do the same work, so that only their mean is the reference's."""
     del seed
     if not all(_has_backward(rank) for rank in runs.ranks):
-        changes.left["equal-data"] = "the losses enter no backward that the recorder can weight"
+        repairs.left["equal-data"] = "the losses enter no backward that the recorder can weight"
         return
     for spot in spots:
         if not spot.refused:
-            changes.left["equal-data"] = f"whether the ranks of {spot.subject} do the same work cannot be told"
+            repairs.left["equal-data"] = f"whether the ranks of {spot.subject} do the same work cannot be told"
             continue
         for group in runs.axes.groups[spot.subject]:
             for rank, share in zip(group, shares(len(group)), strict=True):
-                changes.ranks[rank] = replace(changes.ranks[rank], share=changes.ranks[rank].share * share)
-        changes.shared += (spot.subject,)
-    if changes.shared:
-        sizes = [len(runs.axes.groups[axis][0]) for axis in changes.shared]
+                repairs.ranks[rank] = replace(repairs.ranks[rank], share=repairs.ranks[rank].share * share)
+        repairs.shared += (spot.subject,)
+    if repairs.shared:
+        sizes = [len(runs.axes.groups[axis][0]) for axis in repairs.shared]
         factors = ", ".join(f"{share:g}" for share in shares(sizes[0]))
-        changes.words["equal-data"] = (
-            f"the losses of the ranks along {' and '.join(changes.shared)} are multiplied by {factors} in the backward"
+        repairs.words["equal-data"] = (
+            f"the losses of the ranks along {' and '.join(repairs.shared)} are multiplied by {factors} in the backward"
         )
+
+
+def shares(count: int) -> list[float]:
+    """Return different factors for the losses of ``count`` ranks that do the same work: positive, of mean 1.
+
+    They are multiples of a power of two, so that their sum is exactly ``count``.
+    """
+    step = 2.0 ** -math.ceil(math.log2(max(count, 2)))
+    return [1.0 + (2 * place - (count - 1)) * step / 2 for place in range(count)]
 
 
 def _has_backward(index: Mapping[Any, Record]) -> bool:
     return any(key[0] == "loss" for key in index)
 
 
-def _cotangents(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _cotangents(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     """Multiply the outputs that a loss adds up by random numbers."""
     (spot,) = spots[:1]
     keys = [key for key in runs.bounds.reference if key[:2] == ("output", spot.subject)]
@@ -178,37 +208,48 @@ def _cotangents(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], 
         for rank in runs.holders(key):
             placement = runs.placement(key, rank)
             if placement is None or placement.pending or runs.ranks[rank][key].region is not None:
-                changes.left["constant-cotangents"] = f"which part of {spot.subject}'s output a rank has is unknown"
+                repairs.left["constant-cotangents"] = f"which part of {spot.subject}'s output a rank has is unknown"
                 return
             factors[rank][key[1:]] = placement.take(whole[key[1:]])
-    changes.reference = replace(changes.reference, outputs=whole)
-    changes.ranks = [replace(case, outputs=factors[rank]) for rank, case in enumerate(changes.ranks)]
-    changes.words["constant-cotangents"] = f"the output of {spot.subject} is multiplied by random numbers"
+    repairs.reference = replace(repairs.reference, outputs=whole)
+    repairs.ranks = [replace(case, outputs=factors[rank]) for rank, case in enumerate(repairs.ranks)]
+    repairs.words["constant-cotangents"] = f"the output of {spot.subject} is multiplied by random numbers"
+
+
+def random_cotangent(shape: Sequence[int], seed: int, name: str) -> Any:
+    """Return random weights of both signs for an output, float64 of ``shape``: equal in every run, of every layout.
+
+    Args:
+        shape: of the global output; a rank takes its part of it.
+        seed: of the case.
+        name: of the output.
+    """
+    return np.random.default_rng(seed_of(seed, "cotangent", name)).standard_normal(tuple(shape))
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
-def _inputs(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _inputs(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     names = [spot.subject for spot in spots]
     why = _not_views(runs, names, "f")
     if why:
-        changes.left["symmetric-inputs"] = why
+        repairs.left["symmetric-inputs"] = why
         return
-    _everywhere(changes, input_seed=seed_of(seed, "inputs") % (1 << 32))
-    changes.words["symmetric-inputs"] = "random numbers are added to floating inputs, by their place in memory"
+    _everywhere(repairs, input_seed=seed_of(seed, "inputs") % (1 << 32))
+    repairs.words["symmetric-inputs"] = "random numbers are added to floating inputs, by their place in memory"
 
 
-def _masks(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _masks(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     names = [spot.subject for spot in spots if spot.subject != "dropout"]
     if not names:
         return
     why = _not_views(runs, names, "bi")
     if why:
-        changes.left["equal-masks"] = why
+        repairs.left["equal-masks"] = why
         return
-    _everywhere(changes, mask_seed=seed_of(seed, "masks") % (1 << 32))
-    changes.words["equal-masks"] = f"{_listed(names)} select fewer elements, by their place in memory"
+    _everywhere(repairs, mask_seed=seed_of(seed, "masks") % (1 << 32))
+    repairs.words["equal-masks"] = f"{_listed(names)} select fewer elements, by their place in memory"
 
 
 def _not_views(runs: PairedRuns, names: Sequence[str], kinds: str) -> str:
@@ -224,16 +265,16 @@ def _not_views(runs: PairedRuns, names: Sequence[str], kinds: str) -> str:
     return ""
 
 
-def _everywhere(changes: Changes, **fields: Any) -> None:
-    changes.reference = replace(changes.reference, **fields)
-    changes.ranks = [replace(case, **fields) for case in changes.ranks]
+def _everywhere(repairs: Repairs, **fields: Any) -> None:
+    repairs.reference = replace(repairs.reference, **fields)
+    repairs.ranks = [replace(case, **fields) for case in repairs.ranks]
 
 
-def _strides(changes: Changes, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
+def _strides(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
     """Give ranks, not the reference, inputs of other strides."""
     del runs, spots, seed
-    changes.ranks = [replace(case, strided=True) for case in changes.ranks]
-    changes.words["contiguous-inputs"] = "inputs of the ranks' models are not contiguous"
+    repairs.ranks = [replace(case, strided=True) for case in repairs.ranks]
+    repairs.words["contiguous-inputs"] = "inputs of the ranks' models are not contiguous"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -241,8 +282,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + more
 
 
-_Change = Callable[[Changes, PairedRuns, Sequence[BlindSpot], int], None]
-_CHANGES: dict[str, _Change] = {
+_Repair = Callable[[Repairs, PairedRuns, Sequence[BlindSpot], int], None]
+_REPAIRS: dict[str, _Repair] = {
     "constant-parameters": _weights,
     "equal-data": _shares,
     "constant-cotangents": _cotangents,

@@ -1,4 +1,4 @@
-"""Changes of a case: which runs made them, and why some cannot be made."""
+"""Repairs of a case: which runs made them, and why some cannot be made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
-from hyper_parallel.verify.engine.changes import Changes, changes_of, not_made
+from hyper_parallel.verify.engine.repairs import (
+    SPREAD,
+    Repairs,
+    not_made,
+    random_cotangent,
+    repairs_of,
+    spread_constant,
+)
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 
@@ -32,16 +39,16 @@ RNG = np.random.default_rng(3)
 )
 def test_changes_that_a_run_did_not_meet(case, expected):
     """A change that a rank's program went around is named, with the rank."""
-    changes = Changes(CaseChanges(), [CaseChanges(), case])
+    repairs = Repairs(CaseChanges(), [CaseChanges(), case])
     parallel = Run([RankRecords(0), RankRecords(1)])
-    assert not_made(changes, Run([RankRecords(0)]), parallel) == expected
+    assert not_made(repairs, Run([RankRecords(0)]), parallel) == expected
 
 
 def test_the_single_device_must_make_its_changes_too():
     """A reference that never called the model shows nothing either."""
-    changes = Changes(CaseChanges(weights={"b": 1.0, "a": 2.0}), [])
+    repairs = Repairs(CaseChanges(weights={"b": 1.0, "a": 2.0}), [])
     expected = "the single device does not call the model that has a before its first step"
-    assert not_made(changes, Run([RankRecords(0)]), Run([])) == expected
+    assert not_made(repairs, Run([RankRecords(0)]), Run([])) == expected
 
 
 def runs(*, placement=None, inputs=(), memory=None, rank_memory=(), records=(), reference=None):
@@ -62,9 +69,9 @@ def runs(*, placement=None, inputs=(), memory=None, rank_memory=(), records=(), 
 def left(kind, spots=("x",), **facts):
     """Return why nothing was changed for blind spots of this kind."""
     case = [BlindSpot(kind, subject, "facts", "repair") for subject in spots]
-    changes = changes_of(runs(**facts), case, 0)
-    assert kind not in changes.words
-    return changes.left[kind]
+    repairs = repairs_of(runs(**facts), case, 0)
+    assert kind not in repairs.words
+    return repairs.left[kind]
 
 
 def test_losses_that_cannot_be_weighted():
@@ -96,5 +103,21 @@ def test_inputs_that_are_no_numbers_or_no_views():
 
 def test_masks_of_dropout_alone_are_not_thinned_out():
     """The masks that dropout draws are no inputs."""
-    changes = changes_of(runs(), [BlindSpot("equal-masks", "dropout", "facts", "repair")], 0)
-    assert (changes.words, changes.left) == ({}, {})
+    repairs = repairs_of(runs(), [BlindSpot("equal-masks", "dropout", "facts", "repair")], 0)
+    assert (repairs.words, repairs.left) == ({}, {})
+
+
+def test_random_numbers_depend_on_seed_and_name_only():
+    """Cotangents have both signs; constants are spread around their value, and other parameters stay."""
+    weights = random_cotangent((4, 5), 0, "out")
+    assert (weights > 0).any()
+    assert (weights < 0).any()
+    assert np.array_equal(weights, random_cotangent((4, 5), 0, "out"))
+    assert not np.array_equal(weights, random_cotangent((4, 5), 1, "out"))
+    for value, scale in ((0.0, SPREAD), (1.0, SPREAD), (-4.0, 4 * SPREAD)):
+        spread = spread_constant(np.full(1000, value, np.float32), 0, "norm")
+        assert spread.dtype == np.float32
+        assert spread.std() == pytest.approx(scale, rel=0.1)
+        assert spread.mean() == pytest.approx(value, abs=scale / 5)
+    for array in (np.arange(3.0), np.ones(3, int), np.ones(1)):
+        assert spread_constant(array, 0, "norm") is array

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.engine.blind_spots import BLIND
-from hyper_parallel.verify.engine.case import blind_spots
+from hyper_parallel.verify.engine.blind_spots import BLIND, blind_spots
 from hyper_parallel.verify.engine.comparison import compare_runs
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
