@@ -14,6 +14,10 @@ from hyper_parallel.verify.engine.store import largest
 __all__ = ["Distance", "distance", "energy_of", "whole_distance", "within"]
 
 
+_CLEAR = 0.99
+"""Ratio up to which a distance that was measured in float32 is within its bounds."""
+
+
 @dataclass(frozen=True)
 class Distance:
     """How far an array is from the expected one.
@@ -50,6 +54,10 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
         wrong = int(((actual != expected) & (allowed == 0)).sum())
         why = f"differs in {wrong} of {expected.size} elements" if wrong else ""
         return Distance(np.inf if wrong else 0.0, np.inf if wrong else 0.0, 0.0, why)
+    if expected.dtype == actual.dtype == allowed.dtype == np.float32:
+        near = _near(actual, expected, allowed, floor)
+        if near is not None:
+            return near
     finite = np.isfinite(expected)
     alike = (actual == expected) | (np.isnan(actual) & np.isnan(expected)) | np.isinf(allowed)
     if not np.where(finite, np.isfinite(actual) | np.isinf(allowed), alike).all():
@@ -94,6 +102,11 @@ def energy_of(array: Any) -> float:
     """Return the sum of squares of the finite elements of an array."""
     flat = np.asarray(array).reshape(-1)
     exponent = exponent_of(largest(flat))
+    if flat.dtype == np.float32 and -100 < exponent < 100:
+        scaled = flat * np.float32(2.0**-exponent)
+        square = float(np.dot(scaled, scaled))
+        if np.isfinite(square):
+            return square * 4.0**exponent
     scaled = np.where(np.isfinite(flat), np.abs(flat), 0).astype(np.float64, copy=False) * 2.0**-exponent
     return float(np.dot(scaled, scaled)) * 4.0**exponent
 
@@ -101,6 +114,26 @@ def energy_of(array: Any) -> float:
 def within(actual: Any, expected: Any, allowed: Any) -> bool:
     """Return whether every element is as far from the expected one as is allowed, at most."""
     return distance(actual, expected, allowed).ratio <= 1.0
+
+
+def _near(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance | None:
+    """Return the distance of float32 arrays that is clearly within the bounds; None if it may not be.
+
+    A difference in float32 is rounded by half a unit, so ratios up to 0.99 are at most 1. Elements that are infinite or
+    NaN on one side make the ratio infinite or NaN.
+    """
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        ratios = np.asarray(np.subtract(actual, expected))
+        np.abs(ratios, out=ratios)
+        ratios /= np.maximum(allowed, np.finfo(np.float32).smallest_subnormal)
+    worst = int(ratios.argmax())
+    ratio = float(ratios.reshape(-1)[worst])
+    if not ratio < _CLEAR:
+        return None
+    scale = max(largest(expected), floor) or 1.0
+    place = np.unravel_index(worst, ratios.shape)
+    error = abs(float(actual[place]) - float(expected[place]))
+    return Distance(ratio, error / scale, float(allowed[place]) / scale, "")
 
 
 def _measured(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance:

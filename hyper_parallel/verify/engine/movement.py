@@ -116,7 +116,7 @@ def decode(codes: Any, exponent: int, dtype: Any) -> Any:
     with np.errstate(over="ignore"):
         values = np.ldexp(1.0 + (bits % size) / size, bits // size - 127 + exponent).astype(dtype)
     values[0], values[UNBOUNDED] = 0.0, np.inf
-    return values[codes]
+    return values.take(codes, mode="wrap")  # every code has a value: no index is checked
 
 
 def _format(dtype: np.dtype[Any]) -> _Format:

@@ -99,11 +99,10 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()
-    directions = _directions(array.shape, seed, sign)
     if array.dtype.kind == "c":
         real, imaginary = perturb(array.real.copy(), seed, sign), perturb(array.imag.copy(), seed + 1, sign)
         return (real + 1j * imaginary).astype(array.dtype)
-    moved = (array + directions * _spacing(array, dtype)).astype(array.dtype)
+    moved = (array + _directions(array, seed, sign) * _spacing(array, dtype)).astype(array.dtype)
     return np.asarray(np.where(np.isfinite(array) & (array != 0), moved, array))
 
 
@@ -119,7 +118,7 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()
-    directions = float(sign) if seed is None else _directions(array.shape, seed, sign)
+    directions = float(sign) if seed is None else _directions(array, seed, sign)
     moved = array + directions * np.where(np.isfinite(allowed), allowed, 0.0)
     return np.asarray(moved, dtype=array.dtype)
 
@@ -318,6 +317,9 @@ def _trailing_zero_bits(array: Any, dtype: str) -> int:
         return _HALF_BITS[dtype]
     if array.dtype != np.float32 or array.size < 8:
         return 0
+    first = int(np.bitwise_or.reduce(np.ascontiguousarray(array.reshape(-1)[:_SAMPLED]).view(np.uint32)))
+    if first & 1:
+        return 0
     used = int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
     if not used & ((1 << 19) - 1):
         return 0  # constants or small integers
@@ -337,8 +339,13 @@ def _spacing(array: Any, dtype: str) -> Any:
     return np.maximum(spacing, array.dtype.type(_LEAST_SPACING.get(dtype, 0.0)))
 
 
-def _directions(shape: tuple[int, ...], seed: int, sign: int) -> Any:
-    return sign * np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=shape)
+def _directions(array: Any, seed: int, sign: int) -> Any:
+    """Return 1 or -1 for each element, of the dtype of its magnitudes."""
+    drawn = np.frombuffer(np.random.default_rng(seed).bytes(-(-array.size // 8)), np.uint8)
+    ups = np.unpackbits(drawn, count=array.size).astype(array.real.dtype)
+    ups *= 2 * sign
+    ups -= sign
+    return ups.reshape(array.shape)
 
 
 def _magnitude(array: Any, dtype: np.dtype[Any]) -> Any:

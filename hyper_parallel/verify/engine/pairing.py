@@ -44,6 +44,7 @@ class PairedRuns:
         parallel: the run to compare.
         mesh: sizes of the axes, in order; None takes the groups that the ranks recorded.
         declared: placements by pattern of names.
+        earlier: the same runs under smaller bounds: what was within those is not measured again.
 
     Attributes:
         bounds: allowed differences; ``bounds.reference`` has the reference's records.
@@ -67,6 +68,7 @@ class PairedRuns:
         parallel: Run,
         mesh: Mapping[str, int] | None,
         declared: Mapping[str, str] | None,
+        earlier: PairedRuns | None = None,
     ) -> None:
         if reference.world_size != 1 or not reference.ranks[0].records:
             raise ValueError(
@@ -84,6 +86,7 @@ class PairedRuns:
         found = ((key[:2], declaration_of(key[0], key[1], lines)) for key in self.bounds.reference)
         self.declared = {name: declaration for name, declaration in found if declaration is not None}
         self._energies: dict[Key, float] = {}
+        self._within: dict[Key, dict[int, Distance | None]] = {} if earlier is None else dict(earlier._within)  # noqa: SLF001
         self.names = _stage_names(reference.ranks[0].records, [rank.records for rank in parallel.ranks])
         self.ranks = [
             index_records([renamed(record, names) for record in rank.records])
@@ -174,6 +177,8 @@ class PairedRuns:
 
     def distances(self, key: Key) -> dict[int, Distance | None]:
         """Return the distance of every holder; ranks that hold the same bits of the same part share one."""
+        if key in self._within:
+            return dict(self._within[key])
         known: list[tuple[bytes, Placement, Distance | None]] = []
         distances: dict[int, Distance | None] = {}
         for rank in self.holders(key):
@@ -187,6 +192,8 @@ class PairedRuns:
                 found = self.distance(key, rank)
                 known.append((digest, placement, found))
             distances[rank] = found
+        if key[0] in _FOLLOW and all(found is not None and found.ratio <= 1 for found in distances.values()):
+            self._within[key] = dict(distances)  # placements of these kinds do not depend on bounds
         return distances
 
     def factor(self, key: Key, rank: int) -> float | None:

@@ -46,7 +46,7 @@ class StoredArray:
         offset: of its first byte.
         shape: of the array.
         dtype: of its elements.
-        digest: SHA-256 of shape, dtype and bytes: equal for equal arrays.
+        digest: SHA-1 of shape, dtype and bytes: equal for equal arrays.
         largest: largest finite magnitude; 0 if there is none.
         constant: whether all elements are equal.
         finite: whether no element is infinite or NaN.
@@ -173,7 +173,7 @@ def digest_of(value: Any) -> bytes:
     if isinstance(value, StoredArray):
         return value.digest
     array = np.ascontiguousarray(value)
-    digest = hashlib.sha256(f"{array.shape}{array.dtype.str}".encode())
+    digest = hashlib.sha1(f"{array.shape}{array.dtype.str}".encode(), usedforsecurity=False)
     digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
     return digest.digest()
 

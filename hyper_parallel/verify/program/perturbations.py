@@ -104,12 +104,14 @@ def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
     """Return the repeats that follow where a value is out of the bounds of the first ones.
 
     With these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
-    one pair of random directions per element and one of the same direction everywhere.
+    one pair of random directions per element and one of the same direction everywhere. The opposite of the first
+    repeats' displacement comes first: the square of a gradient that was moved to about its negative has not moved.
     """
     gradients = seed_of(seed, "gradients")
     pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]
     halves = [(seed_of(seed, "half", number), sign) for number in (0, 1) for sign in (1, -1)] if half else []
     return [
+        Repeat(bounds, displaced_by=(gradients, -1)),
         *(Repeat(bounds, moved_by=pair) for pair in pairs[1:]),
         *(Repeat(bounds, rounded_by=pair) for pair in halves[1:]),
         *(Repeat(bounds, displaced_by=(way, sign)) for way in (gradients, None) for sign in (1, -1)),

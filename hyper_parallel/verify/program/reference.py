@@ -234,7 +234,7 @@ def compare_with(
     verdict = compare_paired(runs, listed=listed)
     while not verdict.equal and reference.widen(partial(_within_bounds, runs, verdict)):
         reference.progress("comparison")
-        runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
+        runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared, earlier=runs)
         verdict = compare_paired(runs, listed=listed)
     return runs, verdict
 

@@ -43,21 +43,21 @@ def test_repeats_run_until_what_was_asked_for_is_true():
         key = next(iter(reference.bounds.reference))
         before, answers = len(phases), iter([False, True])
         assert reference.widen(lambda: next(answers))
-        assert phases[before:] == [f"one rank, perturbed again ({number} of 7)" for number in (1, 2)]
+        assert phases[before:] == [f"one rank, perturbed again ({number} of 8)" for number in (1, 2)]
         assert not reference.complete
         few = reference.bounds.allowed(key)
         reference.complete_bounds()
         assert phases[before + 2 :] == [
-            *(f"one rank, perturbed again ({number} of 7)" for number in range(3, 8)), "one rank again"
+            *(f"one rank, perturbed again ({number} of 8)" for number in range(3, 9)), "one rank again"
         ]  # fmt: skip
         assert reference.complete
         assert not reference.widen(lambda: False)
         assert (reference.bounds.allowed(key) >= few).all()
 
 
-@pytest.mark.parametrize("off, repeats", [(0.0, 0), (1e3, 7)])
+@pytest.mark.parametrize("off, repeats", [(0.0, 0), (1e3, 8)])
 def test_repeats_run_while_a_value_is_out_of_its_bounds(off, repeats):
-    """None for right values; all seven where none suffices: then the value differs."""
+    """None for right values; all eight where none suffices: then the value differs."""
     phases: list[str] = []
     program = find_program(trained, (), "FILE")
     with (
@@ -74,7 +74,7 @@ def test_repeats_run_while_a_value_is_out_of_its_bounds(off, repeats):
                 replace(record, value=moved) if record.key == key else record for record in rank.records
             ]  # fmt: skip
         _, verdict = compare_with(reference, run, None, None)
-    assert verdict.equal == (repeats < 7), verdict.text()
+    assert verdict.equal == (repeats < 8), verdict.text()
     assert sum(phase.startswith("one rank, perturbed again") for phase in phases) == repeats
 
 
