@@ -74,6 +74,10 @@ def add_parser(kinds: Any) -> None:
     )  # fmt: skip
     subparser.add_argument("--harden", action="store_true", help="run it again in a case that can show more errors")
     subparser.add_argument(
+        "--accumulate", metavar="ARGS",
+        help="compare its micro-batches with one batch, which these arguments of the script make, in one string",
+    )  # fmt: skip
+    subparser.add_argument(
         "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
     )
     subparser.add_argument(
@@ -138,7 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
                 launch=arguments.launch,
                 declared=_declared(arguments.declare or ()),
                 args=script,
-                single_args=_words(arguments.single_args),
+                single_args=_words("--single-args", arguments.single_args),
+                accumulate=_words("--accumulate", arguments.accumulate),
                 only=arguments.only or (),
                 timeout=arguments.timeout,
                 harden=arguments.harden,
@@ -186,12 +191,12 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
     return line.target, line.arguments, size
 
 
-def _words(text: str | None) -> list[str] | None:
+def _words(option: str, text: str | None) -> list[str] | None:
     """Return the arguments in one string, as a shell would."""
     try:
         return None if text is None else shlex.split(text)
     except ValueError as error:
-        msg = f"--single-args {text!r} cannot be split into arguments: {error}"
+        msg = f"{option} {text!r} cannot be split into arguments: {error}"
         raise ValueError(msg) from None
 
 

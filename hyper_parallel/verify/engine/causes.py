@@ -23,6 +23,7 @@ CAUSES = {
     "random-differs": "ranks draw different random numbers where they must be equal",
     "norm-counted-twice": "a norm counts a parameter several times",
     "norm-local": "a norm counts only one rank's part",
+    "micro-batches-lost": "gradients of some micro-batches are lost before the optimizer's step",
     "stale": "a value of another step or call, or one that contains it",
     "not-updated": "a parameter was never updated",
     "optimizer": "gradients and states are right, and the optimizer's step is another",

@@ -11,7 +11,7 @@ from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.frameworks.contract.records import Run
 
-__all__ = ["foreign_samples", "other_batch"]
+__all__ = ["calls_of_first_step", "foreign_samples", "other_batch", "rows_of_first_step"]
 
 
 def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
@@ -64,6 +64,16 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
         if count and runs.placement(key, rank) is None:
             foreign[rank] = count
     return foreign
+
+
+def calls_of_first_step(notes: Mapping[str, Any]) -> int:
+    """Return how often a rank called a model in the first step, other than to evaluate it."""
+    return len({call for call, _, _ in notes.get("inputs", ())})
+
+
+def rows_of_first_step(notes: Mapping[str, Any]) -> dict[Any, set[bytes]]:
+    """Return the rows of a rank's inputs of the first step as bytes, by input, sizes of a row and dtype."""
+    return _input_rows([notes])
 
 
 def _input_rows(notes: Iterable[Mapping[str, Any]], calls: int | None = None) -> dict[Any, set[bytes]]:

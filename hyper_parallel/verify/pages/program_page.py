@@ -54,6 +54,10 @@ def program_page(report: ProgramReport) -> str:
     )
 
 
+_TITLES = {"upcast": "in a wider dtype", "accumulate": "to one batch without micro-batches"}
+"""Cases by their title, in words."""
+
+
 def _state(report: ProgramReport) -> str:
     """Return the verdict on the whole in a line."""
     if report.failure:
@@ -63,7 +67,8 @@ def _state(report: ProgramReport) -> str:
     if report.verdict.equal and report.verdict.unplaced:
         return UNPLACED
     if report.verdict.equal and not report.equal:
-        return "NOT EQUAL in a harder case"
+        failed = next((case for case in report.hardened if not case.ok), None)
+        return f"NOT EQUAL {_TITLES.get(failed.title if failed else '', 'in a harder case')}"
     if report.refused and report.equal:
         return "REFUSED: everything is equal, in a case that could not show what it must"
     return f"INCONCLUSIVE: {report.inconclusive}" if report.inconclusive else report.verdict.headline()
@@ -76,9 +81,14 @@ def _cases(report: ProgramReport) -> list[dict[str, Any]]:
 
 
 def _hardened(case: HardenedCase) -> dict[str, Any]:
-    shown = {"title": "In a harder case", "changes": case.words, "good": case.ok, "failure": case.failure}
+    shown = {
+        "title": _TITLES.get(case.title, "in a harder case").capitalize(),
+        "changes": case.words,
+        "good": case.ok,
+        "failure": case.failure,
+    }
     if case.verdict is None:
-        return {**shown, "state": case.failed()}
+        return {**shown, "state": f"not run: {case.skipped}" if case.skipped else case.failed()}
     return {**_case(case.verdict), **shown}
 
 

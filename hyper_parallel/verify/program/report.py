@@ -33,7 +33,7 @@ class HardenedCase:
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback.
         cause: the failure in one line.
-        title: what its lines begin with: ``hardened`` or ``upcast``.
+        title: what its lines begin with: ``hardened``, or the option that asks for it.
         skipped: why it could not be run; it says nothing about the program then.
         asked: whether the caller asked for it.
     """
@@ -143,6 +143,8 @@ class ProgramReport(Report):
         power = None if self.verdict is None else self.verdict.power
         lacking = next((case for case in self.hardened if case.asked and case.skipped), None)
         if self.equal and lacking is not None:
+            if lacking.title != "upcast":
+                return f"--{lacking.title} says nothing about this program: {lacking.skipped}"
             return f"it does not run in the wider dtype that --upcast asks for: {lacking.skipped}"
         wider = any(case.title == "upcast" and case.ok and not case.skipped for case in self.hardened)
         if not self.equal or power is None or not power.little or wider or WIDE_BOUNDS in self.allowed:

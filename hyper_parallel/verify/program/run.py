@@ -26,6 +26,7 @@ from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.accumulation import verify_accumulation
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.program import Program, find_program
@@ -78,6 +79,7 @@ def verify_program(
     device: str = "cpu",
     keep_files: str = "",
     pretend: str = "",
+    accumulate: Sequence[str] | None = None,
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -122,6 +124,8 @@ def verify_program(
         keep_files: folder for what the ranks write in the working folder. Every run has a private copy of the files
             that it writes, which is deleted with it.
         pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
+        accumulate: arguments by which the script takes its batch at once: a program that is equal must train with its
+            micro-batches on one rank as with one batch.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -162,8 +166,11 @@ def verify_program(
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
+    one_batch = None if accumulate is None else find_program(
+        parallel if single is None else single, _own_arguments(accumulate, "--accumulate"), "--accumulate"
+    )  # fmt: skip
     verification = _Verification(
-        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast
+        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast, one_batch
     )  # fmt: skip
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
@@ -184,6 +191,7 @@ class _Verification:
     scratch: str | None
     budget: int | None
     upcast: bool | None
+    one_batch: Program | None
 
     def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
@@ -226,6 +234,10 @@ class _Verification:
             raise InputError(problem)
         if report.equal and (self.upcast or (self.upcast is None and reference.half)):
             self._upcast(reference, run_ranks)
+        if self.one_batch is not None and report.equal:
+            report.hardened.append(
+                verify_accumulation(self.alone, self.one_batch, self.world, reference, report.seed, self.progress)
+            )
         if self.harden and report.equal:
             self._harden(runs, report.verdict, reference)
 
@@ -263,6 +275,14 @@ class _Verification:
         hardening.run(runs, verdict.spots, reference)
         verdict.spots = hardening.spots
         self.report.hardened += hardening.cases
+
+
+def _own_arguments(arguments: Sequence[str], option: str) -> Sequence[str]:
+    """Return the arguments of an option, which must name some."""
+    if not arguments:
+        msg = f"{option} names no arguments of the script; give those with which it makes the other run"
+        raise InputError(msg)
+    return arguments
 
 
 def _root_of(error: BaseException) -> BaseException:

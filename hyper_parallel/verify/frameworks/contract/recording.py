@@ -76,6 +76,7 @@ class RecordLimits:
         upcast: dtype in which the program computes what it asks to compute in a narrower one: ``float32`` for half
             precision, ``float64`` for all; empty changes nothing.
         pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
+        contributions: step in which the gradient of each backward by itself is noted; None in no step.
     """
 
     steps: int | None = None
@@ -84,6 +85,7 @@ class RecordLimits:
     sink: RecordSink | None = None
     upcast: str = ""
     pretend: str = ""
+    contributions: int | None = None
 
 
 def sink_folder(limits: RecordLimits) -> str:

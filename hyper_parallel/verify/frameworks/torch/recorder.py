@@ -19,6 +19,7 @@ from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
 from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, OwnGradients
+from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
 from hyper_parallel.verify.frameworks.torch.partitions import (
     Piece,
     is_partitioned,
@@ -170,7 +171,8 @@ class Recorder:
                 self.log.add("loss", "loss", taken, site=site)
         self._in_backward = True
         try:
-            return plain(self._changed.losses(tensors), *args, **kwargs)
+            with noting_contributions(self.log, self._names.parameters()):
+                return plain(self._changed.losses(tensors), *args, **kwargs)
         finally:
             self._in_backward = False
 

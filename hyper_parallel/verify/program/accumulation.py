@@ -1,0 +1,231 @@
+"""`--accumulate`: k micro-batches give the gradient of one batch.
+
+Both runs are on one rank: the program with its own arguments, which ran as the reference already, and the program with
+arguments by which it takes the batch at once, with perturbed repeats of its own. Losses and outputs are those of
+micro-batches, so gradients, norms, optimizer states and weights are compared. Why a gradient differs is read from the
+gradients of the single micro-batches, of a run that keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.distance import distance
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.samples import calls_of_first_step, rows_of_first_step
+from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.engine.store import same_values
+from hyper_parallel.verify.engine.verdict import Verdict
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.program import Program
+from hyper_parallel.verify.program.reference import Reference, compare_with, run_reference
+from hyper_parallel.verify.program.report import HardenedCase
+from hyper_parallel.verify.program.worlds import World, run_world
+
+__all__ = ["explain_micro_batches", "own_draws", "verify_accumulation"]
+
+_COMPARED = ("gradient", "norm", "rate", "state", "weight")
+_ALONE = 1e-3
+"""Weights of micro-batches that differ by less than this share of the largest are equal."""
+
+
+@dataclass(frozen=True)
+class _Accumulation:
+    """The two programs, and how they run; attributes are those of :func:`verify_accumulation`."""
+
+    program: Program
+    one_batch: Program
+    world: World
+    reference: Reference
+    progress: Callable[[str], None]
+
+
+def verify_accumulation(
+    program: Program,
+    one_batch: Program,
+    world: World,
+    reference: Reference,
+    seed: int,
+    progress: Callable[[str], None],
+) -> HardenedCase:
+    """Return the case that compares a program's micro-batches with one batch.
+
+    Args:
+        program: with its own arguments.
+        one_batch: the same with arguments by which it takes the batch at once.
+        world: of the ranks; both runs are on one.
+        reference: the run of ``program`` on one rank.
+        seed: of the perturbations.
+        progress: called with the name of each run before it starts.
+
+    Raises:
+        InputError: the arguments make no single batch of the same samples, or the run fails.
+    """
+    arguments = " ".join(one_batch.arguments)
+    with run_reference(one_batch, world, seed, progress, reference.scratch) as whole:
+        calls = _require_one_batch(program, arguments, reference.run, whole.run)
+        words = (
+            f"rank 0 is one rank with the program's own arguments, {calls} micro-batches in the first step; the single "
+            f"device takes one batch: {arguments}"
+        )
+        progress("comparison with one batch")
+        runs, verdict = compare_with(whole, _only_compared(reference.run), None, None)
+        verdict.skipped = [line for line in verdict.skipped if "missing on all ranks" not in line]
+        verdict.spots = []
+        draws = own_draws(reference.run.ranks[0], whole.run.ranks[0])
+        if not verdict.equal and draws:
+            return HardenedCase([words], title="accumulate", skipped=draws, asked=True)
+        _explain(_Accumulation(program, one_batch, world, reference, progress), runs, verdict)
+    return HardenedCase([words], verdict, title="accumulate")
+
+
+def _only_compared(run: Run) -> Run:
+    """Return a run without what belongs to single micro-batches."""
+    rank = run.ranks[0]
+    records = [record for record in rank.records if record.kind in _COMPARED or record.step < 0]
+    return Run([replace(rank, records=records)], run.settings)
+
+
+def _require_one_batch(program: Program, arguments: str, own: Run, whole: Run) -> int:
+    """Return the number of micro-batches of the first step.
+
+    Raises:
+        InputError: the other arguments make no larger batch, or one of other samples.
+    """
+    calls, other = (calls_of_first_step(run.ranks[0].notes) for run in (own, whole))
+    if calls <= other:
+        msg = (
+            f"--accumulate {arguments!r}: {program.name} calls its model {calls} times in the first step with its own "
+            f"arguments, and {other} times with these; they must make fewer and larger micro-batches, such as "
+            "'--accum 1' for a script that is run with '--accum 4'"
+        )
+        raise InputError(msg)
+    rows, known = (rows_of_first_step(run.ranks[0].notes) for run in (own, whole))
+    for name in known:
+        if name in rows and rows[name] != known[name]:
+            msg = (
+                f"--accumulate {arguments!r}: in the first step {program.name} is trained on {len(rows[name])} samples "
+                f"with its own arguments and on {len(known[name])} with these, {len(known[name] - rows[name])} of "
+                "which are others; both must cut the same samples"
+            )
+            raise InputError(msg)
+    return calls
+
+
+def own_draws(own: RankRecords, whole: RankRecords) -> str:
+    """Return why micro-batches cannot give the gradient of one batch; empty if they can."""
+    if any(record.kind == "mask" for rank in (own, whole) for record in rank.records):
+        return "dropout draws other masks for micro-batches than for one batch; set its probability to 0"
+    for one, other in ((own, whole), (whole, own)):
+        index = {record.key: record.value for record in other.records if record.kind == "buffer" and record.step >= 0}
+        for record in one.records:
+            if record.key in index and not same_values(record.value, index[record.key]):
+                return (
+                    f"buffer {record.name} depends on the batch that a layer is called with, as statistics of a batch "
+                    "do; let the layer be in eval mode, or use one without such statistics"
+                )
+    return ""
+
+
+def _explain(case: _Accumulation, runs: PairedRuns, verdict: Verdict) -> None:
+    """Put into the verdict why the first gradient differs, from the gradients of the single micro-batches."""
+    first = next((each for each in verdict.differences if each.kind == "gradient"), None)
+    if first is None:
+        return
+    parts = _contributions(case, first.step)
+    cause = None if parts is None else explain_micro_batches(runs, first.step, parts)
+    if cause is None:
+        cause = Cause(
+            "unexplained", evidence="no weights of the micro-batches' own gradients add up to the gradient of one batch"
+        )
+    verdict.differences = [
+        replace(each, cause=cause) if each.step == first.step and each.cause is not None else each
+        for each in verdict.differences
+    ]
+
+
+def _contributions(case: _Accumulation, step: int) -> Sequence[Mapping[str, Any]] | None:
+    """Return by micro-batch what its backward added to each gradient; None where a recorder cannot keep that."""
+    case.progress("one rank, gradients of micro-batches")
+    with KeepSink(case.reference.scratch, "the gradients of micro-batches") as sink:
+        world = case.world.alone("nothing")
+        limits = replace(world.limits, sink=sink, steps=step + 1, contributions=step)
+        try:
+            run = run_world(case.program, replace(world, limits=limits))
+        except RankFailedError:
+            return None
+        parts: Sequence[Mapping[str, Any]] | None = run.ranks[0].notes.get("contributions")
+        return parts
+
+
+def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[str, Any]]) -> Cause | None:
+    """Return how the weights of micro-batches differ between both runs; None if no weights explain both.
+
+    Args:
+        runs: one batch as the reference, and micro-batches on rank 0.
+        step: in which a gradient differs.
+        parts: by micro-batch, what its backward added to each parameter's gradient.
+    """
+    keys = [
+        key for key in runs.bounds.reference
+        if key[0] == "gradient" and key[2:] == (step, 0) and key in runs.ranks[0]
+        and all(key[1] in part for part in parts)
+    ]  # fmt: skip
+    if len(parts) < 2 or not keys:
+        return None
+    wanted = _weights(runs, keys, parts, reference=True)
+    actual = _weights(runs, keys, parts, reference=False)
+    if wanted is None or actual is None:
+        return None
+    slack = _ALONE * max(np.abs(wanted).max(), np.abs(actual).max())
+    lost = [place for place in range(len(parts)) if abs(actual[place]) <= slack < abs(wanted[place])]
+    numbers = f"weights of the micro-batches' own gradients: {_listed(actual)}; one batch gives {_listed(wanted)}"
+    if lost:
+        kept = [place + 1 for place in range(len(parts)) if place not in lost]
+        sentence = f"the optimizer sees the gradient of micro-batch {_listed(kept)} of {len(parts)}; that of "
+        sentence += f"{_listed([place + 1 for place in lost])} is lost, as after a zero_grad() between them; {numbers}"
+        return Cause("micro-batches-lost", evidence=sentence)
+    factors = actual / np.where(np.abs(wanted) > slack, wanted, np.nan)
+    if np.isfinite(factors).all() and np.ptp(factors) <= _ALONE * np.abs(factors).max():
+        factor = float(factors.mean())
+        for kind, expected, what in (
+            ("sum-for-average", len(parts), "losses of micro-batches are added up, not averaged"),
+            ("average-for-sum", 1 / len(parts), "losses of micro-batches are averaged, not added up"),
+        ):
+            if abs(factor - expected) <= _ALONE * expected:
+                return Cause(kind, "micro-batches", f"{what}; {numbers}")
+        return Cause("scaled", "micro-batches", f"all micro-batches weigh {factor:.6g} times too much; {numbers}")
+    sentence = "micro-batches do not weigh what they weigh in one batch, as means over unequal numbers of tokens do"
+    return Cause("scaled-by-count", "micro-batches", f"{sentence}; {numbers}")
+
+
+def _weights(
+    runs: PairedRuns, keys: Sequence[Key], parts: Sequence[Mapping[str, Any]], *, reference: bool
+) -> Any | None:
+    """Return weights by which the micro-batches' gradients add up to a run's within the bounds; None if none do."""
+    values = {key: np.asarray(runs.bounds.reference[key].value if reference else runs.value(key, 0)) for key in keys}
+    columns = [np.concatenate([np.asarray(part[key[1]], np.float64).reshape(-1) for key in keys]) for part in parts]
+    target = np.concatenate([values[key].astype(np.float64).reshape(-1) for key in keys])
+    if any(column.shape != target.shape for column in columns) or not np.isfinite([target, *columns]).all():
+        return None
+    weights, _, rank, _ = np.linalg.lstsq(np.stack(columns, 1), target, rcond=1e-6)
+    if rank < len(parts):
+        return None
+    for key in keys:
+        fitted = np.sum([w * np.asarray(part[key[1]], np.float64) for w, part in zip(weights, parts, strict=True)], 0)
+        allowed = runs.bounds.allowed(key) * max(1.0, float(np.abs(weights).sum()))
+        if distance(fitted, values[key].astype(np.float64), allowed, runs.bounds.floor(key)).ratio > 1:
+            return None
+    return weights
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{0.0 if abs(number) < 1e-6 else number:.4g}" for number in numbers)
