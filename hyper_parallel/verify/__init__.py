@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from hyper_parallel.verify.checker.function import check_function
     from hyper_parallel.verify.explain import explain_model
-    from hyper_parallel.verify.frameworks.contract.recording import record
+    from hyper_parallel.verify.frameworks.contract.record_log import record
     from hyper_parallel.verify.model.run import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user_operators import operator_sample
@@ -75,6 +75,6 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.model.run": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
         "hyper_parallel.verify.program.run": ("verify_program",),
-        "hyper_parallel.verify.frameworks.contract.recording": ("record",),
+        "hyper_parallel.verify.frameworks.contract.record_log": ("record",),
     },
 )

@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.errors import LayoutError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.select import framework_of, platform_of
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.recording import active_log, unrecorded
+from hyper_parallel.verify.frameworks.contract.record_log import active_log, unrecorded
 from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan, array_of_numbers

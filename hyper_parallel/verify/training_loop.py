@@ -10,7 +10,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog, active_log
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, active_log
 from hyper_parallel.verify.frameworks.contract.records import LocalValue
 from hyper_parallel.verify.frameworks.contract.training import TrainingOptimizer
 from hyper_parallel.verify.input_error import InputError

@@ -18,7 +18,7 @@ from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.recording import active_log
+from hyper_parallel.verify.frameworks.contract.record_log import active_log
 from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model.hardening import Attempt, CaseLook, with_fewer_rows

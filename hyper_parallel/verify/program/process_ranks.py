@@ -11,7 +11,7 @@ from hyper_parallel.platform.select import get_platform
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.simulated.own_modules import forget_own_modules
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordLimits, sink_folder
+from hyper_parallel.verify.frameworks.contract.record_log import Perturbation, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.program.guards import guarded
 from hyper_parallel.verify.program.isolation import files_of_process

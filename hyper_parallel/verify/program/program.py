@@ -19,7 +19,7 @@ from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.simulated.own_modules import PROGRAM_MODULE
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import (
+from hyper_parallel.verify.frameworks.contract.record_log import (
     Perturbation,
     ProgramStopped,
     RecordLimits,

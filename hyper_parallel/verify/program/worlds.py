@@ -13,7 +13,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.verify.engine.scratch import ScratchError
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import Perturbation, RecordingError, RecordLimits, sink_folder
+from hyper_parallel.verify.frameworks.contract.record_log import Perturbation, RecordingError, RecordLimits, sink_folder
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.launch import launch as launch_processes
@@ -34,7 +34,7 @@ hide_file(__file__)
 
 _OF_RANKS = (
     "hyper_parallel.verify.frameworks.torch.harness",
-    "hyper_parallel.verify.frameworks.torch.recording",
+    "hyper_parallel.verify.frameworks.torch.hooks",
     "hyper_parallel.verify.program.process_ranks",
     "hyper_parallel.verify.simulate",
     "safetensors",

@@ -30,7 +30,7 @@ import numpy as np
 from layers import RANK, SIZE, make
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel.verify.frameworks.contract.recording import record
+from hyper_parallel.verify.frameworks.contract.record_log import record
 
 if "exit" in sys.argv:
     sys.exit(3)
@@ -60,7 +60,7 @@ def meshed(mesh):
     """A function that is told its mesh."""
     from mindspore import Tensor
 
-    from hyper_parallel.verify.frameworks.contract.recording import record
+    from hyper_parallel.verify.frameworks.contract.record_log import record
 
     record("mesh", Tensor([float(mesh.size()), float(mesh.get_local_rank("tp"))]))
 
@@ -82,7 +82,7 @@ def recorded(run, rank, kind, name, step=0):
 
 def test_a_script_on_one_rank_and_on_several(script, capfd):
     """It finds arguments, environment and modules of its rank, compiled functions run as written, nothing stays."""
-    from hyper_parallel.verify.frameworks.contract.recording import RecordLimits
+    from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 
     program = find_program(str(script), ["7"], "FILE")
     world = World(2, "mindspore", limits=RecordLimits(steps=3), timeout=120)

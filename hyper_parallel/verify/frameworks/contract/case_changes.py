@@ -2,18 +2,33 @@
 
 The program's code stays as it is. Values are chosen by the harness, the same for the single device and the ranks: a
 rank gets its own part of them. Inputs are changed by their place in memory: the parts that ranks cut out of one batch
-are views of it, so the same sample is changed alike in every world.
+are views of it, so the same sample is changed alike in every world. What was changed is noted, so that nobody takes a
+change for made that the program never met.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["IGNORED_LABEL", "INPUT_SPREAD", "KEPT_SHARES", "CaseChanges", "kept_elements", "noise_of"]
+from hyper_parallel.verify.frameworks.contract.records import RecordingError
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+
+__all__ = [
+    "IGNORED_LABEL",
+    "INPUT_SPREAD",
+    "KEPT_SHARES",
+    "BaseAppliedChanges",
+    "CaseChanges",
+    "kept_elements",
+    "noise_of",
+]
 
 IGNORED_LABEL = -100
 """Label that losses leave out."""
@@ -57,3 +72,55 @@ def noise_of(seed: int, size: int) -> Any:
 def kept_elements(seed: int, size: int) -> Any:
     """Return which of ``size`` elements of a tensor's memory a mask may still select, as booleans."""
     return np.random.default_rng([seed, size]).random(size) < np.linspace(*KEPT_SHARES, size)
+
+
+class BaseAppliedChanges(ABC):
+    """Applies the changes of a log to weights and outputs.
+
+    Args:
+        log: of the rank; ``log.changes`` says what is changed.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._written: list[str] = []
+
+    @abstractmethod
+    def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
+        """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
+
+    @abstractmethod
+    def write(self, parameter: Any, array: Any) -> None:
+        """Write an array into what this rank holds of a parameter."""
+
+    def write_weights(self, named: Mapping[str, Any]) -> None:
+        """Write initial values into parameters, each once.
+
+        Raises:
+            RecordingError: a parameter has another shape than the values.
+        """
+        for name, array in self._log.changes.weights.items():
+            shape = self.local_shape(named[name]) if name in named and name not in self._written else None
+            if shape is None:
+                continue
+            if shape != array.shape:
+                msg = f"{name} has the shape {list(shape)} in this run, and had {list(array.shape)} before"
+                raise RecordingError(msg)
+            self.write(named[name], array)
+            self._written.append(name)
+            self._log.notes["changed weights"] = self._written
+
+    def factors_of(self, name: str, shape: tuple[int, ...]) -> Any | None:
+        """Return what multiplies the output that was recorded last under ``name``, or None.
+
+        Raises:
+            RecordingError: the output has another shape than the factors.
+        """
+        factors = self._log.changes.outputs.get((name, self._log.step, self._log.count("output", name) - 1))
+        if factors is None:
+            return None
+        if shape != factors.shape:
+            msg = f"the output {name!r} has the shape {list(shape)}, and had {list(factors.shape)} before"
+            raise RecordingError(msg)
+        self._log.notes["changed outputs"] = self._log.notes.get("changed outputs", 0) + 1
+        return factors

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+    from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
     from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, StepResult, TrainingOptimizer
 
 __all__ = ["HarnessPlatform"]

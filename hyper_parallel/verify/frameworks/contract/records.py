@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "Group", "LocalValue", "Pending", "RankRecords", "Record", "Region", "Run"]
+from hyper_parallel.errors import HyperParallelError
+
+__all__ = ["KINDS", "Group", "LocalValue", "Pending", "RankRecords", "Record", "RecordingError", "Region", "Run"]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
 """What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
 backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
 weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
 tensor that the program saves."""
+
+
+class RecordingError(HyperParallelError, ValueError):
+    """A program whose values cannot be recorded: too many bytes, or a value that is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hyper_parallel.platform.mindspore.versions import Function
 from hyper_parallel.transport.real.mindspore.devices import exact_products, missing_ascend
 from hyper_parallel.transport.real.mindspore.transport import compute_on_cpu
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (
     LanguageModelConfig,
     StepResult,
@@ -53,7 +53,7 @@ class MindSporeHarness(HarnessPlatform):
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """By the calls of cells and optimizers, which are replaced meanwhile."""
-        from hyper_parallel.verify.frameworks.mindspore.recording import recording
+        from hyper_parallel.verify.frameworks.mindspore.hooks import recording
 
         return recording(log)
 

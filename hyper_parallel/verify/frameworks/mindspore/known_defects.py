@@ -14,7 +14,7 @@ import mindspore
 from mindspore import Tensor, mint
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, user_site
 
 __all__ = ["DEFECTS", "Defect", "reporting"]
 

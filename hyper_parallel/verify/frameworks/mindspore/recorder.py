@@ -18,11 +18,11 @@ from hyper_parallel.platform.mindspore.ops.kernels import HALF
 from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function, pynative_executor
 from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
 from hyper_parallel.transport.real.mindspore.transport import to_host
-from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue
-from hyper_parallel.verify.frameworks.mindspore.changed_case import ChangedCase
-from hyper_parallel.verify.frameworks.mindspore.recorded_names import ModelNames, is_wrapper
-from hyper_parallel.verify.frameworks.mindspore.recorded_values import read_tensor, write_tensor
+from hyper_parallel.verify.frameworks.mindspore.case_changes import AppliedChanges
+from hyper_parallel.verify.frameworks.mindspore.local_values import read_tensor, write_tensor
+from hyper_parallel.verify.frameworks.mindspore.modules import ModelNames, is_wrapper
 
 __all__ = ["Recorder"]
 
@@ -35,7 +35,7 @@ _DROPOUTS = (nn.Dropout, mint_nn.Dropout)
 
 
 class Recorder:
-    """Fills the log of one rank; MindSpore's functions call it through ``recording.py``.
+    """Fills the log of one rank; MindSpore's functions call it through ``hooks.py``.
 
     Attributes:
         log: of the rank.
@@ -56,7 +56,7 @@ class Recorder:
         self._steps: dict[int, int] = {}
         self._optimizers: list[Any] = []
         self._in_step = False
-        self._changed = ChangedCase(log)
+        self._changed = AppliedChanges(log)
         log.take = read_tensor
 
     # -- cells ---------------------------------------------------------------------------------------------------------

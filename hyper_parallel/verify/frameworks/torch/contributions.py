@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
-from hyper_parallel.verify.frameworks.torch.recorded_values import read_part
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.torch.local_values import read_part
 
 __all__ = ["noting_contributions"]
 

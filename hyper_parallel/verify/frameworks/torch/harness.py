@@ -11,7 +11,7 @@ import torch
 from hyper_parallel.transport.host.torch.process_state import exact_products
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (
     LanguageModelConfig,
     StepResult,
@@ -33,13 +33,13 @@ class TorchHarness(HarnessPlatform):
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """By PyTorch's hooks and some replaced functions."""
-        from hyper_parallel.verify.frameworks.torch.recording import recording
+        from hyper_parallel.verify.frameworks.torch.hooks import recording
 
         return recording(log)
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """``init_process_group`` of a program that the process has joined already."""
-        from hyper_parallel.verify.frameworks.torch.recording import inherited_world
+        from hyper_parallel.verify.frameworks.torch.hooks import inherited_world
 
         return inherited_world()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
-from hyper_parallel.verify.frameworks.torch.recorded_values import local_of, read_part, read_tensor
+from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_part, read_tensor
 
 __all__ = ["Piece", "is_partitioned", "overwrite", "overwrite_weight", "pieces_in", "read_weight"]
 

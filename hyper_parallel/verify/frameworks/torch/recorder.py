@@ -16,10 +16,12 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
-from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
-from hyper_parallel.verify.frameworks.torch.changed_case import ChangedCase, OwnGradients
+from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
 from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
+from hyper_parallel.verify.frameworks.torch.local_values import HALF_TYPES, local_of, read_part, read_tensor
+from hyper_parallel.verify.frameworks.torch.modules import ModelNames, infers_shapes, is_wrapper, recomputes
 from hyper_parallel.verify.frameworks.torch.partitions import (
     Piece,
     is_partitioned,
@@ -28,9 +30,6 @@ from hyper_parallel.verify.frameworks.torch.partitions import (
     pieces_in,
     read_weight,
 )
-from hyper_parallel.verify.frameworks.torch.recorded_calls import infers_shapes, recomputes
-from hyper_parallel.verify.frameworks.torch.recorded_names import ModelNames, is_wrapper
-from hyper_parallel.verify.frameworks.torch.recorded_values import HALF_TYPES, local_of, read_part, read_tensor
 from hyper_parallel.verify.frameworks.torch.upcast import widened
 
 __all__ = ["Recorder"]
@@ -41,7 +40,7 @@ _BEFORE = -1  # the step of weights before training
 
 
 class Recorder:
-    """Fills the log of one rank; PyTorch's functions call it through ``recording.py``.
+    """Fills the log of one rank; PyTorch's functions call it through ``hooks.py``.
 
     Attributes:
         log: of the rank.
@@ -65,7 +64,7 @@ class Recorder:
         self._optimizers: list[Any] = []
         self._in_step = 0
         self._closed: tuple[Any, int] | None = None
-        self._changed, self._own = ChangedCase(log), OwnGradients(log)
+        self._changed, self._own = AppliedChanges(log), OwnGradients(log)
         log.take = read_tensor
 
     # -- modules -------------------------------------------------------------------------------------------------------

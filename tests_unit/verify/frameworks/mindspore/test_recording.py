@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.recording import ProgramStopped, RecordLimits, RecordLog, record
+from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLimits, RecordLog, record
 from hyper_parallel.verify.frameworks.contract.records import Group, Region
 from hyper_parallel.verify.simulate import simulate
 
@@ -53,7 +53,7 @@ def train(net, steps=2, optimizer=None, clip=None):
 
 def recorded(program, perturbation=None, **limits):
     """Return the records of a program in this process."""
-    from hyper_parallel.verify.frameworks.mindspore.recording import recording
+    from hyper_parallel.verify.frameworks.mindspore.hooks import recording
 
     log = RecordLog(0, RecordLimits(**limits), perturbation)
     try:
@@ -395,7 +395,7 @@ def test_values_of_half_precision_are_read_as_single_with_their_dtype(dtype):
     """A recorded value of half precision is the same number in float32, and says which dtype it had."""
     import mindspore
 
-    from hyper_parallel.verify.frameworks.mindspore.recorded_values import read_tensor
+    from hyper_parallel.verify.frameworks.mindspore.local_values import read_tensor
 
     value = read_tensor(mindspore.Tensor([1.5, -0.25, 3.0], getattr(mindspore, dtype)))
     assert value.array.dtype == np.float32

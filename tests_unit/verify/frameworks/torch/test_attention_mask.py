@@ -7,9 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hyper_parallel.verify import simulate, verify_program
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
-from hyper_parallel.verify.frameworks.torch.recording import recording
+from hyper_parallel.verify.frameworks.torch.hooks import recording
 
 pytestmark = pytest.mark.platforms("torch")
 

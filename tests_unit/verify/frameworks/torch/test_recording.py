@@ -19,7 +19,7 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport, use_transport
 from hyper_parallel.transport.simulated.endpoint import RankAbortedError
 from hyper_parallel.verify import simulate, verify_program
-from hyper_parallel.verify.frameworks.contract.recording import (
+from hyper_parallel.verify.frameworks.contract.record_log import (
     ProgramStopped,
     RecordingError,
     RecordLimits,
@@ -28,8 +28,8 @@ from hyper_parallel.verify.frameworks.contract.recording import (
     record,
 )
 from hyper_parallel.verify.frameworks.contract.records import Pending, Region
-from hyper_parallel.verify.frameworks.torch.recorded_values import read_tensor
-from hyper_parallel.verify.frameworks.torch.recording import recording
+from hyper_parallel.verify.frameworks.torch.hooks import recording
+from hyper_parallel.verify.frameworks.torch.local_values import read_tensor
 
 pytestmark = pytest.mark.platforms("torch")
 

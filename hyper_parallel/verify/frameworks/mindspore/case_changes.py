@@ -12,14 +12,14 @@ from typing import Any
 from mindspore import Tensor, mint
 
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, tree_map
-from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
-from hyper_parallel.verify.frameworks.mindspore.recorded_values import read_tensor, write_tensor
+from hyper_parallel.verify.frameworks.contract.case_changes import BaseAppliedChanges
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.mindspore.local_values import read_tensor, write_tensor
 
-__all__ = ["ChangedCase"]
+__all__ = ["AppliedChanges"]
 
 
-class ChangedCase(BaseChangedCase):
+class AppliedChanges(BaseAppliedChanges):
     """Applies the changes of a log to weights, strides of inputs, and outputs; notes what the case is.
 
     Args:

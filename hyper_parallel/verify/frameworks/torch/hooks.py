@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 
 from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder

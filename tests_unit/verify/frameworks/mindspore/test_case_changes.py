@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.recording import RecordingError, RecordLog
+from hyper_parallel.verify.frameworks.contract.record_log import RecordingError, RecordLog
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -56,7 +56,7 @@ def program(tmp_path, *, bug=False, equal=False):
 
 def recorded(function, **changes):
     """Run a program with changes; return what its rank leaves behind."""
-    from hyper_parallel.verify.frameworks.mindspore.recording import recording
+    from hyper_parallel.verify.frameworks.mindspore.hooks import recording
 
     log = RecordLog(0, changes=CaseChanges(**changes))
     with recording(log):

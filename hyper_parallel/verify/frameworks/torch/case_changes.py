@@ -12,16 +12,20 @@ from torch.distributed.fsdp import FSDPModule
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL, kept_elements, noise_of
-from hyper_parallel.verify.frameworks.contract.changed_case import BaseChangedCase
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog
+from hyper_parallel.verify.frameworks.contract.case_changes import (
+    IGNORED_LABEL,
+    BaseAppliedChanges,
+    kept_elements,
+    noise_of,
+)
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_tensor
 from hyper_parallel.verify.frameworks.torch.partitions import overwrite_weight, read_weight
-from hyper_parallel.verify.frameworks.torch.recorded_values import local_of, read_tensor
 
-__all__ = ["ChangedCase", "OwnGradients"]
+__all__ = ["AppliedChanges", "OwnGradients"]
 
 
-class ChangedCase(BaseChangedCase):
+class AppliedChanges(BaseAppliedChanges):
     """Applies the changes of a log to weights, inputs, outputs and losses."""
 
     def local_shape(self, parameter: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from mindspore.ops.function.grad import grad_func
 from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
-from hyper_parallel.verify.frameworks.contract.recording import RecordLog, use_log
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.mindspore.known_defects import DEFECTS, reporting
 from hyper_parallel.verify.frameworks.mindspore.recorder import Recorder
 

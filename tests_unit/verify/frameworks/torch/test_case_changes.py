@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges, kept_elements, noise_of
-from hyper_parallel.verify.frameworks.contract.recording import RecordingError, RecordLog
-from hyper_parallel.verify.frameworks.torch.recording import recording
+from hyper_parallel.verify.frameworks.contract.record_log import RecordingError, RecordLog
+from hyper_parallel.verify.frameworks.torch.hooks import recording
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -1,6 +1,6 @@
 """What the recorders of all frameworks share: the log of one rank, its limits, and perturbations of a reference.
 
-A framework's recorder (``verify/frameworks/<framework>/recording.py``) watches modules and optimizers and adds what it
+A framework's recorder (``verify/frameworks/<framework>/recorder.py``) watches modules and optimizers and adds what it
 sees to the :class:`RecordLog` of its rank. It neither communicates nor changes values, random state or order.
 """
 
@@ -18,10 +18,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.frames import PROGRAMS, take_for_programs
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
-from hyper_parallel.verify.frameworks.contract.records import Group, LocalValue, RankRecords, Record, Region
+from hyper_parallel.verify.frameworks.contract.records import (
+    Group,
+    LocalValue,
+    RankRecords,
+    Record,
+    RecordingError,
+    Region,
+)
 
 __all__ = [
     "Perturbation",
@@ -39,10 +45,6 @@ __all__ = [
 
 _PACKAGE = Path(__file__).parents[3]
 take_for_programs(_PACKAGE / "verify" / "bugs")  # the corpus: its programs stand for a user's
-
-
-class RecordingError(HyperParallelError, ValueError):
-    """A program whose values cannot be recorded: too many bytes, or a value that is no tensor."""
 
 
 class ProgramStopped(BaseException):

@@ -1,0 +1,109 @@
+"""Modules of a PyTorch program: their names, without those of wrappers, and for what the program calls them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_parallel.platform.torch.versions import current_graph_task_id
+from hyper_parallel.verify.frameworks.contract.modules import BaseModelNames, joined
+
+__all__ = ["ModelNames", "infers_shapes", "is_wrapper", "recomputes"]
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Children in which ``torch.compile``, checkpoint wrappers and FSDP keep the module that they wrap."""
+
+_LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[3]))
+_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Return whether ``module`` only wraps another one: by PyTorch, or as its sole child ``module``, as DDP does."""
+    return _wrapped(module) is not None
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    children = dict(module.named_children())
+    for name in _WRAPPERS:
+        if name in children:
+            return name
+    return "module" if list(children) == ["module"] and next(module.parameters(recurse=False), None) is None else None
+
+
+class ModelNames(BaseModelNames):
+    """Names of the modules, parameters and buffers of a program's models."""
+
+    def unwrapped(self, module: nn.Module) -> nn.Module:
+        """Return what a module wraps in the end, or itself."""
+        name = _wrapped(module)
+        while name is not None:
+            module = getattr(module, name)
+            name = _wrapped(module)
+        return module
+
+    def class_name(self, module: nn.Module) -> str:
+        """Return the name of a module's class, without what FSDP2 puts before it."""
+        return type(module).__name__.removeprefix("FSDP")
+
+    def has_parameters(self, model: nn.Module) -> bool:
+        """Return whether a model has any parameter."""
+        return next(model.parameters(), None) is not None
+
+    def walk(self, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Yield all modules of ``root`` with their paths."""
+        wrappers = {path for path, module in root.named_modules() if is_wrapper(module)}
+        for path, module in root.named_modules():
+            yield _stripped(path, wrappers), module
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return all parameters of the models by name, a shared one by its first."""
+        return self._named("named_parameters")
+
+    def buffers(self) -> dict[str, Any]:
+        """Return all buffers by name."""
+        return self._named("named_buffers")
+
+    def _named(self, method: str) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        seen: set[int] = set()
+        for prefix, model in self.models.items():
+            wrappers = {path for path, module in model.named_modules() if is_wrapper(module)}
+            for path, value in getattr(model, method)():
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    named[joined(prefix, _stripped(path, wrappers))] = value
+        return named
+
+
+def _stripped(path: str, wrappers: set[str]) -> str:
+    """Return ``path`` without the parts that lead from a wrapper to what it wraps."""
+    parts = path.split(".")
+    kept = []
+    for position, part in enumerate(parts):
+        is_child = ".".join(parts[:position]) in wrappers and part in (*_WRAPPERS, "module")
+        if not is_child:
+            kept.append(part)
+    return ".".join(kept)
+
+
+def infers_shapes() -> bool:
+    """Return whether a pipeline's stage calls its module on empty tensors, to learn the shapes of what it returns."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: Any = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        if frame.f_code.co_name in _SHAPE_INFERENCE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def recomputes() -> bool:
+    """Return whether backward is running: modules that it calls are recomputed."""
+    return bool(current_graph_task_id() != -1)
