@@ -73,7 +73,7 @@ from hyper_parallel.platform.mindspore.versions import (
 )
 from hyper_parallel.platform.tested import TESTED
 
-__all__ = ["PATCHES", "Patch", "differentiating", "install"]
+__all__ = ["PATCHES", "Patch", "differentiating", "install", "places_of"]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _dispatched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 _HOMES = ("mindspore.ops", "mindspore.mint", "mindspore.nn", "mindspore.numpy", "mindspore.train")
 
 
-def _places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
+def places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
     """Where MindSpore's modules hold a function."""
     return tuple(
         (module, name)
@@ -258,7 +258,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(
         Patch(
-            _places_of(function),
+            places_of(function),
             partial(_dispatched, name),
             "it reads only the shape of a tensor, or mixes it with constants of that shape",
         )
@@ -311,7 +311,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Tensor, "register_hook"),), hooks_on_dtensors, _LOCAL_GRADIENTS),
     Patch(((CellBackwardHook, "__call__"),), refusing_cell_hooks, _LOCAL_GRADIENTS),
     Patch(((base, "_pynative_forward_run"),), seeded_locally, _LOCAL_GRADIENTS),
-    Patch(_places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
+    Patch(places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
     Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
     Patch(
@@ -331,12 +331,12 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(((RecurrentLayer, "construct"),), with_states, "the first states are plain tensors"),
     Patch(
-        _places_of(serialization.save_checkpoint),
+        places_of(serialization.save_checkpoint),
         saving_whole,
         "it copies parameters by Tensor(p), and every rank would write the same file",
     ),
     Patch(
-        _places_of(update_param),
+        places_of(update_param),
         loading_shards,
         "it hands the whole value to set_data, which takes a shard of a DTensor",
     ),

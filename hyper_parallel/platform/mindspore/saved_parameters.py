@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import CheckpointError
 
-__all__ = ["loading_shards", "saving_whole"]
+__all__ = ["entries_of", "loading_shards", "saving_whole"]
 
 
 def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(save)
     def save_checkpoint(save_obj: Any, ckpt_file_name: Any, *args: Any, **kwargs: Any) -> Any:
-        entries = _entries(save_obj)
+        entries = entries_of(save_obj)
         dtensors = [value for _, value in entries if isinstance(value, DTensor)]
         if not dtensors:
             return save(save_obj, ckpt_file_name, *args, **kwargs)
@@ -38,7 +38,7 @@ def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
     return save_checkpoint
 
 
-def _entries(save_obj: Any) -> list[tuple[str, Any]]:
+def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
     """Return names and values of what ``mindspore.save_checkpoint`` takes; nothing of what it refuses."""
     if isinstance(save_obj, nn.Cell):
         return [(parameter.name, parameter) for parameter in save_obj.get_parameters()]

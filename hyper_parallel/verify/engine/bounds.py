@@ -24,7 +24,7 @@ from hyper_parallel.verify.engine.noise import (
     unit,
 )
 from hyper_parallel.verify.engine.scratch import Scratch
-from hyper_parallel.verify.frameworks.contract.records import Record, Run
+from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
 
 __all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "WholeBound", "index_records"]
 
@@ -79,13 +79,15 @@ class Bounds:
         scratch: where measurements are kept; None keeps them in memory.
 
     Attributes:
-        reference: its records by key.
+        records: of the reference, by key.
+        reference: those that are compared as numbers: all but decisions.
         movements: what the repeats did.
     """
 
     def __init__(self, reference: Run, perturbed: Sequence[Run] = (), scratch: Scratch | None = None) -> None:
-        self.reference: Mapping[Key, Record] = index_records(reference.ranks[0].records)
-        self.movements = Movements(self.reference, scratch)
+        self.records: Mapping[Key, Record] = index_records(reference.ranks[0].records)
+        self.reference = {key: record for key, record in self.records.items() if key[0] not in DECISIONS}
+        self.movements = Movements(self.records, scratch)
         self._allowed: OrderedDict[Key, Any] = OrderedDict()
         self._double: bool | None = None
         self._last_gradients: dict[tuple[str, int], Key] | None = None
@@ -162,7 +164,7 @@ class Bounds:
         return WholeBound(scale, norm)
 
     def _measured(self, key: Key, kinds: Sequence[MovementKind]) -> Any:
-        record = self.reference[key]
+        record = self.records[key]
         value = np.asarray(record.value)
         if not self.movements.folded("moved", key):  # the repeats took another branch: nothing after it is comparable
             return np.full(value.shape, np.inf)

@@ -10,12 +10,14 @@ import numpy as np
 from hyper_parallel.verify.engine.blind_spots import blind_spots
 from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.checks import tensor_checks
+from hyper_parallel.verify.engine.decisions import Decision, decisions_of
 from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.hypotheses import find_cause
 from hyper_parallel.verify.engine.matching import compact, find_part, rows_of
 from hyper_parallel.verify.engine.order import execution_order
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.power import power_of
+from hyper_parallel.verify.engine.reduced_later import reduced_later
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.scalars import compare_scalars
 from hyper_parallel.verify.engine.store import is_finite, largest, same_values
@@ -95,12 +97,14 @@ class _Comparison:
                 self._compare(key)
         self._missing()
         self._extra_masks()
+        self._decisions()
         self._unheld()
         self._unrecorded()
         self.verdict.skipped += self.runs.padding
         self._replicas()
         self._unions_of_calls()
         self._unions_of_losses()
+        self._reduced_later()
         self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
@@ -315,6 +319,15 @@ class _Comparison:
         if listed:
             self.verdict.skipped.append(f"{summary(list(listed))}: missing in the reference")
 
+    def _decisions(self) -> None:
+        """Report choices of ranks whose scores are right and that are no near ties."""
+        outside: dict[Key, list[Decision]] = {}
+        for decision in decisions_of(self.runs.bounds, self.runs.parallel, self.runs.names):
+            if decision.outside and decision.key[2] < self.end:
+                outside.setdefault(decision.key, []).append(decision)
+        for key, decisions in outside.items():
+            self._lacks(key, [decision.rank for decision in decisions], decisions[0].why)
+
     def _unheld(self) -> None:
         """Report parts of initial weights that no rank holds, and values before training that are no part of them."""
         parameters = self.runs.parameters
@@ -398,6 +411,22 @@ class _Comparison:
             if rows is not None:
                 covered[rows[0]] = True
         return bool(covered.all())
+
+    def _reduced_later(self) -> None:
+        """Compare gradients that the optimizer reduces in its step as their sum or mean over the ranks."""
+        names: dict[str, dict[tuple[str, str], None]] = {}
+        for key in [key for key in self.wrong if key[0] == "gradient"]:
+            found = reduced_later(self.runs, key)
+            if found is not None:
+                names.setdefault(found[0], {}).setdefault(key[:2])
+                self.ratios[key] = found[1]
+                del self.wrong[key]
+                self.verdict.replicas = [
+                    each for each in self.verdict.replicas if (each.kind, each.name, each.step) != key[:3]
+                ]
+        for words, listed in names.items():
+            why = "the optimizer reduces them in its step, and the weights after it are right"
+            self.verdict.notes.append(f"{summary(list(listed))}: compared as {words}; {why}")
 
     def _outputs_of_right_gradients(self) -> None:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.

@@ -26,7 +26,7 @@ from hyper_parallel.verify.engine.placement import (
     whole,
 )
 from hyper_parallel.verify.engine.store import digest_of, is_constant, same_values
-from hyper_parallel.verify.frameworks.contract.records import Record, Run
+from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
 
 __all__ = ["PairedRuns", "factor_of"]
 
@@ -89,7 +89,7 @@ class PairedRuns:
         self._within: dict[Key, dict[int, Distance | None]] = {} if earlier is None else dict(earlier._within)  # noqa: SLF001
         self.names = _stage_names(reference.ranks[0].records, [rank.records for rank in parallel.ranks])
         self.ranks = [
-            index_records([renamed(record, names) for record in rank.records])
+            index_records([renamed(record, names) for record in rank.records if record.kind not in DECISIONS])
             for rank, names in zip(parallel.ranks, self.names, strict=True)
         ]
         if "optimizers that call the model" not in self.reference_notes:

@@ -14,6 +14,7 @@ _COUNTED = {
     "value": ("recorded value", "recorded values"),
     "output": ("output", "outputs"),
     "mask": ("dropout mask", "dropout masks"),
+    "choice": ("choice", "choices"),
     "loss": ("loss", "losses"),
     "norm": ("gradient norm or clip factor", "gradient norms and clip factors"),
     "gradient": ("gradient", "gradients"),

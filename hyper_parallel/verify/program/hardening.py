@@ -20,10 +20,11 @@ from hyper_parallel.verify.engine.samples import other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.sizes import OtherSize, unequal_axes, uneven_sizes
+from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
-from hyper_parallel.verify.program.reference import Reference, check_recorded, compare_with, run_reference
+from hyper_parallel.verify.program.reference import Reference, check_recorded, compare_with, replaying, run_reference
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.spec import error_summary
@@ -125,7 +126,10 @@ class Hardening:
                 world = replace(self.world, size=other.size, mesh=axes)
                 run = run_world(self.program, replace(world, limits=replace(world.limits, sink=sink)))
                 check_recorded(self.program, run)
-                _, verdict = compare_with(reference, run, other.mesh, self.declared)
+                again = replaying(
+                    world, reference.scratch, lambda stored: run_world(self.program, stored), self.progress
+                )
+                _, verdict = compare_with(reference, run, other.mesh, self.declared, again=again)
         except RankFailedError as error:
             return case, f"a rank fails: {error_summary(error.__cause__ or error)}"
         except ValueError as error:
@@ -186,12 +190,22 @@ class Hardening:
                         return case, f"a rank fails then: {summary}", []
                     return replace(case, failure=str(error), cause=summary), "", []
                 why = not_made(repairs, reference.run, run)
-                return (case, why, []) if why else self._compared(case, reference, run)
+                again = replaying(
+                    world,
+                    scratch,
+                    lambda stored: run_world(self.program, stored, changes=repairs.ranks),
+                    self.progress,
+                )
+                return (case, why, []) if why else self._compared(case, reference, run, again)
 
     def _compared(
-        self, case: HardenedCase, reference: Reference, run: Run
+        self,
+        case: HardenedCase,
+        reference: Reference,
+        run: Run,
+        again: Callable[[ReplayTable], Run | None] | None,
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
-        _, verdict = compare_with(reference, run, self.mesh, self.declared)
+        _, verdict = compare_with(reference, run, self.mesh, self.declared, again=again)
         case = replace(case, verdict=verdict)
         if not verdict.differences and not verdict.replicas and not case.ok:
             return case, (verdict.incomplete or verdict.unplaced or ["nothing was compared"])[0], []

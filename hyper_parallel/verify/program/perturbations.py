@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyper_parallel.verify.engine.bounds import DISPLACED, ROUNDED, Bounds
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import DISPLACED, ROUNDED, Bounds, Key
 from hyper_parallel.verify.engine.movement import MovementKind
 from hyper_parallel.verify.engine.noise import displace, perturb, seed_of
 from hyper_parallel.verify.engine.sinks import FoldSink
@@ -82,6 +84,11 @@ class Repeat:
         seed, sign = self.displaced_by
         allowed = self.bounds.allowed(key, ("moved", "rounded"))
         return displace(array, allowed, None if seed is None else seed_of(seed, name), sign)
+
+    def decided(self, key: Key) -> Any | None:
+        """See :class:`~hyper_parallel.verify.frameworks.contract.record_log.Perturbation`."""
+        record = self.bounds.records.get(key) if key[0] == "choice" else None
+        return None if record is None else np.asarray(record.value)
 
 
 def first_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:

@@ -16,11 +16,13 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.verify.engine.bounds import Bounds
 from hyper_parallel.verify.engine.comparison import compare_paired
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.replay import Replay, plan_replay
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink, merge_notes
 from hyper_parallel.verify.engine.store import same_values
 from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import other_framework
@@ -33,7 +35,10 @@ from hyper_parallel.verify.spec import error_summary
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Reference", "check_names", "check_recorded", "compare_with", "run_reference"]
+__all__ = ["Reference", "check_names", "check_recorded", "compare_with", "replaying", "run_reference"]
+
+_REPLAYS = 6
+"""How often ranks run again with more of what the reference drew and decided: a flip hides those that follow it."""
 
 _LARGE = 64 << 20
 """Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
@@ -217,8 +222,12 @@ def compare_with(
     declared: Mapping[str, str] | None,
     *,
     listed: bool = False,
+    again: Callable[[ReplayTable], Run | None] | None = None,
 ) -> tuple[PairedRuns, Verdict]:
     """Compare ranks with a reference; further repeats are run while something differs.
+
+    Ranks that draw dropout for their own samples, or decide near ties otherwise, run again with what the reference drew
+    and decided, before any repeat is added.
 
     A value that is out of the bounds of few repeats may be within those of more: of millions of elements, some moved
     less than most of their kind.
@@ -229,14 +238,61 @@ def compare_with(
         mesh: sizes of the axes; None takes the groups that the ranks made.
         declared: placements by pattern of names.
         listed: whether the verdict lists what is equal, too.
+        again: runs the ranks with what they take from the reference, and returns None if they fail; None if they cannot
+            run again.
     """
     runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
     verdict = compare_paired(runs, listed=listed)
-    while not verdict.equal and reference.widen(partial(_within_bounds, runs, verdict)):
+    applied: Replay | None = None
+    rounds = 0
+    while not verdict.equal:
+        plan = plan_replay(runs) if again is not None and rounds < _REPLAYS else None
+        plan = None if plan is None else plan.with_masks_of(applied)
+        if again is not None and plan is not None and plan.adds_to(applied):
+            other, rounds = again(plan.table), rounds + 1
+            if other is None:
+                again = None
+                continue
+            applied, run = plan, other
+        elif not reference.widen(partial(_within_bounds, runs, verdict)):
+            break
         reference.progress("comparison")
         runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared, earlier=runs)
         verdict = compare_paired(runs, listed=listed)
+    if applied is not None:
+        verdict.notes += applied.words()
     return runs, verdict
+
+
+def replaying(
+    world: World,
+    scratch: Scratch,
+    run_ranks: Callable[[World], Run],
+    progress: Callable[[str], None],
+) -> Callable[[ReplayTable], Run | None] | None:
+    """Return what runs ranks once more with what they take from the reference; it returns None where a rank fails then.
+
+    Args:
+        world: of the ranks.
+        scratch: where their arrays are kept.
+        run_ranks: runs them.
+        progress: called with the name of the run.
+
+    Returns:
+        None where nothing can be replayed: MindSpore's recorder does not, and processes of torchrun run once.
+    """
+    if world.platform != "torch" or world.launch == "torchrun":
+        return None
+
+    def run_again(table: ReplayTable) -> Run | None:
+        progress(f"{world.size} ranks, replaying what the reference drew and decided")
+        sink = KeepSink(scratch, f"{world.size} ranks, replaying")
+        try:
+            return run_ranks(replace(world, limits=replace(world.limits, sink=sink, replay=table)))
+        except RankFailedError:
+            return None
+
+    return run_again
 
 
 def _within_bounds(runs: PairedRuns, verdict: Verdict) -> bool:

@@ -35,6 +35,7 @@ from hyper_parallel.verify.program.reference import (
     check_names,
     check_recorded,
     compare_with,
+    replaying,
     run_reference,
 )
 from hyper_parallel.verify.program.report import WIDE_BOUNDS, HardenedCase, ProgramReport
@@ -228,7 +229,8 @@ class _Verification:
         report.defects = list(run.ranks[0].notes.get("defects of the framework", {}).values())
         report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
         self.progress("comparison")
-        runs, report.verdict = compare_with(reference, run, report.mesh or None, self.declared)
+        again = replaying(self.world, reference.scratch, run_ranks, self.progress)
+        runs, report.verdict = compare_with(reference, run, report.mesh or None, self.declared, again=again)
         problem = None if report.verdict.equal else other_batch(reference.run, run, self.program.name)
         if problem is not None:
             raise InputError(problem)
@@ -261,7 +263,9 @@ class _Verification:
                 self.progress(f"{world.size} ranks in {dtype}")
                 run = run_ranks(replace(world, limits=replace(limits, sink=sink)))
                 check_recorded(self.program, run)
-                case = replace(case, verdict=compare_with(wider, run, report.mesh or None, self.declared)[1])
+                again = replaying(replace(world, limits=limits), reference.scratch, run_ranks, self.progress)
+                _, verdict = compare_with(wider, run, report.mesh or None, self.declared, again=again)
+                case = replace(case, verdict=verdict)
         except (RankFailedError, InputError) as error:
             case = replace(case, skipped=error_summary(_root_of(error)), asked=bool(self.upcast))
         report.hardened.append(case)

@@ -35,7 +35,7 @@ def hardened(monkeypatch):
         monkeypatch.setattr(hardening, "run_reference", lambda *_: ReferenceOf(ended(reference)))
         monkeypatch.setattr(hardening, "run_world", lambda *_, **_options: ended(ranks))
         monkeypatch.setattr(hardening, "check_recorded", lambda *_: None)
-        monkeypatch.setattr(hardening, "compare_with", lambda *_: (None, verdict))
+        monkeypatch.setattr(hardening, "compare_with", lambda *_, **__: (None, verdict))
         return built
 
     return outcomes

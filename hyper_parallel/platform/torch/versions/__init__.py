@@ -39,6 +39,7 @@ _NESTED = "nested arguments with DTensors"
 _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
 _PRETENDED = "the CPU in the place of a device"
+_RECEIVES = "checks of receives that are pending"
 _ROUNDING = "float32 products that are exact on every device"
 
 
@@ -65,6 +66,9 @@ NAMES = Names(
         "DispatchKey": _name("torch._C.DispatchKey", "checks of collectives before they run"),
         "OpOverload": _name("torch._ops.OpOverload", "operator overloads on DTensors"),
         "dispatch_mode_stack": _name("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "CommDebugMode"),
+        "pop_dispatch_mode": _name("torch.utils._python_dispatch._pop_mode", _RECEIVES),
+        "push_dispatch_mode": _name("torch.utils._python_dispatch._push_mode", _RECEIVES),
+        "TorchDispatchMode": _name("torch.utils._python_dispatch.TorchDispatchMode", _RECEIVES),
         "function_mode_enabled": _name("torch._C._is_torch_function_mode_enabled", "torch.autograd.grad on DTensors"),
         "functional": _name("torch._C._nn", "operators on DTensors"),
         "is_functorch_wrapped_tensor": _name("torch._C._functorch.is_functorch_wrapped_tensor", _FUNC),

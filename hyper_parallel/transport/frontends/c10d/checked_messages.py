@@ -20,6 +20,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of, replace_function
+from hyper_parallel.transport.frontends.c10d.pending_receives import watch_receive
 from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
 from hyper_parallel.transport.host.torch.ops import bytes_of
 
@@ -107,10 +108,11 @@ def _send(messages: _Messages, x: torch.Tensor, message: MessageFingerprint) -> 
 
 def _receive(messages: _Messages, x: torch.Tensor, message: MessageFingerprint, group: Any) -> SimulatedWork:
     ticket = messages.post(message, sending=False)
-    source = message.source
+    source, end = message.source, watch_receive(x, message.site)
 
     def finish() -> list[torch.Tensor]:
         nonlocal source
+        end()
         source, carried = messages.settle(ticket)
         x.data.copy_(_from_bytes(carried, x))
         return [x]

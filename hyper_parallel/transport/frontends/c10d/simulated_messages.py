@@ -10,6 +10,7 @@ from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
 from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
+from hyper_parallel.transport.frontends.c10d.pending_receives import watch_receive
 from hyper_parallel.transport.frontends.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
 from hyper_parallel.transport.processes import rehearsed_engine
@@ -51,8 +52,10 @@ class MessageGroup(CollectiveGroup):
 
     def _receive(self, x: torch.Tensor, message: MessageFingerprint) -> SimulatedWork:
         posted = self._board.post(message, sending=False)
+        end = watch_receive(x, message.site)
 
         def finish() -> list[torch.Tensor]:
+            end()
             x.data.copy_(self._board.matched(posted).reshape(x.shape))
             return [x]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ __all__ = [
     "RecordLimits",
     "RecordLog",
     "RecordingError",
+    "ReplayTable",
     "active_log",
     "record",
     "sink_folder",
@@ -42,6 +43,9 @@ __all__ = [
     "use_log",
     "user_site",
 ]
+
+ReplayTable: TypeAlias = Mapping[int, Mapping[tuple[str, str, int, int], Any]]
+"""By rank and key of a record, the dropout mask or the choice that the rank takes from the reference."""
 
 _PACKAGE = Path(__file__).parents[3]
 take_for_programs(_PACKAGE / "verify" / "bugs")  # the corpus: its programs stand for a user's
@@ -79,6 +83,7 @@ class RecordLimits:
             precision, ``float64`` for all; empty changes nothing.
         pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
         contributions: step in which the gradient of each backward by itself is noted; None in no step.
+        replay: what ranks take from the reference instead of drawing or deciding it; empty changes nothing.
     """
 
     steps: int | None = None
@@ -88,6 +93,7 @@ class RecordLimits:
     upcast: str = ""
     pretend: str = ""
     contributions: int | None = None
+    replay: ReplayTable = field(default_factory=dict)
 
 
 def sink_folder(limits: RecordLimits) -> str:
@@ -112,6 +118,9 @@ class Perturbation(Protocol):
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
         """Return the gradient of parameter ``name`` changed, before the optimizer sees it."""
+
+    def decided(self, key: tuple[str, str, int, int]) -> Any | None:
+        """Return what the unperturbed reference chose in the record of this key; None if it has none."""
 
 
 @dataclass
@@ -189,6 +198,12 @@ class RecordLog:
     def count(self, kind: str, name: str) -> int:
         """Return how many records of a kind and name this step has."""
         return self._counts.get((kind, name, self.step), 0)
+
+    def replayed(self, kind: str, name: str) -> Any | None:
+        """Return what the next record of a kind and name takes from the reference; None if it takes nothing."""
+        key = (kind, name, self.step, self.count(kind, name))
+        own = self.limits.replay.get(self.rank, {}).get(key)
+        return own if own is not None or self.perturbation is None else self.perturbation.decided(key)
 
     def drop(self, kind: str, step: int) -> None:
         """Forget the records of ``kind`` of ``step``, which are then taken again."""

@@ -12,13 +12,28 @@ from typing import Any, NamedTuple
 
 from hyper_parallel.errors import HyperParallelError
 
-__all__ = ["KINDS", "Group", "LocalValue", "Pending", "RankRecords", "Record", "RecordingError", "Region", "Run"]
+__all__ = [
+    "DECISIONS",
+    "KINDS",
+    "Group",
+    "LocalValue",
+    "Pending",
+    "RankRecords",
+    "Record",
+    "RecordingError",
+    "Region",
+    "Run",
+]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
 """What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
 backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
 weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
 tensor that the program saves."""
+
+DECISIONS = ("scores", "choice")
+"""Kinds of records that are compared as decisions (:mod:`hyper_parallel.verify.engine.decisions`): the rows that an
+operator such as top-k chooses from, and the indices that it chose in each of them."""
 
 
 class RecordingError(HyperParallelError, ValueError):

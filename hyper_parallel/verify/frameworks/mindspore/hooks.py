@@ -15,10 +15,12 @@ from mindspore import amp, context, nn
 from mindspore.experimental import optim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
+from mindspore.train import serialization
 
 from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
+from hyper_parallel.platform.mindspore.patches import places_of
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.mindspore.known_defects import DEFECTS, reporting
 from hyper_parallel.verify.frameworks.mindspore.recorder import Recorder
@@ -49,6 +51,8 @@ def recording(log: RecordLog) -> Iterator[None]:
     for module in (base, grad_func):
         replace(module, _FORWARD, lambda plain: _function(log, recorder.forward, plain))
         replace(module, _BACKWARD, lambda plain: _function(log, recorder.backward, plain))
+    for owner, name in places_of(serialization.save_checkpoint):
+        replace(owner, name, lambda plain: _function(log, recorder.save, plain))
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
     for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
         replace(amp, function.__name__, functools.partial(_served, served))

@@ -15,6 +15,7 @@ from mindspore.mint import nn as mint_nn
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
 from hyper_parallel.platform.mindspore.ops.kernels import HALF
+from hyper_parallel.platform.mindspore.saved_parameters import entries_of
 from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Function, pynative_executor
 from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
 from hyper_parallel.transport.real.mindspore.transport import to_host
@@ -122,6 +123,24 @@ class Recorder:
         taken = read_tensor(output)
         if taken is not None:
             self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
+
+    # -- what the program saves ----------------------------------------------------------------------------------------
+
+    def save(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record the floating tensors that the program saves, if their names end with a parameter's, and save them.
+
+        Averages of weights and other copies that no cell and no optimizer has are seen here alone.
+        """
+        known = set(self._parameters())
+        for name, value in entries_of(args[0] if args else kwargs.get("save_obj")):
+            parts = str(name).split(".")
+            if not any(".".join(parts[at:]) in known for at in range(len(parts))):
+                continue
+            taken = LocalValue(value.copy()) if isinstance(value, np.ndarray) else read_tensor(value)
+            if taken is not None and taken.array.dtype.kind == "f":
+                step = max(self.log.step - 1, _BEFORE)
+                self.log.add("saved", name, taken, module=_owner(name), step=step, site=user_site(_FRAMEWORK))
+        return plain(*args, **kwargs)
 
     # -- differentiation and clipping ----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["attention_mask"]
+__all__ = ["attention_mask", "masked_attention"]
 
 
 def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: torch.Tensor) -> torch.Tensor | None:
@@ -39,3 +39,39 @@ def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: t
     finally:
         torch.set_rng_state(after)
     return kept if same else None
+
+
+def masked_attention(
+    kept: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return ``scaled_dot_product_attention`` whose dropout keeps given weights.
+
+    Args:
+        kept: array of booleans, (..., queries, keys).
+        query: as PyTorch's, and all that follow.
+        key: (..., keys, width).
+        value: (..., keys, width of a value).
+        attn_mask: booleans, where True takes part, or numbers that are added to the scores.
+        dropout_p: probability with which a weight was dropped.
+        is_causal: whether a query sees no later keys.
+        scale: of the scores.
+        enable_gqa: whether heads of keys and values are repeated.
+    """
+    if enable_gqa:
+        times = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    noise = torch.from_numpy(kept).to(query.dtype).div_(1 - dropout_p)
+    return scores.softmax(-1) * noise @ value

@@ -29,7 +29,9 @@ from torch.optim.optimizer import (
 from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
-from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
+from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
+from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, decided
+from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
 from hyper_parallel.verify.frameworks.torch.upcast import upcast, without_autocast, without_half_precision
@@ -150,6 +152,8 @@ class _Installation:
             self._replace(owner, name, _norm)
         for name in _DROPOUTS:
             self._replace(nn.functional, name, _dropout)
+        for owner, name in OPERATORS:
+            self._replace(owner, name, functools.partial(_decision, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -262,11 +266,16 @@ def _norm(plain: Any) -> Any:
 
 def _dropout(plain: Any) -> Any:
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's signature
-        output = plain(input, p, training, inplace)
         recorder = _active()
-        if recorder is not None and training and p > 0:
-            recorder.record_mask(output)
-        return output
+        if recorder is None or not training or p <= 0 or recorder.drops:
+            return plain(input, p, training, inplace)
+        recorder.drops = True  # a mode of functions calls this one again
+        try:
+            log = recorder.log
+            redraw, replays = log.place is None, bool(log.limits.replay)
+            return drop(plain, recorder.record_mask, input, p, inplace=inplace, redraw=redraw, replays=replays)
+        finally:
+            recorder.drops = False
 
     return dropout
 
@@ -281,10 +290,22 @@ def _attention(plain: Any) -> Any:
         state = torch.get_rng_state()
         output = plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
         again = functools.partial(plain, dropout_p=dropout_p, enable_gqa=kwargs.get("enable_gqa", False))
-        recorder.record_attention_mask(attention_mask(again, query, key, state))
-        return output
+        mask = recorder.record_attention_mask(attention_mask(again, query, key, state))
+        if mask is None:
+            return output
+        return masked_attention(mask, query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
     return scaled_dot_product_attention
+
+
+def _decision(name: str, plain: Any) -> Any:
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is None or torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        return decided(plain, name, recorder.record_choice, args, kwargs)
+
+    return operator
 
 
 def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:

@@ -18,6 +18,7 @@ from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
+from hyper_parallel.verify.frameworks.contract.replayed import Replayed, rows_along, unrolled
 from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
 from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
 from hyper_parallel.verify.frameworks.torch.local_values import HALF_TYPES, local_of, read_part, read_tensor
@@ -45,11 +46,13 @@ class Recorder:
     Attributes:
         log: of the rank.
         inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
+        drops: whether a dropout runs.
     """
 
     def __init__(self, log: RecordLog) -> None:
         self.log = log
         self.inner: tuple[Any, Any] = (None, None)
+        self.drops = False
         self._names = ModelNames()
         self._open: list[str] = []
         self._evaluates = False
@@ -62,9 +65,11 @@ class Recorder:
         self._steps: dict[int, int] = {}
         self._unrecorded: int | None = None
         self._optimizers: list[Any] = []
+        self._own_weights: set[int] = set()
+        self._nameless: dict[int, list[list[int]]] = {}
         self._in_step = 0
         self._closed: tuple[Any, int] | None = None
-        self._changed, self._own = AppliedChanges(log), OwnGradients(log)
+        self._changed, self._own, self._replayed = AppliedChanges(log), OwnGradients(log), Replayed(log)
         log.take = read_tensor
 
     # -- modules -------------------------------------------------------------------------------------------------------
@@ -141,21 +146,59 @@ class Recorder:
                 self._note("outputs whose placement has no name", leaf_name)
         self.inner = (None, None)
 
-    def record_mask(self, output: Any) -> None:
-        """Record which elements a dropout kept."""
+    def record_mask(self, output: Any) -> Any | None:
+        """Record which elements a dropout kept, and return the mask that replaces it; None if it stays."""
         path = self._open[-1] if self._open else ""
-        if self._infers or recomputes() or not self.log.records_outputs(path or "(model)"):
-            return
+        if self._infers or not self.log.records_outputs(path or "(model)"):
+            return None
         taken = read_tensor(output)
-        if taken is not None:
-            self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
+        if taken is None:
+            return None
+        drawn = taken.array != 0
+        if recomputes():
+            return self._replayed.again(drawn)
+        mask = self._replayed.instead_of(drawn, "mask", path or "(model)")
+        kept = drawn if mask is None else mask
+        self.log.add("mask", path or "(model)", taken._replace(array=kept, dtype=""), module=path)
+        return mask
 
-    def record_attention_mask(self, kept: Any) -> None:
-        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told."""
+    def record_attention_mask(self, kept: Any) -> Any | None:
+        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told.
+
+        Returns:
+            what :meth:`record_mask` does.
+        """
         if kept is not None:
-            self.record_mask(kept)
-        elif not (self._infers or recomputes()):
+            return self.record_mask(kept)
+        if not (self._infers or recomputes()):
             self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
+        return None
+
+    def record_choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
+        """Record what an operator chose along a dim, and return the indices that replace them; None if they stay.
+
+        Args:
+            operator: its name.
+            scores: a plain tensor.
+            chosen: indices along ``dim``, of as many dims.
+            dim: of both.
+        """
+        taken, indices = read_tensor(scores), read_tensor(chosen)
+        if self._infers or taken is None or indices is None:
+            return None
+        path = self._open[-1] if self._open else ""
+        name = f"{path or '(model)'} {operator}"
+        rows, own = (rows_along(array, dim) for array in (taken.array, indices.array))
+        if recomputes():
+            instead = self._replayed.again(rows)
+        else:
+            instead = self._replayed.instead_of(rows, "choice", name, own.shape)
+            self.log.add("scores", name, taken._replace(array=rows), module=path)
+            kept = own if instead is None or self.log.perturbation is None else instead
+            self.log.add("choice", name, LocalValue(kept), module=path)
+        if instead is None or np.array_equal(instead, own):
+            return None
+        return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
 
     # -- backward and clipping -----------------------------------------------------------------------------------------
 
@@ -320,7 +363,8 @@ class Recorder:
         """Return the parameters whose gradients belong to this optimizer's step.
 
         These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
-        was sharded trains parameters that no model has any more.
+        was sharded trains parameters that no model has any more. Those of its own that get gradients are weights that a
+        program keeps beside the model's, in float32.
         """
         named = self._names.parameters()
         own = {id(value) for group in optimizer.param_groups for value in group["params"]}
@@ -337,11 +381,13 @@ class Recorder:
         ]
         self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
         seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
-        if unknown and lost:
-            self.log.notes["parameters that no model has"] = [list(value.shape) for value in unknown]
-        elif unknown:
-            number = self._optimizers.index(optimizer)
-            seen.update({f"optimizer {number}, parameter {i}": value for i, value in enumerate(unknown)})
+        number = self._optimizers.index(optimizer)
+        self._own_weights.update(id(value) for value in unknown if value.grad is not None or not lost)
+        self._nameless[number] = [list(value.shape) for value in unknown if id(value) not in self._own_weights]
+        self.log.notes["parameters that no model has"] = [shape for each in self._nameless.values() for shape in each]
+        for place, value in enumerate(unknown):
+            if id(value) in self._own_weights:
+                seen[f"optimizer {number}, parameter {place}"] = value
         return seen
 
     # -- weights -------------------------------------------------------------------------------------------------------

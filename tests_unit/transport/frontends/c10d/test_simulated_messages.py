@@ -257,3 +257,77 @@ def test_a_tensor_is_not_written_while_its_send_is_pending(launch):
         f"the tensor of the isend at {__file__}:{line} was written before its wait: the receiver may get the old "
         "values, the new ones or some of both; wait for the send first, or send a copy" in str(caught.value)
     )
+
+
+def _read_early(use, rows=0, count=3):
+    """Receive rows of a tensor, and use it before the wait."""
+    room = torch.zeros(6, 2)
+    if dist.get_rank():
+        dist.send(torch.full((count, 2), 3.5), 0)
+        return None
+    work = dist.irecv(room[rows : rows + count], 1)
+    found = use(room)
+    work.wait()
+    work.wait()
+    return found, room.sum().item()
+
+
+UNREAD = {
+    "other rows": lambda room: room[3:].sum().item(),
+    "every other column of other rows": lambda room: room.T[:, 3:].exp().sum().item(),
+    "shape": lambda room: tuple(torch.zeros_like(room.view(12)[1:]).shape),
+    "a subclass": lambda room: room.to_sparse() if room.numel() == 1 else None,
+}
+TOUCHED = {
+    "read": ("read", lambda room: room.sum()),
+    "read through a view": ("read", lambda room: room[2, 1:].clone()),
+    "read in columns": ("read", lambda room: room.T[1].exp()),
+    "read in a list": ("read", lambda room: torch.cat([torch.ones(1, 2), room[:1]])),
+    "read in backward": ("read", lambda room: torch.ones(6, 2, requires_grad=True).mul(room)),
+    "written": ("written", lambda room: room[1].zero_()),
+    "sent": ("read", lambda room: dist.isend(room.clone(), 1)),
+}
+
+
+@pytest.mark.parametrize("use", UNREAD)
+@pytest.mark.parametrize("launch", ["simulated", "processes"])
+def test_what_is_not_received_may_be_read_while_a_receive_is_pending(use, launch):
+    """Other rows, views and shapes of the memory that is received into are no error before the wait."""
+    run = simulate if launch == "simulated" else run_in_processes
+    found, total = run(_read_early, 2, "torch", args=(UNREAD[use],))[0]
+    assert total == 21.0
+    assert found in (0.0, 6.0, (11,), None)
+
+
+@pytest.mark.parametrize("use", TOUCHED)
+@pytest.mark.parametrize("launch", ["simulated", "processes"])
+def test_a_tensor_is_not_read_before_its_receive_is_waited_for(use, launch):
+    """Reading or writing what is being received, in any spelling, is an error at that line."""
+    verb, touch = TOUCHED[use]
+    run = simulate if launch == "simulated" else run_in_processes
+    with pytest.raises(RankFailedError) as caught:
+        run(_read_early, 2, "torch", args=(touch,))
+    line = _read_early.__code__.co_firstlineno + 6
+    assert (
+        f"the tensor of the irecv at {__file__}:{line} was {verb} before its wait: it may hold the old values, the "
+        "received ones or some of both; wait for the receive first" in str(caught.value)
+    )
+
+
+def test_modes_of_the_program_outlive_a_pending_receive():
+    """A mode that is entered between irecv and wait is still there after it, and the watch is not."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def body():
+        if dist.get_rank():
+            dist.send(torch.ones(2, 2), 0)
+            return None
+        x = torch.zeros(2, 2)
+        work = dist.irecv(x, 1)
+        with FlopCounterMode(display=False) as counter:
+            work.wait()
+            x @ x
+        return counter.get_total_flops(), len(_get_current_dispatch_mode_stack())
+
+    assert simulate(body, 2, "torch")[0] == (16, 0)

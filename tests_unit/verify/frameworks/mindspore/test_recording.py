@@ -402,3 +402,32 @@ def test_values_of_half_precision_are_read_as_single_with_their_dtype(dtype):
     assert value.array.tolist() == [1.5, -0.25, 3.0]
     assert value.dtype == ("" if dtype == "float32" else dtype)
     assert read_tensor(None) is None
+
+
+def test_what_a_program_saves_is_recorded(tmp_path):
+    """Floating tensors whose names end with a parameter's are recorded when saved, in each form of the call."""
+    import mindspore as ms
+    from mindspore import Parameter
+
+    net = make_net()
+    path = str(tmp_path / "net.ckpt")
+
+    def program():
+        train(net)
+        average = {f"average.{name}": 0.5 * value.asnumpy() for name, value in net.parameters_dict().items()}
+        ms.save_checkpoint({**average, "local": np.ones(1), "first.bias": Parameter(net.first.bias)}, path)
+        ms.save_checkpoint(save_obj=[{"name": "first.weight", "data": net.first.weight}], ckpt_file_name=path)
+        ms.save_checkpoint(net, path)
+
+    plain = ms.save_checkpoint
+    result = recorded(program)
+    assert ms.save_checkpoint is plain
+    saved = names(result, "saved", 1)
+    assert [name for name in saved if name.startswith("average.")] == [f"average.{name}" for name in PARAMETERS]
+    assert (saved.count("first.weight"), saved.count("first.bias")) == (2, 2)
+    assert set(saved) >= set(PARAMETERS)
+    assert "local" not in saved
+    assert names(result, "saved") == []
+    sites = {entry.site for entry in result.records if entry.kind == "saved"}
+    assert len(sites) == 3
+    assert all(site.startswith(__file__) for site in sites)

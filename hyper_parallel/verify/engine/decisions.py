@@ -1,0 +1,212 @@
+"""Choices of top-k, sorting and the like, compared as decisions: a near tie may flip, and nothing else may.
+
+An operator that chooses returns indices, and one unit in the last place of its scores is enough for others. So ranks'
+indices are right if the scores that they point at are those of the reference's indices within the bounds of the scores.
+Scores lie as rows, of which each is one decision. A rank's rows are found among those of the reference by their values;
+where a flip before has changed some of them, the others say where all of them lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Bounds, Key
+from hyper_parallel.verify.engine.placement import renamed_path
+from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
+
+__all__ = ["Decision", "decisions_of"]
+
+_ROWS, _COLUMNS = 64, 16
+"""Rows of a rank, and columns of them, by which their place is looked for."""
+
+_FOUND = 0.5
+"""Share of a rank's rows that must be the reference's in one place, for that place to be theirs."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rows of one call of an operator on one rank, and of the reference.
+
+    Attributes:
+        rank: its number.
+        own: key of the rank's choice, under the rank's own names.
+        key: the same under the reference's names.
+        chosen: the rank's indices, one row per decision.
+        expected: the reference's indices of the same rows; None if it is not known which those are.
+        flips: rows whose scores are within the bounds and whose choice is another, a near tie.
+        outside: the same where what is chosen is no near tie.
+        why: numbers of the first row of ``outside``.
+    """
+
+    rank: int
+    own: Key
+    key: Key
+    chosen: Any
+    expected: Any | None
+    flips: tuple[int, ...] = ()
+    outside: tuple[int, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Call:
+    own: Key
+    scores: Any
+    choice: Any
+
+
+def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) -> list[Decision]:
+    """Return every choice that the ranks made and the reference made as well.
+
+    Args:
+        bounds: of the reference.
+        parallel: the run on all ranks.
+        names: by rank, modules whose names are mapped to the reference's.
+    """
+    reference = _calls(bounds.records.values(), {})
+    found: list[Decision] = []
+    for rank, (records, modules) in enumerate(zip(parallel.ranks, names, strict=True)):
+        own = _calls(records.records, modules)
+        places: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
+        for known in (True, False):  # where rows lie is learned from those that are found
+            for group, calls in own.items():
+                if group in reference:
+                    found += _compared(bounds, rank, group, calls, reference[group], places, known=known)
+    unique = {(decision.rank, decision.own): decision for decision in found if decision.expected is None}
+    unique.update({(decision.rank, decision.own): decision for decision in found if decision.expected is not None})
+    return list(unique.values())
+
+
+def _calls(records: Any, modules: Mapping[str, str]) -> dict[tuple[str, int], list[_Call]]:
+    """Return the calls by name and step, in order."""
+    scores: dict[Key, Record] = {}
+    calls: dict[tuple[str, int], list[_Call]] = defaultdict(list)
+    for record in records:
+        if record.kind == DECISIONS[0]:
+            scores[record.key[1:]] = record  # type: ignore[index] # without its kind
+        elif record.kind == DECISIONS[1]:
+            path, _, operator = record.name.rpartition(" ")
+            name = f"{renamed_path(path, modules)} {operator}"
+            calls[name, record.step].append(_Call(record.key, scores[record.key[1:]].value, record.value))  # type: ignore[index]
+    return calls
+
+
+def _compared(
+    bounds: Bounds,
+    rank: int,
+    group: tuple[str, int],
+    calls: Sequence[_Call],
+    reference: Sequence[_Call],
+    places: Counter[tuple[int, int, tuple[int, ...]]],
+    *,
+    known: bool,
+) -> Iterator[Decision]:
+    """Yield the decisions of one name and step on one rank.
+
+    Args:
+        bounds: of the reference.
+        rank: its number.
+        group: name and step.
+        calls: of the rank.
+        reference: its calls.
+        places: how often which rows were found, by numbers of rows; filled where ``known``.
+        known: whether rows are found by their values; else they are where other decisions were found.
+    """
+    pairs = [([own], [other]) for own, other in zip(calls, reference, strict=False)]
+    unions = [(list(calls), list(reference))]
+    for tried in (pairs, unions) if len(calls) == len(reference) else (unions,):
+        results = [list(_of_pair(bounds, rank, group, *pair, places, known=known)) for pair in tried]
+        if all(results):
+            for result in results:
+                yield from result
+            return
+
+
+def _of_pair(
+    bounds: Bounds,
+    rank: int,
+    group: tuple[str, int],
+    calls: Sequence[_Call],
+    reference: Sequence[_Call],
+    places: Counter[tuple[int, int, tuple[int, ...]]],
+    *,
+    known: bool,
+) -> Iterator[Decision]:
+    widths = {(np.shape(call.scores)[1], np.shape(call.choice)[1]) for call in (*calls, *reference)}
+    if len(widths) > 1:
+        return
+    own, whole = (np.concatenate([np.asarray(call.scores) for call in each]) for each in (calls, reference))
+    expected = np.concatenate([np.asarray(call.choice) for call in reference])
+    allowed = np.concatenate([bounds.allowed(("scores", *call.own[1:])) for call in reference])
+    if known:
+        rows = _place(own, whole, allowed)
+        if rows is not None and len(own) < len(whole):
+            places[len(own), len(whole), tuple(map(int, rows))] += 1
+    else:
+        rows = _likely(len(own), len(whole), places)
+    if rows is None:
+        return
+    start = 0
+    for call in calls:
+        where = rows[start : start + len(np.asarray(call.scores))]
+        start += len(where)
+        key = ("choice", group[0], group[1], call.own[3])
+        yield _judged(rank, call, key, whole[where], allowed[where], expected[where])
+
+
+def _judged(rank: int, call: _Call, key: Key, scores: Any, allowed: Any, expected: Any) -> Decision:
+    """Return a decision whose rows are known, with the flips of it."""
+    own, chosen = np.asarray(call.scores), np.asarray(call.choice)
+    with np.errstate(invalid="ignore"):
+        right = ((np.abs(own - scores) <= allowed) | (own == scores)).all(axis=1)
+    other = np.flatnonzero(right & (chosen != expected).any(axis=1))
+    if not other.size:
+        return Decision(rank, call.own, key, chosen, expected)
+    here, there = (np.take_along_axis(scores[other], index[other], axis=1) for index in (chosen, expected))
+    slack = np.take_along_axis(allowed[other], chosen[other], axis=1) + allowed[other].max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        tie = (np.abs(here - there) <= slack) | (here == there)
+    near = tie.all(axis=1)
+    outside = other[~near]
+    why = ""
+    if outside.size:
+        row = int(np.flatnonzero(~near)[0])
+        place = int(np.flatnonzero(~tie[row])[0])
+        why = (
+            f"rank {rank} chooses index {int(chosen[other[row], place])} where the single device chooses "
+            f"{int(expected[other[row], place])}: their scores are {here[row, place]:.6g} and {there[row, place]:.6g}, "
+            f"and rounding moves them by {slack[row, place]:.2g} at most"
+        )
+    return Decision(
+        rank, call.own, key, chosen, expected, tuple(map(int, other[near])), tuple(map(int, outside)), why
+    )  # fmt: skip
+
+
+def _place(own: Any, whole: Any, allowed: Any) -> Any | None:
+    """Return which rows of ``whole`` a rank has, a block or evenly spaced; None if few are found in one place."""
+    count, total = len(own), len(whole)
+    if count > total or not count:
+        return None
+    some = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).astype(np.int64))
+    columns = np.unique(np.linspace(0, own.shape[1] - 1, min(own.shape[1], _COLUMNS)).astype(np.int64))
+    few, all_rows, slack = own[np.ix_(some, columns)], whole[:, columns], allowed[:, columns]
+    with np.errstate(invalid="ignore"):
+        equal = np.array([((np.abs(row - all_rows) <= slack) | (row == all_rows)).all(axis=1) for row in few])
+    best, rows = 0.0, None
+    for step in {1, max(total // count, 1)}:
+        for start in range(total - step * (count - 1)):
+            share = float(equal[np.arange(len(some)), start + step * some].mean())
+            if share > best:
+                best, rows = share, start + step * np.arange(count)
+    return rows if best >= _FOUND else None
+
+
+def _likely(count: int, total: int, places: Counter[tuple[int, int, tuple[int, ...]]]) -> Any | None:
+    """Return the rows that most decisions of as many rows were found at; None if there were none."""
+    votes = [(number, rows) for (own, all_rows, rows), number in places.items() if (own, all_rows) == (count, total)]
+    return np.array(max(votes)[1]) if votes else None

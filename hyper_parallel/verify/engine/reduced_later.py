@@ -1,0 +1,72 @@
+"""Gradients that ranks have not reduced yet when the optimizer sees them, because it does so in its step.
+
+They are right if the ranks' gradients add up to the reference's, or average to it, and the weight after the step is the
+reference's. A weight that hardly moves would be right in any case, so its update must be large against its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.distance import distance
+from hyper_parallel.verify.engine.noise import unit
+from hyper_parallel.verify.engine.pairing import PairedRuns
+
+__all__ = ["reduced_later"]
+
+_NOTICED = 0.01
+"""What a weight may be off by, relative to its update, for the weight to say that the gradient was right."""
+
+
+def reduced_later(runs: PairedRuns, key: Key) -> tuple[str, float] | None:
+    """Return how the ranks' gradients make up the reference's, and how far off that is; None if they do not.
+
+    Args:
+        runs: both runs.
+        key: of a gradient that differs.
+    """
+    holders = runs.holders(key)
+    if not _weight_is_right(runs, key, holders):
+        return None
+    for axis, groups in runs.axes.sets():
+        if {rank for group in groups for rank in group} != set(holders):
+            continue
+        for words, mean in (("mean", True), ("sum", False)):
+            ratios = [_ratio(runs, key, group, mean=mean) for group in groups]
+            if max(ratios) <= 1:
+                return f"the {words} over {axis}", max(ratios)
+    return None
+
+
+def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool) -> float:
+    """Return how far the sum or mean of a group's gradients is from the reference's, relative to what is allowed."""
+    places = [runs.placement(key, rank) for rank in group]
+    first = places[0]
+    if first is None or any(place is None or place.pending or not first.same_place(place) for place in places):
+        return np.inf
+    values = [runs.value(key, rank) for rank in group]
+    expected, allowed = runs.expected(key, first)
+    if any(value.shape != expected.shape or value.dtype.kind != "f" for value in values):
+        return np.inf
+    divisor = len(group) if mean else 1
+    total = np.sum(values, axis=0, dtype=np.float64) / divisor
+    slack = unit(expected, runs.bounds.reference[key].dtype) * np.sum(np.abs(values), axis=0) / divisor
+    return float(distance(total, expected, allowed + slack, runs.bounds.floor(key)).ratio)
+
+
+def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool:
+    """Return whether the weight after the step is right on all ranks, and would not be with another gradient."""
+    reference = runs.bounds.reference
+    before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))
+    if before not in reference or after not in reference or runs.holders(after) != holders:
+        return False
+    update = np.abs(np.asarray(reference[after].value) - np.asarray(reference[before].value))
+    allowed = np.asarray(runs.bounds.allowed(after))
+    moved = update > 0
+    if not moved.any() or float(np.median(allowed[moved] / update[moved])) > _NOTICED:
+        return False
+    distances = runs.distances(after).values()
+    return all(each is not None and each.ratio <= 1 for each in distances)

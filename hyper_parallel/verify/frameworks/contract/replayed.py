@@ -1,0 +1,61 @@
+"""What a rank takes from the reference instead of its own: dropout masks, and choices such as those of top-k.
+
+A module that is recomputed in backward draws and decides again what it did in forward, and gets the same replacement:
+it is found by the values that the rank itself drew or chose from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.store import digest_of
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+
+__all__ = ["Replayed", "rows_along", "unrolled"]
+
+
+class Replayed:
+    """The replacements of one rank.
+
+    Args:
+        log: of the rank, whose limits or perturbation have them.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._known: dict[bytes, Any] = {}
+
+    def instead_of(self, own: Any, kind: str, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
+        """Return what replaces the next mask or choice of a name, in its shape; None if it stays.
+
+        Args:
+            own: the array by which a recomputation finds the replacement again.
+            kind: ``mask`` or ``choice``.
+            name: of the record.
+            shape: of the replacement; that of ``own`` by default.
+        """
+        found = self._log.replayed(kind, name)
+        if found is None or np.shape(found) != (np.shape(own) if shape is None else shape):
+            return None
+        self._known[digest_of(own)] = found
+        return found
+
+    def again(self, own: Any) -> Any | None:
+        """Return what :meth:`instead_of` returned for the same array; None if nothing did."""
+        return self._known.get(digest_of(own)) if self._known else None
+
+
+def rows_along(array: Any, dim: int) -> Any:
+    """Return an array as rows along a dim: of shape (all other dims, that dim)."""
+    array = np.asarray(array)
+    moved = np.moveaxis(array, dim, -1) if array.ndim else array.reshape(1, 1)
+    return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1]))
+
+
+def unrolled(rows: Any, shape: tuple[int, ...], dim: int) -> Any:
+    """Return the array of ``shape`` whose :func:`rows_along` a dim these are."""
+    dim %= len(shape)
+    others = tuple(size for place, size in enumerate(shape) if place != dim)
+    return np.ascontiguousarray(np.moveaxis(np.asarray(rows).reshape(*others, shape[dim]), -1, dim))

@@ -1,0 +1,60 @@
+"""A dropout that is recorded, and whose mask can be replaced by the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["drop"]
+
+
+def drop(
+    plain: Callable[..., Any],
+    record: Callable[[Any], Any | None],
+    values: Any,
+    p: float,
+    *,
+    inplace: bool,
+    redraw: bool,
+    replays: bool,
+) -> Any:
+    """Call a dropout function, record which elements it keeps, and return its output.
+
+    The rank draws in any case, so that its generator goes on as it would. An output of zero says nothing about the mask
+    where the input is zero: there the mask is drawn once more, with the same random numbers.
+
+    Args:
+        plain: ``torch.nn.functional.dropout`` or one of its forms for channels.
+        record: gets what is zero where elements are dropped, and returns another mask or None.
+        values: the input.
+        p: probability with which an element is dropped.
+        inplace: whether the input is overwritten.
+        redraw: whether numbers come from the generator of the CPU, which can be set back.
+        replays: whether ``record`` may return a mask.
+    """
+    if type(values) is not torch.Tensor or values.device.type != "cpu" or p >= 1:
+        output = plain(values, p, True, inplace)
+        record(output)
+        return output
+    before = torch.get_rng_state() if redraw and bool((values.detach() == 0).any()) else None
+    output = plain(values.detach(), p, True, False) if replays else plain(values, p, True, inplace)
+    drawn = output if before is None else _drawn_again(plain, output, p, before)
+    mask = record(drawn)
+    if not replays:
+        return output
+    kept = drawn != 0 if mask is None else torch.from_numpy(mask)
+    noise = kept.to(values.dtype).div_(1 - p)
+    return values.mul_(noise) if inplace else values * noise
+
+
+def _drawn_again(plain: Callable[..., Any], output: Any, p: float, before: Any) -> Any:
+    """Return ones that the same random numbers drop, and leave the generator as it is; ``output`` if they differ."""
+    after = torch.get_rng_state()
+    try:
+        torch.set_rng_state(before)
+        ones = plain(torch.ones_like(output.detach()), p, True, False)
+        return ones if torch.equal(torch.get_rng_state(), after) else output
+    finally:
+        torch.set_rng_state(after)

@@ -1,0 +1,180 @@
+"""Ranks that draw dropout for their own samples, or decide near ties otherwise, run with the reference's draws."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hyper_parallel.verify import verify_program
+
+pytestmark = pytest.mark.platforms("torch")
+
+DROPPED = "dropout: each rank draws for its own samples; "
+TIES = " are near ties that ranks decide otherwise, with margins within the bounds; the reference's were replayed"
+
+
+class Attention(nn.Module):
+    """Self-attention with dropout inside the fused function, causal, and an in-place dropout of what it returns."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.qkv, self.inplace = nn.Linear(6, 18), inplace
+
+    def forward(self, x):
+        """Attend, and drop."""
+        q, k, v = self.qkv(x).chunk(3, -1)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0, is_causal=True)
+        return F.dropout(y.clamp(min=-0.1) * (y > 0), 0.25, self.training, inplace=self.inplace)
+
+
+def drop(seed=0, p=0.2, sharded=True, inplace=False, recompute=False):
+    """Train with dropout; each rank seeds its generator by ``seed`` times its rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    first, attention, last = nn.Linear(5, 6), Attention(inplace), nn.Linear(6, 2)
+    drops = nn.Dropout(p if world == 1 or rank else 0.2)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.attention, self.drops, self.last = first, attention, drops, last
+
+        def forward(self, x):
+            inner = lambda value: self.drops(self.attention(value))  # noqa: E731 - one line
+            x = self.first(x)
+            return self.last(checkpoint(inner, x, use_reentrant=False) if recompute else inner(x))
+
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.randn(2, 7, 4, 5)
+    cotangents = torch.randn(2, 7, 4, 2)
+    torch.manual_seed(3 + seed * rank)
+    for each in zip(data, cotangents, strict=True):
+        x, g = (value.tensor_split(world)[rank] if sharded else value for value in each)
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 1 if sharded else world
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"recompute": True}], ids=str)
+def test_masks_that_ranks_draw_for_their_own_samples_are_replayed(world, options):
+    """Independent dropout of data parallelism is right: the reference's masks are replayed, and the report says so."""
+    report = verify_program(functools.partial(drop, seed=10, **options), world)
+    assert report.ok, report.text()
+    assert report.verdict.counts["mask"] == 6 * world
+    (line,) = [note for note in report.verdict.notes if note.startswith(DROPPED)]
+    assert line.endswith(" masks of the reference were replayed")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_masks_that_ranks_share_or_that_replicas_do_not_are_errors(world):
+    """One mask for different samples, and different masks for one activation, are errors with their cause."""
+    shared = verify_program(functools.partial(drop, seed=0), world)
+    assert (shared.verdict.first.kind, shared.verdict.first.cause.kind) == ("mask", "random-shared")
+    replicated = verify_program(functools.partial(drop, seed=10, sharded=False), world)
+    assert (replicated.verdict.first.kind, replicated.verdict.first.cause.kind) == ("mask", "random-differs")
+    assert not any(note.startswith(DROPPED) for note in shared.verdict.notes + replicated.verdict.notes)
+
+
+def test_a_rate_that_differs_shows_behind_a_replayed_mask():
+    """A rank that drops with another probability scales by another factor, whatever the mask."""
+    report = verify_program(functools.partial(drop, seed=10, p=0.5), 2)
+    assert not report.ok
+    assert (report.verdict.first.kind, report.verdict.first.name, report.verdict.first.ranks) == (
+        "output", "drops", (0,),
+    )  # fmt: skip
+
+
+class Router(nn.Module):
+    """Top-1 and top-2 experts by scores that two experts share for some tokens, but for the order of the sum."""
+
+    def __init__(self, choose):
+        super().__init__()
+        gate = torch.randn(5, 12)
+        gate[1] = gate[0].flip(0)
+        self.gate, self.choose = gate, choose
+        self.experts = nn.ModuleList(nn.Linear(12, 3) for _ in range(5))
+
+    def forward(self, x, split):
+        """Send each row to the experts that are chosen for it."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        columns = torch.arange(12).tensor_split(world)[rank] if split else torch.arange(12)
+        scores = x[:, columns] @ self.gate[:, columns].T
+        if split:
+            dist.all_reduce(scores)
+        chosen = self.choose(scores)
+        out = torch.stack([expert(x) for expert in self.experts], 1)
+        weights = torch.tensor([1.0, 0.5])[: chosen.shape[1], None]
+        return (torch.gather(out, 1, chosen[..., None].expand(-1, -1, 3)) * weights).sum(1)
+
+
+def route(choose, split=True, steps=2):
+    """Train a router whose scores ranks add up in another order."""
+    torch.manual_seed(0)
+    model = Router(choose)
+    optimizer = torch.optim.SGD(model.experts.parameters(), lr=0.1)
+    for _ in range(steps):
+        x = torch.randn(11, 1) * torch.tensor([1.0, 1.0]).repeat_interleave(6)
+        x = torch.cat([x, torch.randn(9, 12)])[torch.randperm(20)]
+        g = torch.randn(20, 3)
+        rank, world = dist.get_rank(), dist.get_world_size()
+        if not split:
+            x, g = x.tensor_split(world)[rank], g.tensor_split(world)[rank]
+        (model(x, split) * g).sum().backward()
+        for parameter in model.experts.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world if split else 1
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+CHOICES = {
+    "topk": lambda scores: scores.topk(2, -1).indices,
+    "argmax": lambda scores: scores.argmax(-1, keepdim=True),
+    "max": lambda scores: torch.max(scores, dim=1)[1][:, None],
+    "sort": lambda scores: torch.sort(scores, descending=True, stable=True)[1][:, :1],
+    "argsort": lambda scores: torch.argsort(scores.T, 0, descending=True).T[:, :2],
+}
+
+
+@pytest.mark.parametrize("operator", CHOICES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_near_ties_that_flip_are_replayed(operator, world):
+    """Where rounding decides which expert a token gets, ranks take the reference's choice."""
+    report = verify_program(functools.partial(route, CHOICES[operator]), world, allow=["equal-data"])
+    assert report.ok, report.text()
+    assert report.verdict.counts["weight"] == 30 * world
+    (line,) = [note for note in report.verdict.notes if note.endswith(TIES)]
+    assert line.startswith("decisions: ")
+
+
+def test_choices_without_a_flip_change_nothing():
+    """Ranks that decide as the reference does are compared as they are."""
+    report = verify_program(functools.partial(route, CHOICES["topk"], split=False), 3)
+    assert report.ok, report.text()
+    assert not any(TIES in note for note in report.verdict.notes)
+
+
+def test_a_choice_that_is_no_near_tie_is_an_error():
+    """Right scores of which another index is chosen differ first, with both scores and what rounding may do."""
+
+    def second(scores):
+        return scores.topk(2, -1).indices if dist.get_world_size() == 1 else wrong(scores)
+
+    def wrong(scores):
+        return scores.topk(2, -1, largest=False).indices
+
+    report = verify_program(functools.partial(route, second, split=False), 2)
+    assert not report.ok
+    first = report.verdict.first
+    assert (first.kind, first.name, first.ranks, first.step) == ("choice", "(model) topk", (0, 1), 0)
+    assert first.why.startswith("rank 0 chooses index ")
+    assert " where the single device chooses " in first.why
