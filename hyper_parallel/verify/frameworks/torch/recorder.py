@@ -384,7 +384,9 @@ class Recorder:
         number = self._optimizers.index(optimizer)
         self._own_weights.update(id(value) for value in unknown if value.grad is not None or not lost)
         self._nameless[number] = [list(value.shape) for value in unknown if id(value) not in self._own_weights]
-        self.log.notes["parameters that no model has"] = [shape for each in self._nameless.values() for shape in each]
+        nameless = [shape for each in self._nameless.values() for shape in each]
+        self.log.notes.pop("parameters that no model has", None)
+        self.log.notes.update({"parameters that no model has": nameless} if nameless else {})
         for place, value in enumerate(unknown):
             if id(value) in self._own_weights:
                 seen[f"optimizer {number}, parameter {place}"] = value
