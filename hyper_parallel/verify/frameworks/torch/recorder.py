@@ -382,7 +382,9 @@ class Recorder:
         self.log.notes.update({"parameters that no optimizer has": lost} if lost else {})
         seen = {name: value for name, value in named.items() if id(value) in own or id(value) not in everyone}
         number = self._optimizers.index(optimizer)
-        self._own_weights.update(id(value) for value in unknown if value.grad is not None or not lost)
+        self._own_weights.update(
+            id(value) for value in unknown if not lost or (value.grad is not None and bool(value.grad.any()))
+        )
         self._nameless[number] = [list(value.shape) for value in unknown if id(value) not in self._own_weights]
         nameless = [shape for each in self._nameless.values() for shape in each]
         self.log.notes.pop("parameters that no model has", None)
