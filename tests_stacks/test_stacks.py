@@ -1,4 +1,4 @@
-"""Training stacks as they are: the smallest program of each is equal on two ranks, and a bug of its kind is caught."""
+"""Training stacks as they are: the smallest program of each is equal on its ranks, and a bug of its kind is caught."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Stack:
         pretend: the device that the CPU stands in for.
         program: name of its file, if it is another than the stack's.
         arguments: of the program.
+        ranks: number of them.
         first: what runs once before, alone: a stack that compiles something then.
     """
 
@@ -37,6 +38,7 @@ class Stack:
     pretend: str = ""
     program: str = ""
     arguments: tuple[str, ...] = ()
+    ranks: int = 2
     first: str = ""
 
 
@@ -48,18 +50,26 @@ STACKS = {
     "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
     "fabric": Stack(("lightning",), "*"),
     "lightning_trainer": Stack(("lightning",), "*"),
-    "deepspeed_zero_1": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("1",), _BUILD),
-    "deepspeed_zero_2": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("2",), _BUILD),
-    "deepspeed_zero_3": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("3",), _BUILD),
+    "deepspeed_zero_1": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("1",), first=_BUILD),
+    "deepspeed_zero_2": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("2",), first=_BUILD),
+    "deepspeed_zero_3": Stack(("deepspeed",), "*", "", "deepspeed_zero", ("3",), first=_BUILD),
     "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
     "torchtitan_llama": Stack(("torchtitan",), "output.weight", "cuda"),
+    "torchtitan_tensor": Stack(
+        ("torchtitan",), "layers.1.ffn_norm.weight", "cuda", "torchtitan_llama", ("tensor",), ranks=4
+    ),
+    "torchtitan_pipeline": Stack(("torchtitan",), "*", "cuda", "torchtitan_llama", ("pipeline",)),
     "transformers_plan": Stack(("transformers", "accelerate"), "*.layers.1.mlp.down_proj.weight"),
     "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),
+    "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda"),
+    "megatron_sequence": Stack(
+        ("megatron",), "decoder.*layernorm.*", "cuda", "megatron_distributed", ("tensor",), ranks=4
+    ),
 }
 
 
 def verified(name, *arguments):
-    """Return the report of a program on two ranks; skip it if its stack is not installed."""
+    """Return the report of a program on its ranks; skip it if its stack is not installed."""
     stack = STACKS[name]
     missing = [package for package in stack.packages if importlib.util.find_spec(package) is None]
     if missing:
@@ -68,7 +78,7 @@ def verified(name, *arguments):
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
         subprocess.run([sys.executable, "-c", stack.first], env={**os.environ, **alone}, check=True)
     program = str(PROGRAMS / f"{stack.program or name}.py")
-    return verify_program(program, 2, args=[*stack.arguments, *arguments], pretend=stack.pretend)
+    return verify_program(program, stack.ranks, args=[*stack.arguments, *arguments], pretend=stack.pretend)
 
 
 @pytest.mark.parametrize("name", STACKS)

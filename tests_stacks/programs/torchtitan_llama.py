@@ -1,4 +1,7 @@
-"""torchtitan's Llama, parallelized by its own function: FSDP2 over all ranks, which adds gradients up."""
+"""torchtitan's Llama, parallelized by its own functions: FSDP2, which adds gradients up, tensor parallel, stages.
+
+The argument says what is added to FSDP2: ``tensor`` parallel over two ranks; or ``pipeline``: all ranks are stages.
+"""
 
 import os
 import sys
@@ -7,10 +10,15 @@ import torch
 import torch.distributed as dist
 from torchtitan.config import JobConfig
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 world = int(os.environ["WORLD_SIZE"])
+tensor = min(2, world) if "tensor" in sys.argv else 1
+pipeline = world if "pipeline" in sys.argv else 1
+data = world // tensor // pipeline
+broken = "--broken" in sys.argv
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 torch.manual_seed(0)
@@ -18,19 +26,48 @@ arguments = TransformerModelArgs(dim=24, n_layers=2, n_heads=4, n_kv_heads=2, vo
 model = Transformer(arguments)
 with torch.no_grad():
     model.init_weights()
-dims = ParallelDims(dp_replicate=1, dp_shard=world, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=world)
+dims = ParallelDims(dp_replicate=1, dp_shard=data, cp=1, tp=tensor, pp=pipeline, ep=1, etp=1, world_size=world)
 config = JobConfig()
 config.activation_checkpoint.mode = "none"
 config.training.mixed_precision_param = "float32"
-if world > 1:
-    parallelize_llama(model, dims, config)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for batch in torch.randint(0, 64, (3, 4, 12), generator=torch.Generator().manual_seed(1)).cuda():
-    rows = batch.chunk(world)[dist.get_rank()]
-    loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+config.training.local_batch_size = 6
+config.parallelism.disable_loss_parallel = True
+config.parallelism.pipeline_parallel_degree = pipeline
+config.parallelism.pipeline_parallel_schedule = "1F1B"
+
+
+def loss_of(output, targets):
+    """Return the loss of some rows: their share of the mean over all tokens of the batch."""
     counted = (
-        rows if "--broken" in sys.argv else batch
-    )  # the bug: a mean over local tokens, where gradients are added up
-    (loss / counted[:, 1:].numel()).backward()
+        targets.numel() if broken and tensor * pipeline == 1 else 6 * 12
+    )  # the bug of FSDP2: a mean of local tokens
+    loss = torch.nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum")
+    return loss / counted
+
+
+parts = [model]
+if pipeline > 1:
+    schedule, parts, first, last = pipeline_llm(
+        model, dims, config, torch.device("cuda"), arguments, parallelize_llama, loss_of
+    )
+elif world > 1:
+    parallelize_llama(model, dims, config)
+optimizer = torch.optim.AdamW([value for part in parts for value in part.parameters()], lr=1e-2)
+if broken and tensor > 1:  # the bug of tensor parallel: partial sums of a norm of sequence parallel are not added up
+    norm = model.layers["1"].ffn_norm.weight
+    norm.register_hook(lambda gradient: torch.distributed.tensor.DTensor.from_local(
+        gradient.to_local(), gradient.device_mesh, [torch.distributed.tensor.Replicate()] * gradient.device_mesh.ndim
+    ))  # fmt: skip
+for batch in torch.randint(0, 64, (3, 6, 13), generator=torch.Generator().manual_seed(1)).cuda():
+    rows = batch.chunk(data)[dist.get_rank() // tensor % data]
+    inputs, targets = rows[:, :-1], rows[:, 1:].contiguous()
+    if pipeline > 1:
+        losses = [] if last else None
+        schedule.step(*([inputs] if first else []), target=targets if last else None, losses=losses)
+        if broken and first:  # the bug of the pipeline: one stage's gradients are means over micro-batches
+            for value in parts[0].parameters():
+                value.grad /= 6
+    else:
+        loss_of(model(inputs), targets).backward()
     optimizer.step()
     optimizer.zero_grad()

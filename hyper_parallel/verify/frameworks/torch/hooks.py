@@ -146,6 +146,7 @@ class _Installation:
         self._replace(DeviceMesh, "__init__", _mesh_made)
         self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
         self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
+        self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", _clipped_by_fsdp)
         for owner, name in ((torch, "save"), (checkpoint, "save"), *_safetensors()):
             self._replace(owner, name, _save)
         for owner, name in _NORMS:
@@ -217,13 +218,21 @@ def _mesh_made(plain: Any) -> Any:
 
 def _clipped(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        call = functools.partial(plain, parameters, max_norm, total_norm, *args, **kwargs)
         recorder = _active()
-        if recorder is not None:
-            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            recorder.record_clipping(parameters, total_norm, float(max_norm))
-        return plain(parameters, max_norm, total_norm, *args, **kwargs)
+        return call() if recorder is None else recorder.record_clipping(parameters, call, float(max_norm), total_norm)
 
     return clip
+
+
+def _clipped_by_fsdp(plain: Any) -> Any:
+    def clip_grad_norm_(module: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        call = functools.partial(plain, module, max_norm, norm_type)
+        recorder = _active()
+        return call() if recorder is None else recorder.record_clipping(module.parameters(), call, float(max_norm))
+
+    return clip_grad_norm_
 
 
 def _safetensors() -> list[tuple[Any, str]]:

@@ -68,6 +68,7 @@ class Recorder:
         self._own_weights: set[int] = set()
         self._nameless: dict[int, list[list[int]]] = {}
         self._in_step = 0
+        self._clips = False
         self._closed: tuple[Any, int] | None = None
         self._changed, self._own, self._replayed = AppliedChanges(log), OwnGradients(log), Replayed(log)
         log.take = read_tensor
@@ -218,13 +219,37 @@ class Recorder:
         finally:
             self._in_backward = False
 
-    def record_clipping(self, parameters: Any, total: Any, largest: float) -> None:
-        """Record gradients before they are clipped, the norm that they are clipped by, and the factor."""
+    def record_clipping(self, parameters: Any, clip: Callable[[], Any], largest: float, total: Any = None) -> Any:
+        """Clip gradients; record them before, the norm that they are clipped by, and the factor.
+
+        Args:
+            parameters: whose gradients are clipped.
+            clip: clips them; what it calls to do so is not recorded again.
+            largest: the norm to clip to.
+            total: the norm; None is what ``clip`` returns.
+
+        Returns:
+            what ``clip`` returns.
+        """
+        if self._clips:
+            return clip()
         chosen = {id(value) for value in parameters}
         for name, parameter in self._names.parameters().items():
             taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
             if taken is not None:
                 self.log.add("gradient", name, taken, module=_owner(name))
+        if total is not None:
+            self._record_norm(total, largest)
+        self._clips = True
+        try:
+            returned = clip()
+        finally:
+            self._clips = False
+        if total is None:
+            self._record_norm(returned, largest)
+        return returned
+
+    def _record_norm(self, total: Any, largest: float) -> None:
         taken = read_tensor(total)
         if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
             self._note("norms that were not reduced", "gradient norm")

@@ -470,7 +470,7 @@ def test_a_recording_after_the_end_is_refused():
     assert nn.Module.__call__ is plain
 
 
-def train_flat():
+def train_flat(wrong=None, clip=lambda model: model.clip_grad_norm_(0.1)):
     """Train 66 weights in a flat parameter of FSDP1 on a part of the batch."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -481,21 +481,33 @@ def train_flat():
     for _ in range(2):
         part = torch.randn(8, 5).tensor_split(dist.get_world_size())[dist.get_rank()]
         model(part).square().mean().backward()
-        if dist.get_rank() == train_flat.wrong:
+        if dist.get_rank() == wrong:
             for parameter in model.parameters():
                 parameter.grad.mul_(1.5)
+        clip(model)
         optimizer.step()
         optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("wrong", [None, 3])
-def test_flat_parameters_are_compared_without_padding(wrong, monkeypatch):
+def test_flat_parameters_are_compared_without_padding(wrong):
     """66 weights on 4 ranks are 17, 17, 17 and 15: values, gradients and states of each, and two of padding."""
-    monkeypatch.setattr(train_flat, "wrong", wrong, raising=False)
-    report = verify_program(train_flat, 4, platform="torch")
+    report = verify_program(lambda: train_flat(wrong), 4, platform="torch")
     assert report.ok == (wrong is None), report.text()
     if wrong is None:
-        assert report.verdict.counts["gradient"] == 8
+        assert report.verdict.counts["gradient"] == 16
+        assert report.verdict.counts["norm"] == 16
         assert not report.verdict.unplaced
     else:
         assert (report.verdict.first.kind, report.verdict.first.name) == ("gradient", "_flat_param")
+
+
+def test_a_norm_of_a_shard_is_no_norm_of_fsdp():
+    """Clipping by PyTorch's own function, which sees a rank's part alone, is reported as a local norm."""
+
+    def clip(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    report = verify_program(lambda: train_flat(clip=clip), 2, platform="torch")
+    first = report.verdict.first
+    assert (first.kind, first.name, first.cause.kind) == ("norm", "gradient norm", "norm-local"), report.text()
