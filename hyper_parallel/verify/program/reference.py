@@ -17,9 +17,9 @@ from hyper_parallel.verify.engine.bounds import Bounds
 from hyper_parallel.verify.engine.comparison import compare_paired
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.replay import Replay, plan_replay
-from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.scratch import Scratch, ScratchError
 from hyper_parallel.verify.engine.sinks import KeepSink, merge_notes
-from hyper_parallel.verify.engine.store import same_values
+from hyper_parallel.verify.engine.store import StoredArray, same_values
 from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
@@ -206,6 +206,7 @@ def run_reference(
     with _failures(program, world.platform):
         run = run_world(program, alone, changes=case)
     check_recorded(program, run)
+    _require_room(program, scratch, run)
     reference = Reference(
         program, world.alone("nothing"), seed, progress, case, run, Bounds(run, scratch=scratch), scratch
     )
@@ -213,6 +214,25 @@ def run_reference(
     reference.free()
     reference.measure()
     return reference
+
+
+def _require_room(program: Program, scratch: Scratch, run: Run) -> None:
+    """Check that what the repeats measure and the ranks' arrays fit on the disk, before they run.
+
+    Raises:
+        InputError: they do not. A repeat measures a byte per element of two or three kinds; ranks have at least one
+            copy of the reference's arrays together.
+    """
+    records = run.ranks[0].records
+    kinds = 3 if HALF_PRECISION in run.ranks[0].notes else 2
+    arrays = (record.value for record in records)
+    stored = {(array.path, array.offset): array.nbytes for array in arrays if isinstance(array, StoredArray)}
+    codes = kinds * sum(int(np.size(record.value)) for record in records)
+    try:
+        scratch.require(codes + sum(stored.values()), "the bounds and the ranks' arrays")
+    except ScratchError as error:
+        msg = f"{program.name}: {error}"
+        raise InputError(msg) from error
 
 
 def compare_with(

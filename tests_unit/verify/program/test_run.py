@@ -661,12 +661,31 @@ def test_a_program_that_never_ends():
 
 
 def test_records_that_do_not_fit(tmp_path):
-    """A run whose arrays do not fit in the scratch folder is refused with the sizes, and leaves nothing there."""
+    """A run whose arrays do not fit in the scratch folder is refused before the repeats, and leaves nothing there."""
     assert refusal(train, budget=100, scratch=str(tmp_path)).startswith(
-        f"train: no room in the scratch folder {tmp_path} for the measured bounds: 130 bytes more are needed, "
-        "and 0 bytes of 100 bytes are taken; compare fewer steps (--steps), leave out outputs"
+        f"train: no room in the scratch folder {tmp_path} for the bounds and the ranks' arrays: 260 bytes more are "
+        "needed, and 0 bytes of 100 bytes are taken; compare fewer steps (--steps), leave out outputs"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_room_for_ranks_is_that_of_the_reference_at_least(tmp_path):
+    """Where the reference leaves no room for the ranks' arrays on the disk, that is said before they run."""
+
+    def wide():
+        torch.manual_seed(0)
+        model = nn.Linear(50, 40, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 50)).sum().backward()
+        optimizer.step()
+
+    phases = []
+    kept = 4 * (2000 * 3 + 120 + 150)  # weight before and after, gradient, output; the input is not recorded
+    message = refusal(wide, budget=kept + 10_000, scratch=str(tmp_path), progress=phases.append)
+    assert "for the bounds and the ranks' arrays: " in message
+    assert phases == ["one rank"]
+    report = verify_program(wide, 2, platform="torch", budget=10 * kept, scratch=str(tmp_path))
+    assert "equal on 2 ranks: 4 parameters, 2 outputs, 2 losses, 2 gradients" in report.text()
 
 
 def test_a_number_of_dims_zero_is_trained():
