@@ -74,6 +74,21 @@ class ActivationPlacements:
         """Return the placement of a value on a rank; None if it cannot be told or is not there."""
         return self._placements.get((key, rank))
 
+    def by_rows(self, rank: int, shape: tuple[int, ...], total: tuple[int, ...]) -> Placement | None:
+        """Return the placement of a value of these sizes, by the rows of recognised outputs; None if unknown."""
+        if shape == total:
+            return whole(total)
+        if len(shape) != len(total):
+            return None
+        rows = []
+        for dim, (size, whole_size) in enumerate(zip(shape, total, strict=True)):
+            votes = self.rows[rank].get((dim, size, whole_size))
+            if size != whole_size and not votes:
+                return None
+            rows.append(np.array(votes.most_common(1)[0][0]) if size != whole_size and votes else np.arange(size))
+        positions = positions_of(tuple(rows), total)
+        return Placement(total, positions, words=describe(positions, total))
+
     def other_rows(self) -> dict[Key, list[int]]:
         """Return values of which ranks have other rows than of earlier values: no error if they are put back later.
 

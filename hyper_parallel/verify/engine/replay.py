@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import log
 from typing import Any
 
@@ -18,9 +19,11 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.decisions import decisions_of
 from hyper_parallel.verify.engine.pairing import PairedRuns
-from hyper_parallel.verify.engine.placement import Placement, renamed
+from hyper_parallel.verify.engine.placement import Placement, renamed, renamed_path
 
 __all__ = ["Replay", "plan_replay"]
+
+_RANDOM = ("mask", "draw")
 
 _CHANCE = 1e-7
 """Masks of different samples are one and the same if independent draws would be equal less often than that."""
@@ -33,12 +36,14 @@ class Replay:
     Attributes:
         table: masks and choices by rank and key, under the rank's own names.
         masks: how many masks, over all ranks.
+        draws: how often modules drew other random numbers.
         flips: how many choices were near ties that ranks decided otherwise.
         decisions: how many choices the ranks made in all.
     """
 
     table: dict[int, dict[Key, Any]] = field(default_factory=dict)
     masks: int = 0
+    draws: int = 0
     flips: int = 0
     decisions: int = 0
 
@@ -51,16 +56,17 @@ class Replay:
             for key, array in arrays.items()
         )
 
-    def with_masks_of(self, applied: Replay | None) -> Replay:
-        """Return a plan that replays the masks of ``applied`` as well, which are right now and no reason any more."""
-        if applied is None or self.masks:
+    def with_draws_of(self, applied: Replay | None) -> Replay:
+        """Return a plan that replays masks and draws of ``applied`` as well, which are equal now."""
+        if applied is None:
             return self
         table = {
-            rank: {key: array for key, array in own.items() if key[0] == "mask"} for rank, own in applied.table.items()
+            rank: {key: array for key, array in own.items() if key[0] in _RANDOM} for rank, own in applied.table.items()
         }
         for rank, own in self.table.items():
             table.setdefault(rank, {}).update(own)
-        return Replay(table, applied.masks, max(self.flips, applied.flips), max(self.decisions, applied.decisions))
+        counts = ("masks", "draws", "flips", "decisions")
+        return Replay(table, **{name: max(getattr(self, name), getattr(applied, name)) for name in counts})
 
     def words(self) -> list[str]:
         """Return what was replayed, for the report."""
@@ -68,6 +74,11 @@ class Replay:
         if self.masks:
             lines.append(
                 f"dropout: each rank draws for its own samples; {self.masks} masks of the reference were replayed"
+            )
+        if self.draws:
+            lines.append(
+                f"random numbers: each rank draws for its own samples; {self.draws} draws of the reference were "
+                "replayed"
             )
         if self.flips:
             lines.append(
@@ -85,6 +96,7 @@ def plan_replay(runs: PairedRuns) -> Replay | None:
     """
     plan = Replay()
     _add_masks(runs, plan)
+    _add_draws(runs, plan)
     _add_choices(runs, plan)
     return plan if plan.table else None
 
@@ -112,7 +124,8 @@ def _add_masks(runs: PairedRuns, plan: Replay) -> None:
         if expected[key, rank].shape != runs.value(key, rank).shape:
             return
     other = {(key, rank) for (key, rank), mask in expected.items() if not np.array_equal(mask, runs.value(key, rank))}
-    if not other or not _drawn_right(runs, keys, places):
+    drawn = {(key, rank): runs.value(key, rank) for key, rank in places}
+    if not other or not _drawn_right(drawn, places):
         return
     plan.masks = len(other)
     raw = [
@@ -123,38 +136,68 @@ def _add_masks(runs: PairedRuns, plan: Replay) -> None:
         plan.table.setdefault(rank, {})[raw[rank][key]] = mask
 
 
-def _drawn_right(runs: PairedRuns, keys: list[Key], places: Mapping[tuple[Key, int], Placement | None]) -> bool:
-    """Return whether ranks with the same part have equal masks, and ranks with different parts have their own."""
+def _add_draws(runs: PairedRuns, plan: Replay) -> None:
+    """Add all random numbers that modules drew, if some differ and all are drawn as right programs draw."""
+    reference = {key: record for key, record in runs.bounds.records.items() if key[0] == "draw"}
+    values: dict[tuple[Key, int], Any] = {}
+    raw: dict[tuple[Key, int], Key] = {}
+    for rank, (records, modules) in enumerate(zip(runs.parallel.ranks, runs.names, strict=True)):
+        for record in records.records:
+            if record.kind == "draw":
+                path, _, function = record.name.rpartition(" ")
+                key = ("draw", f"{renamed_path(path, modules)} {function}", record.step, record.call)
+                values[key, rank], raw[key, rank] = np.asarray(record.value), record.key
+    if any(key not in reference for key, _ in values):
+        return
+    places = {
+        (key, rank): runs.activations.by_rows(rank, value.shape, np.shape(reference[key].value))
+        for (key, rank), value in values.items()
+    }
+    if any(place is None for place in places.values()):
+        return
+    expected = {
+        (key, rank): np.asarray(place.take(reference[key].value))
+        for (key, rank), place in places.items()
+        if place is not None
+    }
+    other = [where for where, numbers in expected.items() if not np.array_equal(numbers, values[where])]
+    if not other or not _drawn_right(values, places):
+        return
+    plan.draws = len(other)
+    for (key, rank), numbers in expected.items():
+        plan.table.setdefault(rank, {})[raw[key, rank]] = numbers
+
+
+def _drawn_right(values: Mapping[tuple[Key, int], Any], places: Mapping[tuple[Key, int], Placement | None]) -> bool:
+    """Return whether ranks with the same part drew the same, and ranks with different parts something of their own."""
     chance: dict[tuple[str, int, int], float] = {}
     different: set[tuple[str, int, int]] = set()
-    parted = False
-    for key in keys:
-        holders = runs.holders(key)
-        for position, rank in enumerate(holders):
-            for other in holders[position + 1 :]:
-                here, there = places[key, rank], places[key, other]
-                mask, its = runs.value(key, rank), runs.value(key, other)
-                if here is None or there is None:
+    holders: dict[Key, list[int]] = {}
+    for key, rank in values:
+        holders.setdefault(key, []).append(rank)
+    for key, ranks in holders.items():
+        for rank, other in combinations(ranks, 2):
+            here, there, own, its = places[key, rank], places[key, other], values[key, rank], values[key, other]
+            if here is None or there is None or own.ndim != its.ndim:
+                return False
+            if here.same_place(there):
+                if not np.array_equal(own, its):
                     return False
-                if here.same_place(there):
-                    if not np.array_equal(mask, its):
-                        return False
-                    continue
-                parted = True
-                pair = (key[1], rank, other)
-                if mask.ndim != its.ndim:
-                    return False
-                rows = tuple(slice(0, min(sizes)) for sizes in zip(mask.shape, its.shape, strict=True))
-                equally = _log_chance(mask[rows])
-                chance[pair] = chance.get(pair, 0.0) + equally
-                if not np.array_equal(mask[rows], its[rows]):
-                    different.add(pair)
-                elif equally < log(_CHANCE):  # one stream, from which ranks with unequal parts soon draw other numbers
-                    return False
-    return parted and all(pair in different or expected > log(_CHANCE) for pair, expected in chance.items())
+                continue
+            pair = (key[1], rank, other)
+            rows = tuple(slice(0, min(sizes)) for sizes in zip(own.shape, its.shape, strict=True))
+            equally = _log_chance(own[rows])
+            chance[pair] = chance.get(pair, 0.0) + equally
+            if not np.array_equal(own[rows], its[rows]):
+                different.add(pair)
+            elif equally < log(_CHANCE):  # one stream, from which ranks with unequal parts soon draw other numbers
+                return False
+    return bool(chance) and all(pair in different or equally > log(_CHANCE) for pair, equally in chance.items())
 
 
-def _log_chance(mask: Any) -> float:
-    """Return the logarithm of how likely another draw is the same mask."""
-    kept = float(np.mean(mask)) if mask.size else 1.0
-    return float(mask.size * log(kept**2 + (1 - kept) ** 2))
+def _log_chance(drawn: Any) -> float:
+    """Return the logarithm of how likely another draw is the same mask, or the same numbers."""
+    if drawn.dtype.kind != "b" and np.unique(drawn).size > 2:
+        return float(-8 * drawn.size)
+    kept = float(np.mean(drawn != 0)) if drawn.size else 1.0
+    return float(drawn.size * log(kept**2 + (1 - kept) ** 2))

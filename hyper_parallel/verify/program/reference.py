@@ -267,7 +267,7 @@ def compare_with(
     rounds = 0
     while not verdict.equal:
         plan = plan_replay(runs) if again is not None and rounds < _REPLAYS else None
-        plan = None if plan is None else plan.with_masks_of(applied)
+        plan = None if plan is None else plan.with_draws_of(applied)
         if again is not None and plan is not None and plan.adds_to(applied):
             other, rounds = again(plan.table), rounds + 1
             if other is None:

@@ -146,6 +146,6 @@ def test_a_plan_has_all_choices_if_one_flips():
     same = [[weight, *calls([scores[:6]], top2)], [weight, *calls([scores[6:]], top2)]]
     assert plan_replay(PairedRuns(run_of([reference]), bounds, run_of(same), None, None)) is None
     masked = Replay({0: {("mask", "drop", 0, 0): np.ones(3, bool)}}, masks=1)
-    both = plan.with_masks_of(masked)
+    both = plan.with_draws_of(masked)
     assert (both.masks, both.flips, set(both.table[0])) == (1, 2, {key, ("mask", "drop", 0, 0)})
-    assert masked.with_masks_of(plan) is masked
+    assert masked.with_draws_of(None) is masked

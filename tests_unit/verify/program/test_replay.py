@@ -190,3 +190,56 @@ def test_a_choice_that_is_no_near_tie_is_an_error():
     assert (first.kind, first.name, first.ranks, first.step) == ("choice", "(model) topk", (0, 1), 0)
     assert first.why.startswith("rank 0 chooses index ")
     assert " where the single device chooses " in first.why
+
+
+class Noise(nn.Module):
+    """Noise in several spellings, one of them on a weight that all ranks share if they draw it alike."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.first, self.last, self.shared = nn.Linear(5, 6), nn.Linear(6, 2), shared
+
+    def forward(self, x):
+        """Add and multiply noise."""
+        x = self.first(x)
+        x = x * torch.empty_like(x).uniform_(0.9, 1.1) + 0.1 * torch.randn_like(x)
+        keep = torch.bernoulli(torch.full_like(x, 0.7))
+        x = x * keep + torch.rand(*x.shape) + torch.zeros_like(x).exponential_()
+        return self.last(x) + (0.1 * torch.randn(2) if self.shared else 0.0)
+
+
+def jitter(shared=False, seed=10):
+    """Train with noise; each rank seeds its generator by ``seed`` times its rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Noise(shared)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data, cotangents = torch.randn(2, 7, 5), torch.randn(2, 7, 2)
+    torch.manual_seed(3 + seed * rank)
+    for each in zip(data, cotangents, strict=True):
+        x, g = (value.tensor_split(world)[rank] for value in each)
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_noise_that_ranks_draw_for_their_own_samples_is_replayed(world):
+    """Random numbers of modules are replayed as masks are, in each spelling; rank 0 starts as the reference does."""
+    report = verify_program(jitter, world)
+    assert report.ok, report.text()
+    (line,) = [note for note in report.verdict.notes if note.startswith("random numbers: ")]
+    assert line == (
+        f"random numbers: each rank draws for its own samples; {10 * world - 1} draws of the reference were replayed"
+    )
+
+
+def test_noise_that_ranks_should_share_is_not_replayed():
+    """Numbers that have the same sizes on every rank must be equal there; those of one stream are shared."""
+    for program in (functools.partial(jitter, shared=True), functools.partial(jitter, seed=0)):
+        report = verify_program(program, 2)
+        assert not report.ok
+        assert (report.verdict.first.kind, report.verdict.first.name) == ("output", "last")
+        assert not any(note.startswith("random numbers: ") for note in report.verdict.notes)

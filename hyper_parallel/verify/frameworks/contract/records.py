@@ -31,9 +31,9 @@ backward, the norm that a clipping function returned, a gradient when the optimi
 weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
 tensor that the program saves."""
 
-DECISIONS = ("scores", "choice")
-"""Kinds of records that are compared as decisions (:mod:`hyper_parallel.verify.engine.decisions`): the rows that an
-operator such as top-k chooses from, and the indices that it chose in each of them."""
+DECISIONS = ("scores", "choice", "draw")
+"""Kinds of records that are no results: the rows that an operator such as top-k chooses from, the indices that it chose
+in each of them (:mod:`hyper_parallel.verify.engine.decisions`), and random numbers that a module drew."""
 
 
 class RecordingError(HyperParallelError, ValueError):

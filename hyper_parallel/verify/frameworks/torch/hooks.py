@@ -31,6 +31,7 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
 from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, decided
+from hyper_parallel.verify.frameworks.torch.draws import DRAWS, drawn
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
@@ -153,6 +154,8 @@ class _Installation:
             self._replace(owner, name, _norm)
         for name in _DROPOUTS:
             self._replace(nn.functional, name, _dropout)
+        for owner, name in DRAWS:
+            self._replace(owner, name, functools.partial(_draw, name))
         for owner, name in OPERATORS:
             self._replace(owner, name, functools.partial(_decision, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
@@ -305,6 +308,17 @@ def _attention(plain: Any) -> Any:
         return masked_attention(mask, query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
     return scaled_dot_product_attention
+
+
+def _draw(name: str, plain: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        recorder = _active()
+        if recorder is None or not recorder.is_training or recorder.drops or torch.compiler.is_compiling():
+            return result
+        return drawn(result, name, recorder.record_draw)
+
+    return function
 
 
 def _decision(name: str, plain: Any) -> Any:

@@ -175,6 +175,23 @@ class Recorder:
             self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
         return None
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a module is running, and gradients are recorded."""
+        return bool(self._open) and not self._evaluates and not self._infers
+
+    def record_draw(self, function: str, numbers: Any) -> Any | None:
+        """Record random numbers that a module drew, and return those that replace them; None if they stay."""
+        taken = read_tensor(numbers)
+        if taken is None or self.log.place is not None:
+            return None
+        if recomputes():
+            return self._replayed.again(taken.array)
+        name = f"{self._open[-1] or '(model)'} {function}"
+        other = self._replayed.instead_of(taken.array, "draw", name)
+        self.log.add("draw", name, taken if other is None else taken._replace(array=other), module=self._open[-1])
+        return other
+
     def record_choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
         """Record what an operator chose along a dim, and return the indices that replace them; None if they stay.
 
