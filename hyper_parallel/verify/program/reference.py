@@ -303,14 +303,20 @@ def replaying(
     """
     if world.platform != "torch" or world.launch == "torchrun":
         return None
+    earlier: list[KeepSink] = []
 
     def run_again(table: ReplayTable) -> Run | None:
         progress(f"{world.size} ranks, replaying what the reference drew and decided")
         sink = KeepSink(scratch, f"{world.size} ranks, replaying")
         try:
-            return run_ranks(replace(world, limits=replace(world.limits, sink=sink, replay=table)))
+            run = run_ranks(replace(world, limits=replace(world.limits, sink=sink, replay=table)))
         except RankFailedError:
+            sink.close()
             return None
+        while earlier:  # whose arrays nobody reads any more
+            earlier.pop().close()
+        earlier.append(sink)
+        return run
 
     return run_again
 

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from hyper_parallel.verify import simulate, verify_program
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
-from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
+from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
 from hyper_parallel.verify.frameworks.torch.hooks import recording
 
 pytestmark = pytest.mark.platforms("torch")
@@ -121,3 +121,37 @@ def test_shared_masks_of_attention_are_named():
     assert not report.ok
     first = report.verdict.first
     assert (first.kind, first.cause.kind) == ("mask", "random-shared")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True},
+        {"attn_mask": torch.ones(4, 5).tril(1).bool(), "scale": 0.3},
+        {"attn_mask": torch.randn(4, 5), "enable_gqa": True},
+    ],
+    ids=["causal", "booleans and scale", "numbers and groups"],
+)
+def test_an_attention_with_a_given_mask_is_that_of_pytorch(options):
+    """Given the mask that PyTorch drew, output and gradients of every input are PyTorch's, in each form of the call."""
+    torch.manual_seed(1)
+    heads = 2 if options.get("enable_gqa") else 4
+    query = torch.randn(2, 4, 4, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(2, heads, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    options = {
+        name: each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        for name, each in options.items()
+    }
+    state = torch.get_rng_state()
+    plain = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.4, **options)
+    dropped = {"dropout_p": 0.4, "enable_gqa": options.get("enable_gqa", False)}
+    kept = attention_mask(
+        lambda *tensors: nn.functional.scaled_dot_product_attention(*tensors, **dropped), query, key, state
+    )
+    again = masked_attention((kept != 0).numpy(), query, key, value, dropout_p=0.4, **options)
+    torch.testing.assert_close(again, plain)
+    g = torch.randn_like(plain)
+    for own, wanted in zip(
+        *(torch.autograd.grad((out * g).sum(), (query, key, value)) for out in (again, plain)), strict=True
+    ):
+        torch.testing.assert_close(own, wanted)
