@@ -88,11 +88,11 @@ def _calls(records: Any, modules: Mapping[str, str]) -> dict[tuple[str, int], li
     calls: dict[tuple[str, int], list[_Call]] = defaultdict(list)
     for record in records:
         if record.kind == DECISIONS[0]:
-            scores[record.key[1:]] = record  # type: ignore[index] # without its kind
+            scores[record.key[1:]] = record  # without its kind
         elif record.kind == DECISIONS[1]:
             path, _, operator = record.name.rpartition(" ")
             name = f"{renamed_path(path, modules)} {operator}"
-            calls[name, record.step].append(_Call(record.key, scores[record.key[1:]].value, record.value))  # type: ignore[index]
+            calls[name, record.step].append(_Call(record.key, scores[record.key[1:]].value, record.value))
     return calls
 
 

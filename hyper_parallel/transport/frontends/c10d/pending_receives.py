@@ -37,7 +37,7 @@ class _Pending(NamedTuple):
     site: Site
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[misc]  # the border to PyTorch hands it out as Any
     """Looks at every operator of one thread while receives are pending."""
 
     def __init__(self) -> None:
