@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 BANDS = {
     "block beside hand-written": 3.0,

@@ -29,7 +29,7 @@ from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.cli.output import check_distinct_outputs, coloured, logs_to_stderr
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.failures import advice
-from hyper_parallel.verify.run_header import command_line
+from hyper_parallel.verify.report import command_line
 
 __all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyper_parallel.cli.output import print_result
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 
 __all__ = ["SHELLS", "Commands", "add_parser", "commands_of", "script"]
 

@@ -19,7 +19,7 @@ from hyper_parallel.cli.output import print_result
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
 from hyper_parallel.platform.tested import PYTHONS, newer_than_tested
 from hyper_parallel.transport.device_types import dry_run, has_plugin
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 
 __all__ = ["Finding", "add_parser", "device_findings", "findings", "run"]
 

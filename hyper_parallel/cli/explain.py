@@ -11,8 +11,8 @@ from hyper_parallel.cli.arguments import add_device, int_range
 from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.explanation import Explanation

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyper_parallel.cli.output import can_be_written, print_result
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
     from typing import Any

@@ -20,8 +20,8 @@ from hyper_parallel.platform.select import (
     installed_frameworks,
     require_framework,
 )
+from hyper_parallel.verify.report import report_json, write_report
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.model_report import ModelReport

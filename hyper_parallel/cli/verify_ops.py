@@ -17,7 +17,7 @@ from hyper_parallel.cli.output import can_be_written, coloured, print_report, pr
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
-from hyper_parallel.verify.run_header import report_json, write_report
+from hyper_parallel.verify.report import report_json, write_report
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport

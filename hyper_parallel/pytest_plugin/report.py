@@ -1,7 +1,7 @@
 """The report of a failed ranked test: the failing rank's traceback first, then where the other ranks were.
 
 A test without the mark ``platforms`` runs on every installed framework. If it is written for another one, the report
-says so.
+says so. A JUnit file gets where the run comes from, and titles over what each rank printed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest.junitxml import xml_key
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.pytest_plugin.capability import count_cards
+from hyper_parallel.pytest_plugin.selection import selected
 from hyper_parallel.transport.installed import installed_package
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
     from _pytest._io import TerminalWriter
 
-__all__ = ["TITLES", "RanksRepr", "other_framework", "rank_of_failure"]
+__all__ = ["TITLES", "RanksRepr", "describe_run", "other_framework", "rank_of_failure", "titled"]
 
 TITLES = {"torch": "PyTorch", "mindspore": "MindSpore"}
-_FILE = re.compile(r"[^\s\"]+\.py\b")
 """Names of the frameworks in sentences."""
+
+_FILE = re.compile(r"[^\s\"]+\.py\b")
+_OF_RANK = re.compile(r"Captured ((?:stdout|collectives) of rank \d+) ")
 
 
 class RanksRepr(TerminalRepr):
@@ -98,3 +106,35 @@ def _imports(path: Path) -> set[str]:
     plain = (alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names)
     sources = (node.module or "" for node in nodes if isinstance(node, ast.ImportFrom))
     return {name.partition(".")[0] for name in (*plain, *sources)}
+
+
+def describe_run(config: pytest.Config) -> None:
+    """Write date, revision, versions, command, frameworks and cards of this run into its JUnit file, if it has one."""
+    from hyper_parallel.verify.report import PROPERTY, RunHeader, revision_of
+
+    file = config.stash.get(xml_key, None)
+    if file is None:
+        return
+    device = config.getoption("hp_device")
+    facts = {
+        **RunHeader(("pytest", *map(str, config.invocation_params.args))).facts(),
+        "revision": revision_of(config.rootpath),
+        "frameworks": ", ".join(selected(config)) or "none",
+        "device": device,
+        **({} if device == "cpu" else {"cards": str(count_cards(device))}),
+    }
+    for name, text in facts.items():
+        file.add_global_property(PROPERTY + name, text)
+
+
+def titled(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the sections of a test for a JUnit file, which keeps no titles and no sections of collectives.
+
+    Args:
+        sections: pairs of a title and a text; those of ranks become printed output that begins with the title.
+    """
+    found = [(_OF_RANK.match(title), title, text) for title, text in sections]
+    return [
+        (title, text) if rank is None else ("Captured stdout call", f"--- {rank[1]} ---\n{text.rstrip()}\n")
+        for rank, title, text in found
+    ]

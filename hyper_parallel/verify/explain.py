@@ -21,11 +21,10 @@ from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated.single_process import FakeTransport
-from hyper_parallel.verify.device_errors import device_errors
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.explanation import Explanation
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.input_error import InputError, device_errors
 from hyper_parallel.verify.links import links_of
 from hyper_parallel.verify.model_case import as_case
 from hyper_parallel.verify.model_report import traffic

@@ -1,9 +1,52 @@
-"""The error of an input that cannot be verified."""
+"""The error of an input that cannot be verified, and errors of a device that are such."""
 
 from __future__ import annotations
 
-__all__ = ["InputError"]
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hyper_parallel._text import first_line
+from hyper_parallel.transport.device_types import TOOLS, VISIBLE
+
+__all__ = ["InputError", "device_errors"]
+
+_FULL = re.compile(r"out of memory|memory isn't enough|memory not enough", re.IGNORECASE)  # PyTorch's, MindSpore's
 
 
 class InputError(ValueError):
     """The input cannot be verified: a wrong program, SPEC, PLAN, mesh, world size or fault."""
+
+
+@contextmanager
+def device_errors(platform: Any, device: str) -> Iterator[None]:
+    """Make a tensor on the device, then tell errors of its memory inside as what they are; on CPU, do nothing.
+
+    Args:
+        platform: of the rank.
+        device: that the rank computes on.
+
+    Raises:
+        InputError: (a ValueError) the device cannot be used, or its memory runs out.
+    """
+    if device == "cpu":
+        yield
+        return
+    tool, visible = TOOLS[device], VISIBLE[device]
+    try:
+        platform.zeros((1,), device=device)
+    except RuntimeError as error:
+        fix = f"`{tool}` shows what uses it: end that, or choose another device with {visible}"
+        msg = f"--device {device}: the device cannot be used: {first_line(error)}; {fix}"
+        raise InputError(msg) from error
+    try:
+        yield
+    except RuntimeError as error:
+        if _FULL.search(str(error)) is None:
+            raise
+        fix = (
+            f"take a smaller model or fewer ranks, all of which share a device where they are simulated; `{tool}` shows"
+        )
+        msg = f"--device {device}: the device's memory ran out: {first_line(error)}; {fix} what else uses it"
+        raise InputError(msg) from error

@@ -1,13 +1,187 @@
-"""The base of every command's report: text for people, JSON for programs, and the files of both."""
+"""The base of every command's report, and its header: date, revision, versions, platform and command line."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.run_header import write_report
+from hyper_parallel._release import __version__
+from hyper_parallel.platform.tested import TESTED, newer_than_tested
+from hyper_parallel.verify.report_files import write_text
 
-__all__ = ["Report"]
+__all__ = [
+    "PROPERTY",
+    "Report",
+    "RunHeader",
+    "command_line",
+    "report_json",
+    "report_text",
+    "revision_of",
+    "run_header",
+    "write_report",
+]
+
+PROPERTY = "hyper_parallel."
+"""How the names of the properties begin with which the pytest plugin describes a run in its JUnit file."""
+
+_PACKAGES = ("torch", "mindspore", "numpy")
+_GIT_SECONDS = 10.0
+_ROUNDING = "TF32 and HF32 switched off"
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What a report says of its run; nothing is imported to learn it.
+
+    Attributes:
+        words: the command line.
+        seed: the number behind everything that the run drew, or None if it drew nothing of its own.
+        date: when the run began, in UTC.
+        device: on which the run computes; a card has a line of its own.
+    """
+
+    words: tuple[str, ...]
+    seed: int | None = None
+    date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    device: str = "cpu"
+
+    @cached_property
+    def revision(self) -> str:
+        """The commit of the checkout that runs, with a plus where files differ from it; the version elsewhere."""
+        return revision_of(Path(__file__).parents[2])
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of Python, of this library, and of the installed packages that compute."""
+        installed = {name: version for name in _PACKAGES if (version := _version(name))}
+        return {"python": platform.python_version(), "hyper-parallel": __version__, **installed}
+
+    @property
+    def platform(self) -> str:
+        """The operating system and the machine's architecture."""
+        return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is a card.
+
+        ``untested`` is there if a framework is newer than every version that was tested.
+        """
+        newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
+        untested = {"untested": "; ".join(filter(None, newer))} if any(newer) else {}
+        seed = {} if self.seed is None else {"seed": self.seed}
+        card = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
+        return {
+            "date": self.date,
+            "revision": self.revision,
+            "versions": self.versions,
+            "platform": self.platform,
+            "command": shlex.join(self.words),
+            **untested,
+            **seed,
+            **card,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return the header as pairs of a name and a text."""
+        facts = {name: str(value) for name, value in self.json().items()}
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return facts
+
+    def text(self) -> str:
+        """Return the header as lines of text, each of which begins with ``#``."""
+        return "\n".join(f"# {name}: {text}" for name, text in self.facts().items())
+
+
+_CURRENT: ContextVar[RunHeader | None] = ContextVar("run_header", default=None)
+
+
+@contextlib.contextmanager
+def command_line(words: Sequence[str], seed: int | None = None, device: str = "cpu") -> Iterator[RunHeader]:
+    """Make every report inside the block say that it comes from this command line.
+
+    Args:
+        words: the program and its arguments.
+        seed: of the run.
+        device: on which it computes.
+    """
+    header = RunHeader(tuple(words), seed, device=device)
+    before = _CURRENT.set(header)
+    try:
+        yield header
+    finally:
+        _CURRENT.reset(before)
+
+
+def run_header() -> RunHeader:
+    """Return the header of the command that runs, or a new one with the arguments of the process."""
+    return _CURRENT.get() or RunHeader((Path(sys.argv[0]).name, *sys.argv[1:]))
+
+
+def report_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return a report as JSON with its header under ``header``; a list stands under ``rows``."""
+    content = document if isinstance(document, Mapping) else {"rows": list(document)}
+    return json.dumps({"header": run_header().json(), **content}, indent=2)
+
+
+def report_text(text: str) -> str:
+    """Return a report for people under its header."""
+    return f"{run_header().text()}\n{text}"
+
+
+def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], text: Callable[[], str]) -> None:
+    """Write the file of ``--report`` under its header: as JSON if its name ends in .json, else as text.
+
+    Args:
+        path: of the file.
+        document: returns the content for JSON.
+        text: returns the content for people.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    content = report_json(document()) if Path(path).suffix == ".json" else report_text(text())
+    write_text(path, content + "\n", "--report")
+
+
+def revision_of(root: Path) -> str:
+    """Return the commit of the checkout at ``root``, with a plus if files differ; elsewhere this library's version."""
+    return _commit(root) or f"version {__version__}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(root: Path) -> str:
+    """Return the commit of the checkout at ``root``, or ``""`` if it is none or git is not installed."""
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return ""
+    command = [git, "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 class Report(abc.ABC):

@@ -11,8 +11,8 @@ from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.platform.select import FRAMEWORKS, framework_for, platform_named, use_platform
 from hyper_parallel.transport.frames import hide_file
 from hyper_parallel.transport.timeouts import positive_seconds, rank_seconds
-from hyper_parallel.verify.device_errors import device_errors
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.input_error import device_errors
 
 __all__ = [
     "MOST_RANKS",

@@ -33,8 +33,7 @@ def test_every_folder_with_code_belongs_to_a_room(architecture):
         for name in (
             "core/__init__",
             "platform/__init__",
-            "platform/built_mindspore",
-            "platform/built_torch",
+            "platform/built",
             "platform/select",
             "platform/tested",
         )

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from hyper_parallel.pytest_plugin.junit import titled
+from hyper_parallel.pytest_plugin.report import titled
 
 pytestmark = pytest.mark.platforms("torch")
 

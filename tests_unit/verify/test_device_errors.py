@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.verify.device_errors import device_errors
-from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.input_error import InputError, device_errors
 
 
 class _Device:

@@ -14,8 +14,8 @@ from hyper_parallel.cli.output import can_be_written, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, use_platform
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 from workshop.bench.baseline import BAND, earlier_ratios, held_to
 from workshop.bench.harness_timings import Timing, figures, recorded, warm_start
 from workshop.bench.planning_timings import planning_figures

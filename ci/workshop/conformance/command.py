@@ -12,7 +12,7 @@ from hyper_parallel.cli.arguments import add_device, int_range, seed
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 from workshop.conformance.inventory import MEMBERS
 
 if TYPE_CHECKING:

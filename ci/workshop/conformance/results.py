@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 from workshop.conformance.inventory import MEMBERS
 
 __all__ = ["ContractOutcome", "Footprint", "examine", "load", "measure"]

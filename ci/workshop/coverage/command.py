@@ -10,7 +10,7 @@ from typing import Any
 
 from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 
 __all__ = ["add_parser"]
 

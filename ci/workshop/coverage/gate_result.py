@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hyper_parallel.transport.simulated.rank_pool import KILLED
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 from workshop.coverage.baseline import read_baseline
 from workshop.coverage.gates import (
     check_baseline,

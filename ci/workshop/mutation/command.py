@@ -12,8 +12,8 @@ from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.cli.verify_ops import operators
 from hyper_parallel.platform.select import FRAMEWORKS
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 __all__ = ["add_parser", "run"]
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from hyper_parallel.cli.arguments import int_range
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
+from hyper_parallel.verify.report import report_json
 from hyper_parallel.verify.report_files import write_text
-from hyper_parallel.verify.run_header import report_json
 
 if TYPE_CHECKING:
     from workshop.nights.changes import NightChanges

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.verify.report import run_header
 from hyper_parallel.verify.report_files import read_json, reading
 from hyper_parallel.verify.report_values import Measured
 from hyper_parallel.verify.run_comparison import Change, changes_between
-from hyper_parallel.verify.run_header import run_header
 from workshop.nights.reports import NightReports
 
 __all__ = ["History", "Night", "night_of", "read_history"]

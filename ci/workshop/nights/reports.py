@@ -11,9 +11,9 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from hyper_parallel._text import first_line
+from hyper_parallel.verify.report import PROPERTY
 from hyper_parallel.verify.report_files import reading
 from hyper_parallel.verify.report_values import COMMANDS, Measured, report_totals
-from hyper_parallel.verify.run_header import PROPERTY
 
 __all__ = ["CaseResult", "CommandReport", "NightReports", "SuiteReport", "read_reports", "read_suite"]
 

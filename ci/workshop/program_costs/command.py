@@ -11,7 +11,7 @@ from typing import Any
 
 from hyper_parallel.cli.output import print_result
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 from workshop.program_costs.measurement import Cost, cost_of
 
 __all__ = ["add_parser", "run"]

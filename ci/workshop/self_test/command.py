@@ -11,7 +11,7 @@ from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS
-from hyper_parallel.verify.run_header import report_json
+from hyper_parallel.verify.report import report_json
 
 __all__ = ["add_parser", "run"]
 

@@ -61,13 +61,13 @@ cores; a quiet log."""
 _MINDSPORE = [
     "mindspore",
     "hyper_parallel.transport.real.mindspore.transport",
-    "hyper_parallel.platform.built_mindspore",
+    "hyper_parallel.platform.built",
 ]
 _PRELOAD = {
     "mindspore": _MINDSPORE,
     # MindSpore's real processes on CPU borrow gloo from PyTorch; its simulated ones never see PyTorch.
     "rehearsal": [*_MINDSPORE, "hyper_parallel.transport.real.c10d"],
-    "torch": ["torch", "hyper_parallel.transport.real.c10d", "hyper_parallel.platform.built_torch"],
+    "torch": ["torch", "hyper_parallel.transport.real.c10d", "hyper_parallel.platform.built"],
 }
 SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""

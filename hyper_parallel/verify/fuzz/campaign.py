@@ -24,8 +24,7 @@ from hyper_parallel.verify.fuzz.world import run_programs
 from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.fuzz.outcome import Outcome
-    from hyper_parallel.verify.fuzz.program import Program
+    from hyper_parallel.verify.fuzz.program import Outcome, Program
 
 __all__ = ["BATCH", "Batch", "Settings", "run_batch", "run_campaign", "world_of"]
 

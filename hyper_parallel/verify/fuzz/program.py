@@ -1,4 +1,4 @@
-"""A random program as plain data: leaves, steps, and what is differentiated.
+"""A random program as plain data: leaves, steps, what is differentiated, and the outcome of a run.
 
 Tensors have numbers. A step is one call that a user may write, on tensors that exist already; what it returns gets new
 numbers, so that the number of a tensor that was written stays valid, and names the same object.
@@ -15,7 +15,7 @@ from hyper_parallel.verify.ops.values import substitute
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
 
-__all__ = ["MODES", "Leaf", "Program", "Step", "TensorRef", "filled_in", "operands"]
+__all__ = ["FINDINGS", "MODES", "OUTCOMES", "Leaf", "Outcome", "Program", "Step", "TensorRef", "filled_in", "operands"]
 
 MODES = ("forward", "backward", "grad", "double")
 """What follows the steps: nothing, ``backward()``, ``autograd.grad``, or that twice."""
@@ -140,3 +140,38 @@ def filled_in(step: Step, replace_leaf: Callable[[Any], Any]) -> tuple[Sequence[
     """Return the arguments of a step with ``replace_leaf`` applied to everything that is no container."""
     args = [substitute(value, replace_leaf) for value in step.args]
     return args, {name: substitute(value, replace_leaf) for name, value in step.kwargs.items()}
+
+
+OUTCOMES = ("equal", "refused", "refused by both", "accepted", "wrong", "internal error", "hang")
+"""Results are the single device's; the library refused in words; the single device refuses, and so does the library;
+the single device refuses, the library does not, and there is nothing to compare with; a value differs; an error that is
+no refusal; ranks that wait for each other, do not call the same collectives, or do not end."""
+
+FINDINGS = ("wrong", "internal error", "hang")
+"""The outcomes that are defects."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one program.
+
+    Attributes:
+        kind: one of :data:`OUTCOMES`.
+        text: the first difference, or the error.
+        compared: number of results that were compared on all ranks.
+        gradients: how many of them are gradients.
+        exact: whether they were compared to the bit.
+        first: number of the first tensor that differs, -1 if none.
+    """
+
+    kind: str
+    text: str = ""
+    compared: int = 0
+    gradients: int = 0
+    exact: bool = False
+    first: int = -1
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is a defect."""
+        return self.kind in FINDINGS

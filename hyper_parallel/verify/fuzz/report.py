@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from hyper_parallel._text import first_line
-from hyper_parallel.verify.fuzz.outcome import OUTCOMES
+from hyper_parallel.verify.fuzz.program import OUTCOMES
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES
 from hyper_parallel.verify.report import Report
 

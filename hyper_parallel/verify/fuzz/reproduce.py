@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.placements import Placement
     from hyper_parallel.verify.fuzz.language import Language
-    from hyper_parallel.verify.fuzz.outcome import Outcome
-    from hyper_parallel.verify.fuzz.program import Leaf, Program, Step
+    from hyper_parallel.verify.fuzz.program import Leaf, Outcome, Program, Step
 
 __all__ = ["MOST_LINES", "SHOWN_SECONDS", "fails", "source_of"]
 

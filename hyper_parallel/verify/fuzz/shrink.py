@@ -20,7 +20,7 @@ from hyper_parallel.verify.fuzz.truth import result_of
 from hyper_parallel.verify.ops.values import substitute
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.fuzz.outcome import Outcome
+    from hyper_parallel.verify.fuzz.program import Outcome
 
 __all__ = ["SECONDS", "shrink"]
 

@@ -18,8 +18,7 @@ from hyper_parallel.verify.checker.batch import Failed, World, run_batch
 from hyper_parallel.verify.checker.shards import printable_shard
 from hyper_parallel.verify.fuzz.execution import Key, execute
 from hyper_parallel.verify.fuzz.language import language_of
-from hyper_parallel.verify.fuzz.outcome import Outcome
-from hyper_parallel.verify.fuzz.program import operands
+from hyper_parallel.verify.fuzz.program import Outcome, operands
 from hyper_parallel.verify.fuzz.truth import Truth, result_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from hyper_parallel.verify.pages.palette import DARK, LIGHT
-from hyper_parallel.verify.run_header import run_header
+from hyper_parallel.verify.pages.svg import DARK, LIGHT
+from hyper_parallel.verify.report import run_header
 
 __all__ = ["page", "render", "renderer"]
 

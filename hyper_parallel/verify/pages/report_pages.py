@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport
-from hyper_parallel.verify.fuzz.outcome import FINDINGS, OUTCOMES
+from hyper_parallel.verify.fuzz.program import FINDINGS, OUTCOMES
 from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
 from hyper_parallel.verify.ops.report import SweepReport
 from hyper_parallel.verify.pages.operators_page import operators_page

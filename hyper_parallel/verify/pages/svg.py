@@ -1,4 +1,7 @@
-"""Parts of inline pictures. Colours are the page's, or those of the light scheme outside a page."""
+"""Parts of inline pictures, and the colours of every page, light and dark, as data: tests compute their contrast.
+
+Colours of a picture are its page's, or those of the light scheme outside a page.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,43 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from hyper_parallel.verify.pages.palette import LIGHT
+__all__ = ["DARK", "LIGHT", "circle", "colour", "group", "line", "picture", "rect", "text"]
 
-__all__ = ["circle", "colour", "group", "line", "picture", "rect", "text"]
+LIGHT = {
+    "page": "#ffffff",
+    "panel": "#f5f7fa",
+    "text": "#1b2430",
+    "quiet": "#526070",
+    "line": "#c9d1db",
+    "link": "#0b57b7",
+    "good": "#1b6b2e",
+    "bad": "#b3201f",
+    "warn": "#8a4b00",
+    "one": "#0b57b7",  # series and bars
+    "two": "#b3480a",
+    "three": "#1b6b2e",
+    "four": "#7a2fa0",
+    "five": "#00686f",
+    "six": "#a01a5b",
+}
+
+DARK = {
+    "page": "#12161c",
+    "panel": "#1b222b",
+    "text": "#e4e9ef",
+    "quiet": "#a3b0be",
+    "line": "#3b4653",
+    "link": "#8ab8ff",
+    "good": "#86d79a",
+    "bad": "#ff9a94",
+    "warn": "#f0bd72",
+    "one": "#8ab8ff",
+    "two": "#ffae70",
+    "three": "#86d79a",
+    "four": "#d3a6f2",
+    "five": "#6fd6dd",
+    "six": "#ff9ec8",
+}
 
 FONT = 13
 """Size of ordinary text in a picture, in pixels."""

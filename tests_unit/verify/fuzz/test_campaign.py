@@ -96,7 +96,7 @@ def test_what_fails_is_made_small_and_written(small, monkeypatch, tmp_path):
 
 def test_a_failure_that_needs_earlier_programs_is_told(monkeypatch, tmp_path):
     """What does not fail by itself is a finding all the same, without a file."""
-    from hyper_parallel.verify.fuzz.outcome import Outcome
+    from hyper_parallel.verify.fuzz.program import Outcome
 
     kinds = iter(["equal", "wrong", "equal"])
     monkeypatch.setattr(

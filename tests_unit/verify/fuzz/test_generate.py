@@ -7,8 +7,7 @@ import pytest
 from hyper_parallel import Partial, Shard
 from hyper_parallel.verify.fuzz.campaign import BATCH, world_of
 from hyper_parallel.verify.fuzz.generate import Generator, meshes_of
-from hyper_parallel.verify.fuzz.outcome import Outcome
-from hyper_parallel.verify.fuzz.program import operands
+from hyper_parallel.verify.fuzz.program import Outcome, operands
 from hyper_parallel.verify.fuzz.reproduce import source_of
 
 pytestmark = pytest.mark.platforms("torch")

@@ -6,8 +6,7 @@ import pytest
 
 from hyper_parallel import Partial, Shard
 from hyper_parallel.verify.fuzz.language import language_of
-from hyper_parallel.verify.fuzz.outcome import Outcome
-from hyper_parallel.verify.fuzz.program import Program
+from hyper_parallel.verify.fuzz.program import Outcome, Program
 from hyper_parallel.verify.fuzz.report import Finding
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES, fails, source_of
 from hyper_parallel.verify.fuzz.shrink import shrink

@@ -18,7 +18,7 @@ from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.report_pages import bugs_page, comparison_page, fuzz_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
-from hyper_parallel.verify.run_header import command_line
+from hyper_parallel.verify.report import command_line
 from workshop.bench.page import bench_page
 from workshop.conformance.page import contract_page
 from workshop.conformance.results import ContractOutcome

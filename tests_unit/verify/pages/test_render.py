@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.pages import Cell, Column, page, palette, table
+from hyper_parallel.verify.pages import Cell, Column, page, svg, table
 
 README = Path(pages.__file__).with_name("README.md")
 OWN = ("page", "panel")
@@ -56,7 +56,7 @@ def parsed(text):
     return parser
 
 
-@pytest.mark.parametrize("scheme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("scheme", [svg.LIGHT, svg.DARK], ids=["light", "dark"])
 def test_text_and_series_have_contrast(scheme):
     """Text, curves and bars have a contrast of at least 4.5 to every background."""
     assert set(scheme) == {*OWN, *TEXTS, *SERIES, "line"}

@@ -10,8 +10,7 @@ from hyper_parallel import DTensor, Partial, Replicate, Shard
 from hyper_parallel.verify.fuzz.campaign import run_batch
 from hyper_parallel.verify.fuzz.generate import Generator
 from hyper_parallel.verify.fuzz.language import language_of
-from hyper_parallel.verify.fuzz.outcome import Outcome
-from hyper_parallel.verify.fuzz.program import Leaf, Program, Step, TensorRef
+from hyper_parallel.verify.fuzz.program import Leaf, Outcome, Program, Step, TensorRef
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES, source_of
 from hyper_parallel.verify.fuzz.world import run_programs
 

@@ -10,9 +10,9 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.cli import main
-from hyper_parallel.verify import run_header as module
+from hyper_parallel.verify import report as module
 from hyper_parallel.verify.pages import page
-from hyper_parallel.verify.run_header import RunHeader, command_line, report_json, report_text, run_header
+from hyper_parallel.verify.report import RunHeader, command_line, report_json, report_text, run_header
 
 KEYS = ["date", "revision", "versions", "platform", "command"]
 
