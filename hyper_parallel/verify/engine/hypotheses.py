@@ -276,7 +276,7 @@ def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence
         return None
     kind, name, step, call = key
     for before, words in (((kind, name, step - 1, call), "step"), ((kind, name, step, call - 1), "call")):
-        if before not in runs.bounds.reference:
+        if before not in runs.bounds.reference or not _same_sizes(runs, before, key):
             continue
         fits = [_contains(runs, before, rank, evidence) for rank in evidence.ranks]
         if all("is" in fit for fit in fits):
@@ -288,6 +288,11 @@ def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence
                 f"minus the value of the previous {words} it equals the reference: that value was not cleared",
             )
     return None
+
+
+def _same_sizes(runs: PairedRuns, one: Key, other: Key) -> bool:
+    """Return whether two values of the reference have one shape; an expert gets other numbers of rows in each call."""
+    return bool(np.shape(runs.bounds.reference[one].value) == np.shape(runs.bounds.reference[other].value))
 
 
 def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> str:

@@ -137,7 +137,10 @@ def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
 def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
     """Test whether a value is the right one plus a multiple of the previous step's: it was not cleared."""
     before = (key[0], key[1], key[2] - 1, key[3])
-    if evidence is None or not evidence.ranks or before not in runs.bounds.reference or before in wrong:
+    reference = runs.bounds.reference
+    if evidence is None or not evidence.ranks or before not in reference or before in wrong:
+        return None
+    if np.shape(reference[before].value) != np.shape(reference[key].value):
         return None
     times: set[int] = set()
     for rank in evidence.ranks:

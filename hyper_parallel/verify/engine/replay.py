@@ -65,8 +65,8 @@ class Replay:
         }
         for rank, own in self.table.items():
             table.setdefault(rank, {}).update(own)
-        counts = ("masks", "draws", "flips", "decisions")
-        return Replay(table, **{name: max(getattr(self, name), getattr(applied, name)) for name in counts})
+        flips, decisions = max(self.flips, applied.flips), max(self.decisions, applied.decisions)
+        return Replay(table, applied.masks + self.masks, applied.draws + self.draws, flips, decisions)
 
     def words(self) -> list[str]:
         """Return what was replayed, for the report."""
@@ -113,16 +113,19 @@ def _add_choices(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _add_masks(runs: PairedRuns, plan: Replay) -> None:
-    """Add all masks, if some differ and all of them are drawn as right programs draw."""
-    keys = [key for key in runs.bounds.reference if key[0] == "mask" and runs.holders(key)]
-    places = {(key, rank): runs.placement(key, rank) for key in keys for rank in runs.holders(key)}
+    """Add masks up to the first whose rows are not known, if some differ and all are drawn as right programs draw."""
+    places: dict[tuple[Key, int], Placement | None] = {}
     expected: dict[tuple[Key, int], Any] = {}
-    for (key, rank), place in places.items():
-        if place is None or place.pending:
-            return
-        expected[key, rank] = np.asarray(place.take(runs.bounds.reference[key].value))
-        if expected[key, rank].shape != runs.value(key, rank).shape:
-            return
+    for key, record in runs.bounds.reference.items():
+        found = {rank: runs.placement(key, rank) for rank in runs.holders(key)} if key[0] == "mask" else {}
+        if any(place is None or place.pending for place in found.values()):
+            break  # its rows are known when what comes before it is replayed
+        for rank, place in found.items():
+            if place is not None:
+                places[key, rank] = place
+                expected[key, rank] = np.asarray(place.take(record.value))
+                if expected[key, rank].shape != runs.value(key, rank).shape:
+                    return
     other = {(key, rank) for (key, rank), mask in expected.items() if not np.array_equal(mask, runs.value(key, rank))}
     drawn = {(key, rank): runs.value(key, rank) for key, rank in places}
     if not other or not _drawn_right(drawn, places):
@@ -137,7 +140,7 @@ def _add_masks(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _add_draws(runs: PairedRuns, plan: Replay) -> None:
-    """Add all random numbers that modules drew, if some differ and all are drawn as right programs draw."""
+    """Add random numbers that modules drew, as masks are added."""
     reference = {key: record for key, record in runs.bounds.records.items() if key[0] == "draw"}
     values: dict[tuple[Key, int], Any] = {}
     raw: dict[tuple[Key, int], Key] = {}
@@ -147,21 +150,20 @@ def _add_draws(runs: PairedRuns, plan: Replay) -> None:
                 path, _, function = record.name.rpartition(" ")
                 key = ("draw", f"{renamed_path(path, modules)} {function}", record.step, record.call)
                 values[key, rank], raw[key, rank] = np.asarray(record.value), record.key
-    if any(key not in reference for key, _ in values):
-        return
-    places = {
-        (key, rank): runs.activations.by_rows(rank, value.shape, np.shape(reference[key].value))
-        for (key, rank), value in values.items()
-    }
-    if any(place is None for place in places.values()):
-        return
-    expected = {
-        (key, rank): np.asarray(place.take(reference[key].value))
-        for (key, rank), place in places.items()
-        if place is not None
-    }
+    places: dict[tuple[Key, int], Placement | None] = {}
+    expected: dict[tuple[Key, int], Any] = {}
+    for key, record in reference.items():
+        own = {rank: values[key, rank] for rank in range(runs.parallel.world_size) if (key, rank) in values}
+        total = np.shape(record.value)
+        found = {rank: runs.activations.by_rows(rank, value.shape, total) for rank, value in own.items()}
+        if None in found.values():
+            break  # as of masks
+        for rank, place in found.items():
+            if place is not None:
+                places[key, rank] = place
+                expected[key, rank] = np.asarray(place.take(record.value))
     other = [where for where, numbers in expected.items() if not np.array_equal(numbers, values[where])]
-    if not other or not _drawn_right(values, places):
+    if not other or not _drawn_right({where: values[where] for where in places}, places):
         return
     plan.draws = len(other)
     for (key, rank), numbers in expected.items():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reference", "check_names", "check_recorded", "compare_with", "replaying", "run_reference"]
 
-_REPLAYS = 6
+_REPLAYS = 12
 """How often ranks run again with more of what the reference drew and decided: a flip hides those that follow it."""
 
 _LARGE = 64 << 20

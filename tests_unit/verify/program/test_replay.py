@@ -243,3 +243,51 @@ def test_noise_that_ranks_should_share_is_not_replayed():
         assert not report.ok
         assert (report.verdict.first.kind, report.verdict.first.name) == ("output", "last")
         assert not any(note.startswith("random numbers: ") for note in report.verdict.notes)
+
+
+class Experts(nn.Module):
+    """Each row goes to one of three experts, which drop elements of the rows that they get."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 6)) for _ in range(3))
+
+    def forward(self, x):
+        """Route by noisy scores."""
+        x = self.first(x)
+        scores = self.gate(x)
+        chosen = (scores + 0.3 * torch.randn_like(scores)).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = chosen == number
+            if rows.any():
+                out[rows] = expert(x[rows]) * scores[rows, number, None]
+        return out
+
+
+def noisy_experts():
+    """Train experts whose routing and masks are drawn by each rank; in each step other rows reach an expert."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Experts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data, cotangents = torch.randn(3, 31, 5), torch.randn(3, 31, 6)
+    torch.manual_seed(3 + 10 * rank)
+    for each in zip(data, cotangents, strict=True):
+        x, g = (value.tensor_split(world)[rank] for value in each)
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_masks_of_rows_that_a_draw_has_chosen_are_replayed_behind_it(world):
+    """Which rows an expert drops elements of is known when the noise before it is replayed, step by step."""
+    report = verify_program(noisy_experts, world)
+    assert report.ok, report.text()
+    assert any(note.startswith(DROPPED) for note in report.verdict.notes)
+    assert any(note.startswith("random numbers: ") for note in report.verdict.notes)
