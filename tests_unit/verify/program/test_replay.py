@@ -291,3 +291,35 @@ def test_masks_of_rows_that_a_draw_has_chosen_are_replayed_behind_it(world):
     assert report.ok, report.text()
     assert any(note.startswith(DROPPED) for note in report.verdict.notes)
     assert any(note.startswith("random numbers: ") for note in report.verdict.notes)
+
+
+class Traced(nn.Module):
+    """Chooses and draws for one sample at a time, under a transform of functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+
+    def forward(self, x):
+        """Multiply each sample by its largest element, and by noise."""
+        x = self.first(x)
+        noise = torch.vmap(torch.rand_like, randomness="same")(x)
+        return torch.vmap(lambda row: row * row.topk(1).values + row.max(-1)[0])(x) * noise[:1]
+
+
+def test_transforms_of_functions_are_left_alone():
+    """Under ``vmap`` a tensor stands for many: its choices and draws are not recorded, and the program runs."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = Traced()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, g = (torch.randn(7, size).tensor_split(world)[rank] for size in (5, 6))
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+    report = verify_program(program, 2)
+    assert report.ok, report.text()

@@ -45,6 +45,7 @@ def decided(
     if (
         not scores.is_floating_point()
         or scores.layout is not torch.strided
+        or scores.is_meta
         or not 1 < scores.numel() <= _SIZE
         or "out" in kwargs
         or indices is None

@@ -27,7 +27,7 @@ def drawn(result: Any, name: str, record: Callable[[str, Any], Any | None]) -> A
         name: of ``DRAWS``.
         record: gets the name and the numbers.
     """
-    if type(result) is not torch.Tensor or not result.is_floating_point() or not result.numel():
+    if type(result) is not torch.Tensor or result.is_meta or not result.is_floating_point() or not result.numel():
         return result
     other = record(name, result)
     if other is None:

@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from hyper_parallel.platform.torch.intercept import RECORDED
+from hyper_parallel.platform.torch.versions import transforms_active
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
@@ -310,11 +311,16 @@ def _attention(plain: Any) -> Any:
     return scaled_dot_product_attention
 
 
+def _is_traced() -> bool:
+    """Return whether tensors stand for others: in a compiler, or under a transform of functions."""
+    return bool(torch.compiler.is_compiling() or transforms_active())
+
+
 def _draw(name: str, plain: Any) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
         recorder = _active()
-        if recorder is None or not recorder.is_training or recorder.drops or torch.compiler.is_compiling():
+        if recorder is None or not recorder.is_training or recorder.drops or _is_traced():
             return result
         return drawn(result, name, recorder.record_draw)
 
@@ -324,7 +330,7 @@ def _draw(name: str, plain: Any) -> Any:
 def _decision(name: str, plain: Any) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
         recorder = _active()
-        if recorder is None or torch.compiler.is_compiling():
+        if recorder is None or _is_traced():
             return plain(*args, **kwargs)
         return decided(plain, name, recorder.record_choice, args, kwargs)
 

@@ -201,8 +201,10 @@ class Recorder:
             chosen: indices along ``dim``, of as many dims.
             dim: of both.
         """
+        if self._infers:
+            return None
         taken, indices = read_tensor(scores), read_tensor(chosen)
-        if self._infers or taken is None or indices is None:
+        if taken is None or indices is None:
             return None
         path = self._open[-1] if self._open else ""
         name = f"{path or '(model)'} {operator}"

@@ -67,10 +67,11 @@ def test_indices_are_replaced_and_values_gathered(call):
         (torch.max, (torch.ones(3), torch.zeros(3)), {}),
         (torch.argsort, (torch.arange(4),), {}),
         (torch.argmax, (torch.ones(1),), {}),
+        (torch.argmax, (torch.ones(3, device="meta"),), {}),
         (torch.topk, (torch.ones(3), 1), {"out": (torch.ones(1), torch.ones(1, dtype=torch.int64))}),
         (torch.argmax, (torch.ones(3).as_subclass(type("Own", (torch.Tensor,), {})),), {}),
     ],
-    ids=["one number", "of two tensors", "integers", "one element", "out", "subclass"],
+    ids=["one number", "of two tensors", "integers", "one element", "meta", "out", "subclass"],
 )
 def test_what_is_no_decision_is_not_recorded(call):
     """Extrema without indices, integers, single elements, results that are given, and subclasses are left alone."""
