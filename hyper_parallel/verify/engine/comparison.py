@@ -105,6 +105,7 @@ class _Comparison:
         self._unions_of_calls()
         self._unions_of_losses()
         self._reduced_later()
+        self._counts_of_rows()
         self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
@@ -427,6 +428,49 @@ class _Comparison:
         for words, listed in names.items():
             why = "the optimizer reduces them in its step, and the weights after it are right"
             self.verdict.notes.append(f"{summary(list(listed))}: compared as {words}; {why}")
+
+    def _counts_of_rows(self) -> None:
+        """Accept untrained parameters and buffers in which each rank counts its own rows, such as tokens per expert.
+
+        What was counted since before the training must add up to what the single device counted, exactly, over the
+        groups of one axis.
+        """
+        reference = self.runs.bounds.reference
+        trained = {key[1] for key in reference if key[0] == "gradient"}
+        names = dict.fromkeys((key[0], key[1]) for key in self.wrong if key[0] in self.runs.parameters.KINDS)
+        counts: dict[tuple[str, str], str] = {}
+        for kind, name in names:
+            keys = [key for key in reference if key[:2] == (kind, name) and key[2] < self.end]
+            if name in trained or (kind, name, -1, 0) not in reference:
+                continue
+            axes = (axis for axis, groups in self.runs.axes.sets() if all(self._add_up(key, groups) for key in keys))
+            axis = next(axes, None)
+            if axis is not None:
+                counts[kind, name] = axis
+                for key in keys:
+                    self.wrong.pop(key, None)
+                    self.ratios.pop(key, None)
+        for (kind, name), axis in counts.items():
+            line = f"{value_words(kind, name)}: each rank counts its own rows; over {axis} the counts add up"
+            self.verdict.notes.append(line)
+        self.verdict.replicas = [each for each in self.verdict.replicas if (each.kind, each.name) not in counts]
+
+    def _add_up(self, key: Key, groups: Sequence[Sequence[int]]) -> bool:
+        """Return whether whole numbers that were added to a value on the ranks of each group are together right."""
+        first = (*key[:2], -1, 0)
+        before, after = (np.asarray(self.runs.bounds.reference[each].value) for each in (first, key))
+        if sorted(rank for group in groups for rank in group) != list(range(self.runs.parallel.world_size)):
+            return False
+        for group in groups:
+            added = np.zeros(after.shape, np.float64)
+            for rank in group:
+                index = self.runs.ranks[rank]
+                if key not in index or np.shape(index[key].value) != after.shape:
+                    return False
+                added += np.asarray(index[key].value).astype(np.float64) - before
+            if not np.array_equal(added, after.astype(np.float64) - before) or (added % 1).any():
+                return False
+        return True
 
     def _outputs_of_right_gradients(self) -> None:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.

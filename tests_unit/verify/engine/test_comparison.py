@@ -380,6 +380,36 @@ def test_losses_of_other_calls_are_compared_as_a_union():
     assert compare_runs(reference, [reference, reference], wrong).first.kind == "loss"
 
 
+@pytest.mark.parametrize("world, mesh", [(2, {"dp": 2}), (3, {"dp": 3}), (4, {"dp": 2, "tp": 2})])
+@pytest.mark.parametrize("fault", ["", "lost", "fraction", "trained"])
+def test_counters_of_each_rank_s_own_rows_add_up(world, mesh, fault):
+    """A counter is right if the ranks' counts add up exactly; a lost count, a fraction or a trained weight differs."""
+    rng = np.random.default_rng(7)
+    parts = [rng.integers(0, 9, (2, 5)) for _ in range(mesh["dp"])]
+    start, weight, gradient = np.arange(5.0), rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
+
+    def rank(counted):
+        total = start + np.cumsum(np.vstack([np.zeros((1, 5)), counted]), axis=0)
+        records = [Record("weight", "w", "", -1, 0, weight)]
+        records += [Record("weight", "count", "", step, 0, total[step + 1]) for step in (-1, 0, 1)]
+        records += [Record("gradient", "count" if fault == "trained" else "w", "", 0, 0, gradient.flat[:5])]
+        return records
+
+    scale = 1.5 if fault == "fraction" else 1.0
+    reference = Run([RankRecords(0, rank(scale * sum(parts)))])
+    ranks = [RankRecords(n, rank(scale * parts[n * mesh["dp"] // world])) for n in range(world)]
+    if fault == "lost":
+        last = ranks[1].records
+        last[3] = dataclasses.replace(last[3], value=last[3].value - np.eye(5)[2])
+    verdict = compare_runs(reference, [reference, reference], Run(ranks), mesh=mesh)
+    if fault:
+        assert (verdict.first.kind, verdict.first.name) == ("weight", "count"), verdict.text()
+    else:
+        assert not verdict.differences, verdict.text()
+        assert not verdict.replicas
+        assert verdict.notes == ["parameter count: each rank counts its own rows; over dp the counts add up"]
+
+
 def test_a_stage_that_loads_another_layer_differs():
     """The same names with the weights of other layers are no mapping: a layer is held by nobody."""
     rng = np.random.default_rng(0)
