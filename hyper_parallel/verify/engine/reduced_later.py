@@ -17,6 +17,9 @@ from hyper_parallel.verify.engine.pairing import PairedRuns
 
 __all__ = ["reduced_later"]
 
+_APART = 100.0
+"""How far ranks' own gradients are apart at least, relative to what each may be off by."""
+
 _NOTICED = 0.01
 """What a weight may be off by, relative to its update, for the weight to say that the gradient was right."""
 
@@ -54,6 +57,9 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool) -> f
     divisor = len(group) if mean else 1
     total = np.sum(values, axis=0, dtype=np.float64) / divisor
     slack = unit(expected, runs.bounds.reference[key].dtype) * np.sum(np.abs(values), axis=0) / divisor
+    apart = max(float(np.linalg.norm(value - values[0])) for value in values)
+    if apart <= _APART * float(np.linalg.norm(allowed + slack)):
+        return np.inf  # reduced already: what is off is no share of a rank's own
     return float(distance(total, expected, allowed + slack, runs.bounds.floor(key)).ratio)
 
 

@@ -293,7 +293,7 @@ def test_a_rank_that_alone_evaluates_after_training():
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_optimizers_sharded_by_hand(flat):
-    """What is left in ``grad`` of parameters that no optimizer of the rank has is not used, and listed."""
+    """What is left in ``grad`` of parameters that no optimizer of the rank has is listed; flat copies are compared."""
 
     def program():
         rank, world = dist.get_rank(), dist.get_world_size()
@@ -334,8 +334,8 @@ def test_optimizers_sharded_by_hand(flat):
     ranks = "0, 1, 2" if flat else "1, 2"
     line = f"gradient of 0.weight on ranks {ranks}: no optimizer there has the parameter"
     assert line in report.verdict.skipped
-    line = "gradients and state of parameters that only an optimizer has, of shapes [13]: they have no name"
-    assert (line in report.verdict.skipped) is flat
+    assert not any("they have no name" in line for line in report.verdict.skipped)
+    assert report.verdict.counts["state"] == (6 if flat else 8)  # of pieces of a flat weight, which are compared
 
 
 @pytest.mark.parametrize("rows", [6, 10])
