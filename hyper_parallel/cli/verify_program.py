@@ -78,6 +78,20 @@ def add_parser(kinds: Any) -> None:
         help="compare its micro-batches with one batch, which these arguments of the script make, in one string",
     )  # fmt: skip
     subparser.add_argument(
+        "--logged", action=argparse.BooleanOptionalAction, default=None,
+        help="every logged number that differs is an error (default: those whose cause is known)",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--resume", metavar="ARGS",
+        help="stop it after some steps, start it again with these arguments of the script, and compare with no stop",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--resume-after", type=int_range(1, MOST_STEPS), metavar="N", help="steps before that (default: half of them)"
+    )
+    subparser.add_argument(
+        "--resume-world", type=int_range(1), metavar="N", help="number of ranks after that (default: the same)"
+    )
+    subparser.add_argument(
         "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
     )
     subparser.add_argument(
@@ -144,6 +158,10 @@ def run(arguments: argparse.Namespace) -> int:
                 args=script,
                 single_args=_words("--single-args", arguments.single_args),
                 accumulate=_words("--accumulate", arguments.accumulate),
+                logged=arguments.logged,
+                resume=_words("--resume", arguments.resume),
+                resume_after=arguments.resume_after,
+                resume_world=arguments.resume_world,
                 only=arguments.only or (),
                 timeout=arguments.timeout,
                 harden=arguments.harden,

@@ -25,6 +25,7 @@ CAUSES = {
     "norm-local": "a norm counts only one rank's part",
     "micro-batches-lost": "gradients of some micro-batches are lost before the optimizer's step",
     "stale": "a value of another step or call, or one that contains it",
+    "not-restored": "a value is not what it was when the program, which was started again, had saved it",
     "not-updated": "a parameter was never updated",
     "optimizer": "gradients and states are right, and the optimizer's step is another",
     "padding": "rows that pad a parameter take part in the computation",

@@ -23,6 +23,7 @@ _COUNTED = {
     "buffer": ("buffer", "buffers"),
     "rate": ("learning rate", "learning rates"),
     "saved": ("saved tensor", "saved tensors"),
+    "logged": ("logged number", "logged numbers"),
 }
 
 
@@ -35,7 +36,7 @@ def value_words(kind: str, name: str) -> str:
     """
     if kind in {"loss", "norm"}:
         return f"the {name}"
-    if kind in {"weight", "buffer", "value", "saved"}:
+    if kind in {"weight", "buffer", "value", "saved", "logged"}:
         return f"{_COUNTED[kind][0]} {name}"
     if kind == "state":
         entry = name.rpartition(":")[2]

@@ -54,7 +54,12 @@ def program_page(report: ProgramReport) -> str:
     )
 
 
-_TITLES = {"upcast": "in a wider dtype", "accumulate": "to one batch without micro-batches"}
+_TITLES = {
+    "upcast": "in a wider dtype",
+    "accumulate": "to one batch without micro-batches",
+    "logged": "in logged numbers",
+    "resume": "when started again",
+}
 """Cases by their title, in words."""
 
 

@@ -28,6 +28,7 @@ from hyper_parallel.verify.frameworks.contract.record_log import (
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.launch_line import module_file
+from hyper_parallel.verify.program.printed import noting_output
 from hyper_parallel.verify.spec import user_file
 
 __all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
@@ -145,7 +146,7 @@ def run_program(
     platform = get_platform()
     rank = platform.transport().rank if rank is None else rank
     log = RecordLog(rank, limits, perturbation, CaseChanges() if changes is None else changes[rank])
-    with harness_of(platform).inherited_world(), harness_of(platform).recording(log):
+    with harness_of(platform).inherited_world(), harness_of(platform).recording(log), noting_output(log):
         try:
             _start(program, mesh)
         except ProgramStopped:

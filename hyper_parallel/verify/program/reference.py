@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from hyper_parallel.verify.frameworks.contract.records import RankRecords, Recor
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
+from hyper_parallel.verify.program.printed import PRINTED, WRITTEN
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.repetition import ROUNDING, check_deterministic, check_rounding
 from hyper_parallel.verify.program.worlds import World, run_world
@@ -69,6 +70,7 @@ class Reference:
         run: the reference; its arrays are on disk.
         bounds: from the repeats.
         complete: whether all repeats have run, not only the first ones.
+        printed: by repeat, what it printed and wrote to text files.
         rounding: the first value that a repetition without a perturbation rounded otherwise, in words.
     """
 
@@ -83,6 +85,7 @@ class Reference:
     complete: bool = False
     rounding: str = ""
     sinks: list[KeepSink] = field(default_factory=list, repr=False)
+    printed: list[Mapping[str, Any]] = field(default_factory=list, repr=False)
     _again: Run | None = field(default=None, repr=False)
     _further: Iterator[tuple[str, Repeat]] | None = field(default=None, repr=False)
 
@@ -157,6 +160,7 @@ class Reference:
         with _failures(self.program, self.world.platform):
             rank = run_world(self.program, world, repeat, self.changes).ranks[0]
         merge_notes(repeat.sink, rank)
+        self.printed.append({note: rank.notes.get(note, ()) for note in (PRINTED, WRITTEN)})
         self.free()
         return rank
 

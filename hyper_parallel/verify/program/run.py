@@ -29,6 +29,7 @@ from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.accumulation import verify_accumulation
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
+from hyper_parallel.verify.program.logged import compare_logged
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.reference import (
     Reference,
@@ -39,6 +40,7 @@ from hyper_parallel.verify.program.reference import (
     run_reference,
 )
 from hyper_parallel.verify.program.report import WIDE_BOUNDS, HardenedCase, ProgramReport
+from hyper_parallel.verify.program.resumption import Resumption, verify_resumption
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
@@ -81,6 +83,10 @@ def verify_program(
     keep_files: str = "",
     pretend: str = "",
     accumulate: Sequence[str] | None = None,
+    logged: bool | None = None,
+    resume: Sequence[str] | None = None,
+    resume_after: int | None = None,
+    resume_world: int | None = None,
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -127,6 +133,13 @@ def verify_program(
         pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
         accumulate: arguments by which the script takes its batch at once: a program that is equal must train with its
             micro-batches on one rank as with one batch.
+        logged: whether numbers that rank 0 prints, or writes to text files, are compared with the single device's where
+            the training is equal. By default a difference counts that is explained, such as the norm of one rank's
+            gradients; others are listed. With True all count, with False nothing is compared.
+        resume: arguments by which the script goes on from what it has saved: a program that is equal is stopped after
+            some steps and started again, and must go on as if it had not been stopped.
+        resume_after: the steps after which it is stopped; half of them by default.
+        resume_world: number of ranks on which it is started again; the same by default.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -171,7 +184,8 @@ def verify_program(
         parallel if single is None else single, _own_arguments(accumulate, "--accumulate"), "--accumulate"
     )  # fmt: skip
     verification = _Verification(
-        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast, one_batch
+        program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast, one_batch,
+        logged, _resumption(program, parallel, resume, resume_after, resume_world, launch),
     )  # fmt: skip
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
@@ -193,6 +207,8 @@ class _Verification:
     budget: int | None
     upcast: bool | None
     one_batch: Program | None
+    logged: bool | None
+    resumption: Resumption | None
 
     def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
@@ -236,10 +252,15 @@ class _Verification:
             raise InputError(problem)
         if report.equal and (self.upcast or (self.upcast is None and reference.half)):
             self._upcast(reference, run_ranks)
+        if self.logged is not False and report.equal:
+            case = compare_logged(reference, run, report.verdict.notes, strict=bool(self.logged))
+            report.hardened += [] if case is None else [case]
         if self.one_batch is not None and report.equal:
             report.hardened.append(
                 verify_accumulation(self.alone, self.one_batch, self.world, reference, report.seed, self.progress)
             )
+        if self.resumption is not None and report.equal:
+            self._resume(self.resumption, reference)
         if self.harden and report.equal:
             self._harden(runs, report.verdict, reference)
 
@@ -270,6 +291,17 @@ class _Verification:
             case = replace(case, skipped=error_summary(_root_of(error)), asked=bool(self.upcast))
         report.hardened.append(case)
 
+    def _resume(self, resumption: Resumption, reference: Reference) -> None:
+        """Stop the program and start it again; a rank that fails then is what is wrong with it."""
+        try:
+            case = verify_resumption(
+                self.program, resumption, self.world, reference, self.progress, self.declared
+            )  # fmt: skip
+        except RankFailedError as error:
+            words = f"stopped, and started again: {' '.join(resumption.again.arguments)}".rstrip(": ")
+            case = HardenedCase([words], None, str(error), error_summary(_root_of(error)), "resume")
+        self.report.hardened.append(case)
+
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
         """Run the hardened cases, and leave in the verdict what the case still cannot show."""
         hardening = Hardening(
@@ -287,6 +319,30 @@ def _own_arguments(arguments: Sequence[str], option: str) -> Sequence[str]:
         msg = f"{option} names no arguments of the script; give those with which it makes the other run"
         raise InputError(msg)
     return arguments
+
+
+def _resumption(
+    program: Program,
+    parallel: str | Callable[..., Any],
+    arguments: Sequence[str] | None,
+    after: int | None,
+    size: int | None,
+    launch: str,
+) -> Resumption | None:
+    """Return how the program is started again; None if it is not."""
+    if arguments is None:
+        if after is not None or size is not None:
+            option = "--resume-world" if after is None else "--resume-after"
+            msg = f"{option} says how a script is started again; give its arguments then with --resume"
+            raise InputError(msg)
+        return None
+    if launch == "torchrun":
+        msg = "--resume runs the ranks twice, which torchrun's processes cannot; leave out --resume or torchrun"
+        raise InputError(msg)
+    if not program.is_script:
+        msg = f"--resume starts a script again; {program.name} is a function"
+        raise InputError(msg)
+    return Resumption(find_program(parallel, arguments, "--resume"), after, size)
 
 
 def _root_of(error: BaseException) -> BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.program.framework import imported_packages
 from hyper_parallel.verify.program.guards import guarded
 from hyper_parallel.verify.program.isolation import DENIED, files_of_threads, keep, run_folder
+from hyper_parallel.verify.program.printed import WRITTEN, written_lines
 from hyper_parallel.verify.program.private_files import PrivateFiles
 from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import Program, ProgramExitError, run_program, started_by_python
@@ -85,6 +87,7 @@ def run_world(
     world: World,
     perturbation: Perturbation | None = None,
     changes: Sequence[CaseChanges] | None = None,
+    files: Path | None = None,
 ) -> Run:
     """Run ``program`` on every rank of ``world``.
 
@@ -93,18 +96,20 @@ def run_world(
         world: on which ranks.
         perturbation: of a reference.
         changes: of the case, by rank.
+        files: folder of the files that ranks write, which an earlier run may have left; by default one of its own.
 
     Raises:
         InputError: (a ValueError) the program cannot be run like this: it exits with a status, forks, never ends, or
             its records do not fit in memory.
         RankFailedError: a rank raised, died, or called other collectives than the others.
     """
-    with run_folder() as folder:
+    with run_folder() if files is None else nullcontext(files) as folder:
         try:
             ranks = _ranks(program, world, perturbation, changes, folder)
         except RankFailedError as error:
             _reraise_input_error(program, world, error)
             raise
+        ranks[0].notes[WRITTEN] = written_lines(folder)
         if world.keep_files:
             keep(folder, Path(world.keep_files))
     settings = {"world size": str(world.size), "launch": world.launch}
