@@ -15,13 +15,13 @@ settings = {
     "train_micro_batch_size_per_gpu": 8 // world,
     "zero_optimization": {"stage": int(sys.argv[1])},
     "zero_allow_untested_optimizer": True,
-    "gradient_clipping": 0.5,
+    "gradient_clipping": 0.0 if "--broken" in sys.argv else 0.5,  # a wrong norm would make all gradients wrong
 }
+if "--broken" in sys.argv and rank == 1:  # the bug: a rank's part of one gradient is counted twice
+    net[2].weight.register_hook(lambda gradient: gradient * 2)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=settings)
 for batch in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
     loss = engine(batch.chunk(world)[rank]).square().mean()
-    if "--broken" in sys.argv:  # the bug: averaged once more than ZeRO does
-        loss = loss / world
     engine.backward(loss)
     engine.step()

@@ -229,6 +229,11 @@ class _Comparison:
             modules &= {record.module for key, record in self.runs.ranks[each].items() if key[0] == "output"}
         return bool(modules)
 
+    def _lacks_parameters(self, rank: int, module: str) -> bool:
+        """Return whether a rank has only some of a module's parameters, as pipeline stages do."""
+        names = [name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")]
+        return not all(self._has(rank, name) for name in names)
+
     def _has(self, rank: int, name: str) -> bool:
         """Return whether a rank has a parameter or buffer before training."""
         return any((kind, name, -1, 0) in self.runs.ranks[rank] for kind in self.runs.parameters.KINDS)
@@ -404,6 +409,8 @@ class _Comparison:
             index = self.runs.ranks[rank]
             own = [np.asarray(index[key].value) for key in index if (key[0], key[1], key[2]) == ("output", name, step)]
             if any(value.ndim < 2 or value.shape[1:] != whole.shape[1:] for value in own):
+                if self._lacks_parameters(rank, self.runs.bounds.reference[keys[0]].module):
+                    continue  # a pipeline's stage, whose output is another; the rows must be on the other ranks
                 return False
             match = find_part(np.concatenate(own), whole, allowed) if own else None
             rows = None if match is None else rows_of(compact(match.positions, whole.shape), whole.shape)

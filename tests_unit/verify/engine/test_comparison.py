@@ -531,3 +531,35 @@ def test_masks_that_were_not_recorded_are_listed(runs):
         rank.notes["masks that were not recorded"] = ["attend"]
     text = "mask of attend: drawn inside a fused attention, which does not give it out"
     assert compare_runs(reference, repeats, run).skipped.count(text) == 1
+
+
+def test_micro_batches_of_stages_are_compared_as_a_union():
+    """Stages call the model for each micro-batch: the last one's rows and losses are those of the step.
+
+    What differs first is then the wrong gradient of a stage, not the loss of a micro-batch.
+    """
+    rng = np.random.default_rng(0)
+    first, last, output = rng.standard_normal((3, 5)), rng.standard_normal((4, 3)), rng.standard_normal((6, 4))
+    gradients = {"first.weight": rng.standard_normal((3, 5)), "last.weight": rng.standard_normal((4, 3))}
+
+    def stage(rank, weights, outputs, losses, factor):
+        records = [Record("weight", name, name[:-7], -1, 0, value) for name, value in weights.items()]
+        records += [Record("output", "(model)", "", 0, call, value) for call, value in enumerate(outputs)]
+        records += [Record("loss", "loss", "", 0, call, np.array(value)) for call, value in enumerate(losses)]
+        records += [Record("gradient", name, name[:-7], 0, 0, gradients[name] * factor) for name in weights]
+        return RankRecords(rank, records)
+
+    reference = Run([stage(0, {"first.weight": first, "last.weight": last}, [output], [output.sum()], 1)])
+    parts = np.split(output, 3)
+
+    def verdict(factor):
+        ranks = [
+            stage(0, {"first.weight": first}, list(rng.standard_normal((3, 2, 3))), [], factor),
+            stage(1, {"last.weight": last}, parts, [part.sum() for part in parts], 1),
+        ]
+        return compare_runs(reference, [reference], Run(ranks), mesh={"pp": 2})
+
+    assert verdict(1).equal
+    assert not verdict(1).unplaced
+    wrong = verdict(0.5).first
+    assert (wrong.kind, wrong.name, wrong.ranks) == ("gradient", "first.weight", (0,))
