@@ -139,7 +139,7 @@ def _near(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance | 
 def _measured(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance:
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
     off = np.abs(actual.astype(wide) - expected.astype(wide))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratios = np.where(off == 0, 0.0, off / np.maximum(allowed, np.finfo(np.float64).tiny))
     worst = np.unravel_index(int(ratios.argmax()), ratios.shape)
     scale = max(float(np.abs(expected).max()), floor) or 1.0
