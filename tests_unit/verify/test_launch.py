@@ -226,6 +226,25 @@ def test_a_dead_rank_is_noticed_though_its_child_lives(monkeypatch, tmp_path):
     assert str(error.failures[0]) == "rank 0 died with exit code 3 without a report\nlast line"
 
 
+def test_a_rank_that_has_returned_stays_until_all_have(tmp_path):
+    """A rank that left at once would break the connections of others, which may still be joining."""
+
+    def body(folder):
+        rank = begin(folder).rank
+        own = folder / "first"
+        if rank == 0:
+            own.with_suffix(".part").write_text(str(os.getpid()))
+            own.with_suffix(".part").rename(own)
+            return True
+        while not own.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(int(own.read_text()), 0)
+        return True
+
+    assert launch(body, 3, "torch", (tmp_path,)) == [True] * 3
+
+
 def _environment(folder):
     """This rank's variables of torchrun, whether it may start processes, and its part of what all ranks print."""
     import random

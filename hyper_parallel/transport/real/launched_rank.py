@@ -132,6 +132,7 @@ def _serve_one(line: Connection, setup: RankSetup, flight: RankFlight) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     line.send(("done", report))
+    next_task(line)  # there is none: the line closes when all have reported, and until then others may be joining
 
 
 def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:

@@ -176,6 +176,8 @@ class Movements:
         self._codes: dict[tuple[str, Any], Any] = {}
         self._whole: dict[tuple[str, Any], WholeMovement] = {}
         self._other_shape: set[tuple[str, Any]] = set()
+        if scratch is not None:
+            scratch.at_end(self.close)
 
     @property
     def folder(self) -> str:

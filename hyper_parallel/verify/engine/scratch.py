@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,15 @@ class Scratch:
             raise ScratchError(msg) from error
         self.path, self.removed = self._folder.path, self._folder.removed
         self.limit = shutil.disk_usage(self.parent).free if limit is None else limit
+        self._at_end: contextlib.ExitStack | None = contextlib.ExitStack()
+
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Call ``close`` before the folder is removed: what is open in it, and still is then.
+
+        Processes of ranks, which have a copy of this object, end before.
+        """
+        if self._at_end is not None:
+            self._at_end.callback(close)
 
     @property
     def written(self) -> int:
@@ -84,13 +94,15 @@ class Scratch:
             Path(path).unlink()
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Close what is open in the folder, and remove it."""
+        if self._at_end is not None:
+            self._at_end.close()
         if self._folder is not None:
             self._folder.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a rank's process needs, which writes to the folder and does not own it."""
-        return {**self.__dict__, "_folder": None}
+        return {**self.__dict__, "_folder": None, "_at_end": None}
 
     def __enter__(self) -> Self:
         """Return the scratch folder itself."""

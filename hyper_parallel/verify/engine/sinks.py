@@ -42,6 +42,10 @@ class KeepSink:
     name: str = field(default_factory=lambda: f"arrays-{next(_NUMBERS)}", repr=False)
     _file: ArrayFile | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        """Let the folder close the files if nobody else does."""
+        self.scratch.at_end(self.close)
+
     @property
     def folder(self) -> str:
         """Path of the scratch folder."""
