@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ENVIRONMENT",
     "FRESH",
-    "KILLED",
     "LEDGER_VARIABLE",
     "SERVERS",
     "Worker",
@@ -50,9 +49,6 @@ __all__ = [
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
 """Names a folder in which every started rank leaves a file named after its process number: the coverage gate compares
 them with the data files that ranks leave. Unset it for a rank that is to be killed on purpose."""
-
-KILLED = ", which did not react to SIGTERM and was killed in "
-"""In the ledger, between the name of a rank that was ended by SIGKILL and the test that ran."""
 
 ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
 """Variables of ranks that are not set: errors at the operator of MindSpore that fails, and far less waiting on few
@@ -232,7 +228,9 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
     """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
-        atomic_write_text(Path(ledger) / str(pid), f"{name}\n{stack}")
+        test = os.environ.get("PYTEST_CURRENT_TEST")
+        started = f", started in {test}" if test else ""
+        atomic_write_text(Path(ledger) / str(pid), f"{name}{started}\n{stack}")
 
 
 def preload(framework: str, module: str) -> None:
@@ -308,12 +306,11 @@ def end_processes(processes: list[ForkServerProcess]) -> None:
 
 
 def _note_killed(pid: int) -> None:
-    """Write into the ledger that a rank is ended by SIGKILL, and in which test: it leaves no coverage data."""
+    """Write into the ledger that a rank is ended by SIGKILL, and leaves no coverage data."""
     entry = Path(os.environ.get(LEDGER_VARIABLE, ""), str(pid))
     if entry.is_file():
         name, _, stack = entry.read_text(encoding="utf-8").partition("\n")
-        test = os.environ.get("PYTEST_CURRENT_TEST", "a process without a test")
-        atomic_write_text(entry, f"{name}{KILLED}{test}\n{stack}")
+        atomic_write_text(entry, f"{name}, killed because it did not react to SIGTERM\n{stack}")
 
 
 def _join(process: ForkServerProcess, seconds: float) -> None:

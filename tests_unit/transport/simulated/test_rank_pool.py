@@ -60,7 +60,7 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
 
 
 def test_the_ledger_says_which_rank_was_killed(monkeypatch, tmp_path):
-    """A rank that SIGTERM does not end is marked in the ledger of started ranks with the test that ran, once."""
+    """The ledger of started ranks names the test of each, and which of them SIGTERM did not end."""
     monkeypatch.setattr(rank_pool, "_MEASURED_TERM_SECONDS", 0.1)
     monkeypatch.setenv(rank_pool.LEDGER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_a")
@@ -72,7 +72,7 @@ def test_the_ledger_says_which_rank_was_killed(monkeypatch, tmp_path):
     rank_pool.register_rank(process.pid, "stack-file", "rank-1")
     end_processes([process])
     text = (tmp_path / str(process.pid)).read_text()
-    assert text == "rank-1, which did not react to SIGTERM and was killed in test_a\nstack-file"
+    assert text == "rank-1, started in test_a, killed because it did not react to SIGTERM\nstack-file"
 
 
 def _sleep(folder):
