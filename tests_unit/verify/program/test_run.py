@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -667,6 +668,28 @@ def test_records_that_do_not_fit(tmp_path):
         "needed, and 0 bytes of 100 bytes are taken; compare fewer steps (--steps), leave out outputs"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="[no-tool] the system lists no open files")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_verification_leaves_no_file_of_its_scratch_folder_open(tmp_path, wrong):
+    """An open file would keep its room on the disk after it is deleted, and a process has a limited number of them."""
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.Linear(11, 7)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(6, 11).tensor_split(world)[rank]).square().sum().backward()
+            for parameter in () if wrong else model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert verify_program(program, 3, platform="torch", scratch=str(tmp_path)).ok is not wrong
+    opened = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
 def test_the_room_for_ranks_is_that_of_the_reference_at_least(tmp_path):
