@@ -688,7 +688,7 @@ def test_a_verification_leaves_no_file_of_its_scratch_folder_open(tmp_path, wron
             optimizer.zero_grad()
 
     assert verify_program(program, 3, platform="torch", scratch=str(tmp_path)).ok is not wrong
-    opened = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    opened = [str(entry.readlink()) for entry in list(Path("/proc/self/fd").iterdir()) if entry.is_symlink()]
     assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
