@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.pytest_plugin import SkipReason, capability, hooks, junit, ranks, skip_without
+from hyper_parallel.pytest_plugin import SkipReason, capability, hooks, ranks, report, skip_without
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 from hyper_parallel.transport.real.launched_processes import run_launched, warm_up
 from hyper_parallel.transport.serialization import pack
@@ -30,7 +30,7 @@ if _REHEARSED_CARDS:  # which have no device nodes either
     import sitecustomize
 
     sitecustomize.come_first()  # pytest's own finder has come before it
-    for _counting in (capability, hooks, junit, ranks):
+    for _counting in (capability, hooks, ranks, report):
         _counting.count_cards = lambda device: _REHEARSED_CARDS if device == "npu" else 1 << 16
 
 
