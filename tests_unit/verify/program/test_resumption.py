@@ -1,11 +1,14 @@
 """`--resume`: a script that is stopped and started again goes on as before, or the report says what is lost."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program import resumption
 from hyper_parallel.verify.program.resumption import resumed_step
 
 pytestmark = pytest.mark.platforms("torch")
@@ -184,3 +187,59 @@ def test_the_step_that_was_saved_is_found_from_the_weights():
     empty = RankRecords(0, [Record("weight", "w", "", 1, 0, np.zeros(0))])
     again = RankRecords(0, [Record("weight", "w", "", -1, 0, np.zeros(0))])
     assert resumed_step(empty, again, 1) == 1
+
+
+def _first_difference(kind, name, reference, rank):
+    """Return two runs of one value each per key, and the difference of the first, in the second step."""
+
+    def records(values):
+        return {key: SimpleNamespace(value=np.asarray(value)) for key, value in values.items()}
+
+    index, own = records(reference), records(rank)
+    runs = SimpleNamespace(
+        bounds=SimpleNamespace(
+            reference=index,
+            last_gradient=lambda name, step: key if (key := ("gradient", name, step, 0)) in index else None,
+        ),
+        ranks=[own],
+        value=lambda key, _: own[key].value,
+        placement=lambda key, _: key,
+        expected=lambda key, _: (index[key].value, np.full(np.shape(index[key].value), 1e-9)),
+    )
+    return runs, SimpleNamespace(kind=kind, name=name, step=1, call=0, ranks=(0,))
+
+
+SAME = "all weights that it starts again from are those after step 1; "
+
+
+@pytest.mark.parametrize(
+    "kind, name, reference, rank, evidence",
+    [
+        ("rate", "lr", {}, {}, ""),
+        ("rate", "lr", {"lr": 0.1}, {"lr": 0.5}, f"{SAME}the learning rate is 0.5, and 0.1 without a stop"),
+        ("mask", "m", {"m": [1]}, {"m": [0]}, f"{SAME}a mask is another one: the random state is not restored"),
+        (
+            "loss", "l", {"l": 1.0}, {"l": 2.0},
+            f"{SAME}all outputs of the next step are right and the loss is not: other targets",
+        ),
+        ("norm", "n", {"n": 1.0}, {"n": 2.0}, ""),
+        ("state", "w:exp_avg", {"w:exp_avg": [1.0]}, {"w:exp_avg": [2.0]}, ""),
+        ("state", "w:momentum_buffer", {"w:momentum_buffer": [1.0]}, {"w:momentum_buffer": [2.0]}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_first_difference_says(kind, name, reference, rank, evidence):
+    """Each kind of value says what it shows, and nothing where it shows nothing certain."""
+    indices = [{(kind, key, 1, 0): value for key, value in values.items()} for values in (reference, rank)]
+    assert resumption._not_restored(*_first_difference(kind, name, *indices), 0) == evidence
+
+
+@pytest.mark.parametrize("momentum, gradient, certain", [(2.0, 2.0, True), (2.5, 2.0, False), (2.0, [2.0, 1.0], False)])
+def test_a_momentum_that_is_one_gradient_started_anew(momentum, gradient, certain):
+    """A momentum buffer that is the gradient of the step alone has lost what was before; any other says nothing."""
+    key, slope = ("state", "w:momentum_buffer", 1, 0), ("gradient", "w", 1, 0)
+    runs, first = _first_difference(
+        key[0], key[1], {key: [3.0], slope: np.atleast_1d(gradient)}, {key: [momentum]}
+    )  # fmt: skip
+    evidence = resumption._not_restored(runs, first, 0)
+    assert evidence.endswith("alone: the optimizer's state starts anew") == certain
+    assert bool(evidence) == certain
