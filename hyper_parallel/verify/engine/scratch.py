@@ -53,15 +53,14 @@ class Scratch:
             raise ScratchError(msg) from error
         self.path, self.removed = self._folder.path, self._folder.removed
         self.limit = shutil.disk_usage(self.parent).free if limit is None else limit
-        self._at_end: contextlib.ExitStack | None = contextlib.ExitStack()
+        self._at_end = contextlib.ExitStack()
 
     def at_end(self, close: Callable[[], None]) -> None:
         """Call ``close`` before the folder is removed: what is open in it, and still is then.
 
         Processes of ranks, which have a copy of this object, end before.
         """
-        if self._at_end is not None:
-            self._at_end.callback(close)
+        self._at_end.callback(close)
 
     @property
     def written(self) -> int:
@@ -95,14 +94,13 @@ class Scratch:
 
     def close(self) -> None:
         """Close what is open in the folder, and remove it."""
-        if self._at_end is not None:
-            self._at_end.close()
+        self._at_end.close()
         if self._folder is not None:
             self._folder.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a rank's process needs, which writes to the folder and does not own it."""
-        return {**self.__dict__, "_folder": None, "_at_end": None}
+        return {**self.__dict__, "_folder": None, "_at_end": contextlib.ExitStack()}
 
     def __enter__(self) -> Self:
         """Return the scratch folder itself."""
