@@ -207,12 +207,12 @@ class _Comparison:
         if key[0] != "output" or not right or len(right) == len(distances):
             return []
         module = self.runs.ranks[right[0]][key].module
-        weights = {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
+        weights = self._weights_of(module)
         stages = [
             rank
             for rank, distance in distances.items()
             if (distance is None or distance.ratio > 1)
-            and any(not self._has(rank, name) for name in weights)
+            and self._lacks_parameters(rank, module)
             and not any(self._share(rank, other, weights) for other in right)
         ]  # fmt: skip
         if stages:
@@ -231,8 +231,17 @@ class _Comparison:
 
     def _lacks_parameters(self, rank: int, module: str) -> bool:
         """Return whether a rank has only some of a module's parameters, as pipeline stages do."""
-        names = [name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")]
-        return not all(self._has(rank, name) for name in names)
+        return not all(self._has(rank, name) for name in self._weights_of(module))
+
+    def _weights_of(self, module: str) -> set[str]:
+        """Return the names of a module's parameters and buffers; of all of them for the model itself."""
+        return {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
+
+    def _accept(self, keys: Iterable[Key]) -> None:
+        """Take values that were compared in another way out of the differences, and out of the errors' ratios."""
+        for key in keys:
+            self.wrong.pop(key, None)
+            self.ratios.pop(key, None)
 
     def _has(self, rank: int, name: str) -> bool:
         """Return whether a rank has a parameter or buffer before training."""
@@ -369,9 +378,7 @@ class _Comparison:
             if self._is_union(name, step):
                 joined.setdefault(("output", name))
                 self.joined.add((name, step))
-                for key in [key for key in self.wrong if (key[0], key[1], key[2]) == ("output", name, step)]:
-                    del self.wrong[key]
-                    self.ratios.pop(key, None)
+                self._accept([key for key in self.wrong if key[:3] == ("output", name, step)])
         if joined:
             self.verdict.notes.append(f"{summary(list(joined))}: compared as the union of a step's calls")
         self.verdict.replicas = [
@@ -392,9 +399,7 @@ class _Comparison:
                 for index in self.runs.ranks
             ]
             if any(abs(total - expected) <= allowed for total in (float(np.mean(totals)), float(np.sum(totals)))):
-                for key in [key for key in keys if key in self.wrong]:
-                    del self.wrong[key]
-                    self.ratios.pop(key, None)
+                self._accept([key for key in keys if key in self.wrong])
 
     def _is_union(self, name: str, step: int) -> bool:
         """Return whether the rows of a step's calls are the same on the ranks together as on the single device."""
@@ -454,9 +459,7 @@ class _Comparison:
             axis = next(axes, None)
             if axis is not None:
                 counts[kind, name] = axis
-                for key in keys:
-                    self.wrong.pop(key, None)
-                    self.ratios.pop(key, None)
+                self._accept(keys)
         for (kind, name), axis in counts.items():
             line = f"{value_words(kind, name)}: each rank counts its own rows; over {axis} the counts add up"
             self.verdict.notes.append(line)

@@ -37,7 +37,7 @@ class Decision:
         own: key of the rank's choice, under the rank's own names.
         key: the same under the reference's names.
         chosen: the rank's indices, one row per decision.
-        expected: the reference's indices of the same rows; None if it is not known which those are.
+        expected: the reference's indices of the same rows.
         flips: rows whose scores are within the bounds and whose choice is another, a near tie.
         outside: the same where what is chosen is no near tie.
         why: numbers of the first row of ``outside``.
@@ -47,7 +47,7 @@ class Decision:
     own: Key
     key: Key
     chosen: Any
-    expected: Any | None
+    expected: Any
     flips: tuple[int, ...] = ()
     outside: tuple[int, ...] = ()
     why: str = ""
@@ -77,9 +77,7 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
             for group, calls in own.items():
                 if group in reference:
                     found += _compared(bounds, rank, group, calls, reference[group], places, known=known)
-    unique = {(decision.rank, decision.own): decision for decision in found if decision.expected is None}
-    unique.update({(decision.rank, decision.own): decision for decision in found if decision.expected is not None})
-    return list(unique.values())
+    return list({(decision.rank, decision.own): decision for decision in found}.values())
 
 
 def _calls(records: Any, modules: Mapping[str, str]) -> dict[tuple[str, int], list[_Call]]:

@@ -108,7 +108,7 @@ def _add_choices(runs: PairedRuns, plan: Replay) -> None:
     if not plan.flips:
         return
     for decision in decisions:
-        if decision.expected is not None and not decision.outside:
+        if not decision.outside:
             plan.table.setdefault(decision.rank, {})[decision.own] = decision.expected
 
 

@@ -144,8 +144,8 @@ class _Installation:
             self._replace(policy, "__init__", without_half_precision)
         self._replace(nn.Module, "__call__", _module_call)
         self._replace(torch.autograd, "backward", _backward)
-        self._replace(Optimizer, "__init__", _optimizer_made)
-        self._replace(DeviceMesh, "__init__", _mesh_made)
+        self._replace(Optimizer, "__init__", functools.partial(_made, add=Recorder.add_optimizer))
+        self._replace(DeviceMesh, "__init__", functools.partial(_made, add=Recorder.add_mesh))
         self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
         self._replace(nn.utils, "clip_grads_with_norm_", _clipped)
         self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", _clipped_by_fsdp)
@@ -198,23 +198,14 @@ def _backward(plain: Any) -> Any:
     return backward
 
 
-def _optimizer_made(plain: Any) -> Any:
-    def constructor(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        plain(optimizer, *args, **kwargs)
+def _made(plain: Any, add: Callable[[Recorder, Any], None]) -> Any:
+    """Return a constructor that gives the active recorder what it has made."""
+
+    def constructor(made: Any, *args: Any, **kwargs: Any) -> None:
+        plain(made, *args, **kwargs)
         recorder = _active()
         if recorder is not None:
-            recorder.add_optimizer(optimizer)
-
-    constructor.__name__ = "__init__"  # which tracebacks show
-    return constructor
-
-
-def _mesh_made(plain: Any) -> Any:
-    def constructor(mesh: Any, *args: Any, **kwargs: Any) -> None:
-        plain(mesh, *args, **kwargs)
-        recorder = _active()
-        if recorder is not None:
-            recorder.add_mesh(mesh)
+            add(recorder, made)
 
     constructor.__name__ = "__init__"  # which tracebacks show
     return constructor
