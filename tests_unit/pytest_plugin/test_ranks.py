@@ -623,5 +623,5 @@ def test_a_worker_that_is_slow_to_end_loses_no_coverage(pytester):
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     (worker,) = ledger.iterdir()
-    assert worker.read_text().startswith("pytest worker gw0\n")
+    assert worker.read_text().startswith("pytest worker gw0, started in ")
     assert [path for path in Path().glob(".coverage.*") if f"pid{worker.name}" in path.name]

@@ -160,6 +160,7 @@ class _LaunchedWorld:
         self._team = team
         self._running = set(range(len(team.workers)))
         self._waiting: set[int] = set()
+        self._joining = set(self._running) if team.single else set()  # a warm team has joined its world before
         self._deadline = deadline
 
     def start(self, tasks: list[tuple[RankTask, dict[str, str]]]) -> None:
@@ -213,14 +214,25 @@ class _LaunchedWorld:
             self._handle(rank, kind, content)
 
     def _handle(self, rank: int, kind: str, content: Any) -> None:
+        if kind == "joined":
+            self._joining.discard(rank)
+            self._let_leave()
+            return
         if kind == "done":
             self._report(rank, content)
+            self._let_leave()
             return
         call = called(kind, content)
         if call is not None:
             self._note(rank, call)
         if self._requests.carry_out(rank, kind, content):
             self._waiting.add(rank)
+
+    def _let_leave(self) -> None:
+        """Let ranks of a single run leave that have reported, so that the engine fails those that wait for them."""
+        if self._team.single and not self._joining:
+            for rank in self.reports:
+                self._team.workers[rank].line.close()
 
     def _note(self, rank: int, call: str) -> None:
         self.history[rank].append(call)

@@ -128,11 +128,12 @@ def _serve_one(line: Connection, setup: RankSetup, flight: RankFlight) -> None:
     os.environ.clear()  # the fork server's
     os.environ.update(environment)
     rank = _Rank(setup, PipeEndpoint(RecordedLine(line, flight)))
+    line.send(("joined", None))
     report = rank.report or rank.serve(task, environment, flight, warm=False)
     sys.stdout.flush()
     sys.stderr.flush()
     line.send(("done", report))
-    next_task(line)  # there is none: the line closes when all have reported, and until then others may be joining
+    next_task(line)  # there is none: the line closes when all have joined, whose connections would break before
 
 
 def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:

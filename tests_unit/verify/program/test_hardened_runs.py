@@ -49,7 +49,7 @@ def run(*losses):
 BEFORE = SimpleNamespace(bounds=SimpleNamespace(reference={"loss": Record("loss", "loss", "", 0, 0, np.ones(()))}))
 
 
-SCRATCH = SimpleNamespace(path=Path(os.devnull))
+SCRATCH = SimpleNamespace(path=Path(os.devnull), at_end=lambda _: None)
 
 
 class ReferenceOf(contextlib.nullcontext):
