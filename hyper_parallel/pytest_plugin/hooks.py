@@ -23,12 +23,11 @@ from hyper_parallel.pytest_plugin.capability import (
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
-from hyper_parallel.pytest_plugin.measuring import RankContexts
+from hyper_parallel.pytest_plugin.measuring import RankContexts, end_worker, is_worker, start_worker
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, describe_run, other_framework, rank_of_failure, titled
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
 from hyper_parallel.pytest_plugin.usage import PROBLEMS, check_use
-from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
 from hyper_parallel.transport.processes import end_ranks
 from hyper_parallel.transport.timeouts import rank_seconds
 

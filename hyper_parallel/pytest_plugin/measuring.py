@@ -1,18 +1,24 @@
-"""Coverage of tests on ranks under pytest-cov: which test the lines of a rank belong to, and data in time.
+"""Coverage of tests on ranks and in worker processes: which test the lines of a rank belong to, and data in time.
 
-pytest-cov combines the data when the last test has ended, and switches contexts in pytest's process only.
+pytest-cov combines the data when the last test has ended, and switches contexts in pytest's process only. After the
+last test, the controller of pytest-xdist waits ten seconds for a worker's process and then kills it: on a busy machine
+before it has written its coverage, which lowers the result without a word.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
 from hyper_parallel.transport.measurement import in_test_context
-from hyper_parallel.transport.processes import end_ranks
+from hyper_parallel.transport.processes import available, end_ranks, stay_on
+from hyper_parallel.transport.simulated.rank_pool import register_rank
 
-__all__ = ["RankContexts", "pytest_runtestloop"]
+__all__ = ["RankContexts", "end_worker", "is_worker", "pytest_runtestloop", "start_worker"]
 
 
 class RankContexts:
@@ -44,3 +50,30 @@ def pytest_runtestloop() -> Generator[None, object, object]:
         return (yield)
     finally:
         end_ranks()
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
+def start_worker(config: pytest.Config) -> None:
+    """Register the worker like a rank, so that the coverage gate fails if it leaves no data.
+
+    With ``--hp-one-cpu``, and as many workers as CPUs, the worker and its ranks are pinned to one CPU.
+    """
+    worker_input: dict[str, Any] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
+    name: str = worker_input["workerid"]
+    register_rank(os.getpid(), "", f"pytest worker {name}")
+    if config.getoption("hp_one_cpu") and worker_input["workercount"] >= len(available()):
+        stay_on(int(name.removeprefix("gw")))
+
+
+def end_worker() -> None:
+    """End the ranks and save the coverage data while the controller still waits."""
+    end_ranks()
+    coverage: Any = sys.modules.get("coverage")
+    current = None if coverage is None else coverage.Coverage.current()
+    if current is not None:
+        current.stop()
+        current.save()

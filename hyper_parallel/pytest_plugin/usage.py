@@ -12,9 +12,9 @@ from _pytest.unittest import TestCaseFunction
 from hyper_parallel.pytest_plugin import fixtures
 from hyper_parallel.pytest_plugin.capability import DEVICES
 from hyper_parallel.pytest_plugin.marks import MARKS, mesh_shape, seconds, spelled, world_sizes
+from hyper_parallel.pytest_plugin.measuring import is_worker
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES
 from hyper_parallel.pytest_plugin.selection import PLATFORMS
-from hyper_parallel.pytest_plugin.workers import is_worker
 
 __all__ = ["PROBLEMS", "UNUSABLE", "check_use", "pytest_testnodedown"]
 

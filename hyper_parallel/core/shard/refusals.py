@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.events import module_path
-from hyper_parallel.core.dtensor.style_outputs import last_style_output
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
@@ -26,10 +26,27 @@ __all__ = [
     "duplicate_rule_error",
     "lost_write_error",
     "missing_shape_error",
+    "note_style_output",
     "plain_tensor_error",
     "read_only_error",
     "transformed_error",
 ]
+
+
+# Which entry of a plan made the last DTensor, for errors about mixed tensors: the mesh of the style, as shown in messages,
+# and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
+_LAST_OUTPUT: ContextVar[tuple[str, str]] = ContextVar("hyper_parallel_style_output", default=("", ""))
+
+
+def note_style_output(note: tuple[str, str]) -> None:
+    """Note that a style's module has returned a DTensor: ``repr`` of the mesh, and the clause that says so."""
+    _LAST_OUTPUT.set(note)
+
+
+def _last_style_output(mesh: DeviceMesh) -> str:
+    """Return the clause of the last note, or ``""`` if there is none for ``mesh``."""
+    shown, clause = _LAST_OUTPUT.get()
+    return clause if shown == repr(mesh) else ""
 
 
 _CONVERSIONS = {
@@ -79,7 +96,7 @@ def plain_tensor_error(
     """
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
     path = module_path()
-    source = last_style_output(mesh)
+    source = _last_style_output(mesh)
     source = f"; {source}" if source else ""
     if parameter:
         return MixedTensorError(

@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.events import module_path, set_module_path, watchers
 from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import MODULE_PATH, module_label, replacing_parameters
-from hyper_parallel.core.dtensor.style_outputs import note_style_output
+from hyper_parallel.core.shard.refusals import note_style_output
 from hyper_parallel.core.tensor_parallel.plan import Match, check_plan, matched_modules
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.core.tensor_parallel.styles.boundary import is_whole

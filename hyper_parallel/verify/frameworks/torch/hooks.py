@@ -32,7 +32,6 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
 from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, decided
-from hyper_parallel.verify.frameworks.torch.draws import DRAWS, drawn
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
@@ -50,6 +49,14 @@ _NORMS = (
     (torch.Tensor, "norm"),
 )
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+_IN_PLACE = ("uniform_", "normal_", "bernoulli_", "exponential_", "log_normal_", "cauchy_")
+_DRAWING = ("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli")
+
+_DRAWS = (
+    *((torch.Tensor, name) for name in (*_IN_PLACE, "bernoulli")),
+    *((torch, name) for name in _DRAWING),
+)
+"""Where the functions stand, and their names."""
 
 
 @contextmanager
@@ -155,7 +162,7 @@ class _Installation:
             self._replace(owner, name, _norm)
         for name in _DROPOUTS:
             self._replace(nn.functional, name, _dropout)
-        for owner, name in DRAWS:
+        for owner, name in _DRAWS:
             self._replace(owner, name, functools.partial(_draw, name))
         for owner, name in OPERATORS:
             self._replace(owner, name, functools.partial(_decision, name))
@@ -313,7 +320,7 @@ def _draw(name: str, plain: Any) -> Any:
         recorder = _active()
         if recorder is None or not recorder.is_training or recorder.drops or _is_traced():
             return result
-        return drawn(result, name, recorder.record_draw)
+        return _drawn(result, name, recorder.record_draw)
 
     return function
 
@@ -345,3 +352,23 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     recorder = _active()
     if recorder is not None:
         recorder.after_step(optimizer)
+
+
+def _drawn(result: Any, name: str, record: Callable[[str, Any], Any | None]) -> Any:
+    """Record what a function drew, and return it; with other numbers, if ``record`` returns some.
+
+    Args:
+        result: of the function.
+        name: of ``_DRAWS``.
+        record: gets the name and the numbers.
+    """
+    if type(result) is not torch.Tensor or result.is_meta or not result.is_floating_point() or not result.numel():
+        return result
+    other = record(name, result)
+    if other is None:
+        return result
+    numbers = torch.from_numpy(other).to(device=result.device, dtype=result.dtype)
+    if name in _IN_PLACE:
+        with torch.no_grad():
+            return result.copy_(numbers)
+    return numbers.requires_grad_(result.requires_grad)
