@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 
-# Which entry of a plan made the last DTensor, for errors about mixed tensors: the mesh of the style, as shown in messages,
-# and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
+# Which entry of a plan made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show
+# it, and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
 _LAST_OUTPUT: ContextVar[tuple[str, str]] = ContextVar("hyper_parallel_style_output", default=("", ""))
 
 
