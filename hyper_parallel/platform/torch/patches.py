@@ -50,6 +50,11 @@ from hyper_parallel.platform.torch.pytorch_data_parallel import (
 from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
 from hyper_parallel.platform.torch.script_groups import built_within_the_limit, group_of_mesh
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
+from hyper_parallel.platform.torch.state_dicts import (
+    broadcasting_to_shards,
+    distributing_to_shards,
+    gathering_dtensors,
+)
 from hyper_parallel.platform.torch.storage_format import (
     functions_of_masked,
     pair_with_storage_format,
@@ -232,6 +237,7 @@ def _abandoning_what_raises(run: Call) -> Call:
 
 
 _OUR_PARAMETERS = "it would take a DTensor for a plain tensor, and gather or average the wrong elements"
+_PLAIN_VALUES = "it takes a DTensor for a plain tensor: whole state dicts would have shards"
 _FSDP = "torch.distributed.fsdp"
 LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
     f"{_FSDP}._fully_shard._fsdp_init": lambda module: (
@@ -250,6 +256,15 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
             masks_of_whole_tensors,
             "it writes into flat views of masks, which are copies where the mask is sharded, and draws on each rank",
         ),
+    ),
+    "torch.distributed._state_dict_utils": lambda module: tuple(
+        Patch(((module, name),), replace, _PLAIN_VALUES, references=True)
+        for name, replace in (
+            ("_gather_state_dict", gathering_dtensors),
+            ("_distribute_state_dict", distributing_to_shards),
+            ("_broadcast_state_dict", broadcasting_to_shards),
+            ("_broadcast_tensors", broadcasting_to_shards),
+        )
     ),
     "torch._dynamo": lambda module: (
         Patch(

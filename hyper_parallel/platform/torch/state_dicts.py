@@ -1,0 +1,83 @@
+"""``torch.distributed.checkpoint.state_dict`` over modules of this library: whole values, and shards of them.
+
+PyTorch's functions gather and distribute PyTorch's DTensors only. They would return ours as they are, and put whole
+tensors in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.module import distribute_tensor
+
+__all__ = ["broadcasting_to_shards", "distributing_to_shards", "gathering_dtensors"]
+
+Call = Callable[..., Any]
+
+
+def gathering_dtensors(gather: Call) -> Call:
+    """Make what returns whole tensors gather DTensors of this library as well."""
+
+    @wraps(gather)
+    def whole(state_dict: dict[str, Any], **options: Any) -> Any:
+        ranks = options.get("ranks_only", ())
+        keeps = not ranks or dist.get_rank(options.get("pg")) in ranks
+        return gather(_whole(state_dict, keeps=keeps, to_host=options.get("cpu_offload", False)), **options)
+
+    return whole
+
+
+def _whole(value: Any, *, keeps: bool, to_host: bool) -> Any:
+    """``value`` with whole tensors, or None where this rank keeps none, in the place of DTensors."""
+    if isinstance(value, DTensor):
+        tensor = value.detach().full_tensor()
+        if not keeps:
+            return None
+        return tensor.cpu() if to_host else tensor
+    if isinstance(value, dict):
+        return {key: _whole(item, keeps=keeps, to_host=to_host) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_whole(item, keeps=keeps, to_host=to_host) for item in value)
+    return value
+
+
+def distributing_to_shards(distribute: Call) -> Call:
+    """Make what puts whole values of each rank in the places of DTensors put shards of the first rank's there."""
+
+    @wraps(distribute)
+    def shards(full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
+        before = _dtensors(local_state_dict)
+        distribute(full_state_dict, local_state_dict, *args, **options)
+        _shard(before, local_state_dict, source=0)
+
+    return shards
+
+
+def broadcasting_to_shards(broadcast: Call) -> Call:
+    """Make what puts values of the first rank in the places of DTensors put shards of them there."""
+
+    @wraps(broadcast)
+    def shards(full_state_dict: Any, local_state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
+        before = _dtensors(local_state_dict)
+        broadcast(full_state_dict, local_state_dict, *args, **options)
+        _shard(before, local_state_dict, source=None)
+
+    return shards
+
+
+def _dtensors(state: Mapping[str, Any]) -> dict[str, DTensor]:
+    return {key: value for key, value in state.items() if isinstance(value, DTensor)}
+
+
+def _shard(before: dict[str, DTensor], state: dict[str, Any], *, source: int | None) -> None:
+    """Distribute the whole tensors that stand in the places of DTensors now; loading refuses those of other shapes."""
+    for key, own in before.items():
+        value = state.get(key)
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == own.shape:
+            state[key] = distribute_tensor(value.detach(), own.device_mesh, own.layout, src_data_rank=source)
