@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["first_line", "near_hint", "near_names", "printable", "ranked"]
+__all__ = ["first_line", "near_hint", "near_names", "printable", "ranked", "shortened"]
 
 
 def first_line(value: object) -> str:
@@ -26,10 +26,17 @@ def near_names(name: str, known: Iterable[str], most: int = 3, likeness: float =
     return difflib.get_close_matches(name, known, most, likeness)
 
 
-def near_hint(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """The end of a message on a name that is not known: ``; near: a, b``, or nothing."""
+def near_hint(name: str, known: Iterable[str], likeness: float = 0.7) -> str:
+    """The end of a message on a name that is not known: ``; did you mean a or b?``, or nothing."""
     near = near_names(name, known, likeness=likeness)
-    return f"; near: {', '.join(near)}" if near else ""
+    listed = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
+    return f"; did you mean {listed}?" if near else ""
+
+
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """Return a list of names for a message, such as ``a, b and 3 more``."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{rest}"
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -16,4 +16,4 @@ def test_python_m_is_the_command(tmp_path):
         [sys.executable, "-m", "hyper_parallel", "verfy"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert unknown.returncode == 2
-    assert "invalid choice: 'verfy'" in unknown.stderr
+    assert "there is no command 'verfy'; did you mean verify?" in unknown.stderr

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from hyper_parallel._text import first_line, near_hint, near_names, printable
+from hyper_parallel._text import first_line, near_hint, near_names, printable, shortened
 
 
 def test_the_first_line_of_an_error_is_taken():
@@ -21,5 +21,11 @@ def test_names_that_were_probably_meant():
     known = ["linear", "bilinear", "matmul"]
     assert near_names("lineer", known) == ["linear", "bilinear"]
     assert near_names("lineer", known, 1) == ["linear"]
-    assert near_hint("lineer", known) == "; near: linear, bilinear"
+    assert near_hint("lineer", known) == "; did you mean linear or bilinear?"
     assert near_hint("xyz", known, 0.9) == ""
+
+
+def test_a_long_list_of_names_is_shortened():
+    """A message lists a few names and says how many more there are."""
+    assert shortened(["a", "b", "c"], 3) == "a, b, c"
+    assert shortened(["a", "b", "c"], 2) == "a, b and 1 more"

@@ -36,6 +36,39 @@ __all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
 
+_DESCRIPTION = """\
+Check on this machine that a parallel model trains like the single-device one, before it runs on accelerators.
+
+Exit status of every command: 0 if everything was checked and passed, 1 if a check failed or could not run, 2 for
+invalid input, 130 after Ctrl-C; 3 of verify program if all values match but the case cannot expose a bug."""
+
+_EXAMPLES = (
+    "hyper-parallel verify model my_model.py:case --plan my_model.py:plan --mesh 3",
+    "hyper-parallel verify program train.py --world-size 4",
+)
+
+_VERIFY = "Compare a parallel run with a single-device run: values, gradients and updated weights."
+
+_VERIFY_EXAMPLES = (
+    "hyper-parallel verify model --mesh 3 --html report.html",
+    "hyper-parallel verify program train.py --world-size 4",
+)
+
+_ELSEWHERE = {
+    "help": "hyper-parallel --help",
+    "version": "hyper-parallel --version",
+    **{
+        word: f"hyper-parallel verify {kind}"
+        for kind in ("model", "program", "ops", "redistribute", "bugs")
+        for word in (kind, f"verify{kind}")
+    },
+    **{
+        name.replace("-", ""): f"`python ci/workshop {name}` in a checkout: it is a command for maintainers"
+        for name in ("bench", "contract", "cost", "coverage", "mutants", "self-test", "trend")
+    },
+}
+"""What to run in the place of a command that is not one, by its name without hyphens."""
+
 _BAD_INPUT = 2
 _NOT_CHECKED = 1
 
@@ -116,10 +149,22 @@ class _ShowVersion(argparse.Action):
 
 def parser(words: Sequence[str] = ()) -> Parser:
     """Return the parser of all subcommands, or of the one that ``words`` begin with."""
-    top = Parser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
+    top = Parser(
+        prog="hyper-parallel",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+        guide="docs/README.md",
+        elsewhere=_ELSEWHERE,
+    )
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
+    verify = commands.add_parser(
+        "verify",
+        help="compare a parallel run with a single-device run",
+        description=_VERIFY,
+        examples=_VERIFY_EXAMPLES,
+        guide="docs/first-plan.md",
+    )
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
     first, second = (*words[:2], "", "")[:2]
     if first == "verify" and second in _KINDS:

@@ -1,13 +1,15 @@
-"""Arguments of the command line: numbers within bounds, and one line for what is wrong."""
+"""Arguments of the command line: numbers within bounds, help pages of one width, one line for what is wrong."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hyper_parallel._text import printable
+from hyper_parallel._text import near_hint, printable
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.core.dtensor.random import SEEDS
 
@@ -32,7 +34,28 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`UsageError` where argparse prints pages and ends the process."""
+    """A parser that raises :class:`UsageError` where argparse prints pages and ends the process.
+
+    Args:
+        options: those of ``argparse.ArgumentParser``; ``formatter_class`` is given here.
+        examples: command lines that end the help page.
+        guide: the page that explains more, as a path in the checkout.
+        elsewhere: subcommands that users look for here, and what to run in their place.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: Sequence[str] = (),
+        guide: str = "",
+        elsewhere: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        shown = ["\n".join(["examples:", *(f"  {line}" for line in examples)])] if examples else []
+        shown += [f"guide: {guide}"] if guide else []
+        super().__init__(formatter_class=_HelpPage, epilog="\n\n".join(shown) or None, **options)
+        self._elsewhere = dict(elsewhere or {})
+        self._words: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Raise the error, with where to read what is right.
@@ -40,7 +63,88 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: always.
         """
+        if message.startswith(_INCOMPLETE) and (option := self._misspelt()):
+            message = self._unknown(option)
         raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse what is left over here: the program's parser does not know the subcommand's options.
+
+        Raises:
+            UsageError: an option or a word too many.
+        """
+        self._words = [] if args is None else list(args)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if options:
+            self.error(self._unknown(options[0]))
+        if unknown:
+            self.error(f"unexpected argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}")
+        return parsed, unknown
+
+    def _unknown(self, option: str) -> str:
+        """Return the message on an option that is not known, with the one that was probably meant."""
+        known = list(self._option_string_actions)
+        meant = _HABITS.get(option, "")
+        hint = f"; did you mean {meant}?" if meant.partition(" ")[0] in known else near_hint(option, known)
+        return f"unknown option {option}{hint}"
+
+    def _misspelt(self) -> str:
+        """Return the first option of the command line that is not known; ``""`` if all are."""
+        known = tuple(self._option_string_actions)
+        for word in self._words:
+            name = word.partition("=")[0]
+            if not name.startswith("-"):
+                if self._subparsers is not None:
+                    return ""  # what follows are options of the subcommand
+            elif name.removeprefix("--").replace("-", "").isalpha() and not any(
+                each.startswith(name) for each in known
+            ):
+                return name
+        return ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no other name for it
+            if instead := self._elsewhere.get(value.replace("-", "").replace("_", "")):
+                self.error(f"{_NO_COMMAND} {value!r}; run {instead}")
+            self.error(f"{_NO_COMMAND} {value!r}{near_hint(value, known) or '; commands: ' + ', '.join(known)}")
+        hint = near_hint(str(value), known)
+        raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{hint}")
+
+
+_NO_COMMAND = "there is no command"
+_INCOMPLETE = ("the following arguments are required", _NO_COMMAND)
+"""Starts of messages that a misspelt option may be the cause of, because its value is taken for something else."""
+
+_HABITS = {
+    **dict.fromkeys(("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node"), "--world-size"),
+    **dict.fromkeys(("--ranks", "--num-ranks", "--world", "--world_size"), "--world-size"),
+    **{f"--{axis}": f"--mesh {axis}=N" for axis in ("tp", "dp", "pp", "cp", "ep")},
+    **dict.fromkeys(("--backend", "--framework"), "--platform"),
+    **dict.fromkeys(("-o", "--out", "--output"), "--report"),
+    **dict.fromkeys(("--fault", "--break"), "--inject"),
+    **dict.fromkeys(("--gpu", "--cuda", "--npu"), "--device"),
+}
+"""Options of other launchers and tools, and the option that means the same here."""
+
+_WIDEST = 100
+
+
+class _HelpPage(argparse.HelpFormatter):
+    """One width for the whole page; paragraphs are filled, indented lines are left as they are."""
+
+    def __init__(self, prog: str, *_: Any, **__: Any) -> None:
+        width = min(shutil.get_terminal_size().columns - 2, _WIDEST)
+        super().__init__(prog, max_help_position=28, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if "\n " in part else textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent)
+            for part in text.split("\n\n")
+        )
 
 
 def int_range(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -70,7 +174,7 @@ def float_range(most: float, *, least: float | None = None) -> Callable[[str], f
             value = math.nan
         if (value > 0 if least is None else value >= least) and value <= most:
             return value
-        msg = f"{text!r} is no number {bounds}"
+        msg = f"{text!r} must be a number {bounds}"
         raise argparse.ArgumentTypeError(msg)
 
     return number

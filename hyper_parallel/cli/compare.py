@@ -13,25 +13,31 @@ from hyper_parallel.verify.report_files import write_text
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Compare two reports of one command, such as last night's and this night's: JSON files that --report wrote, of verify
-ops, verify model or fuzz, or of the library's own mutants, bench and coverage gate. What got worse comes first; what
-the second report no longer has is worse, too. A time or ratio counts as changed from a quarter on.
+Compare two JSON reports of one command, such as those of two nights: of verify ops, verify model or fuzz, or of the
+maintainers' mutants, bench and coverage gate. Changes for the worse come first, among them what the second report no
+longer has. A time or ratio counts as changed if it differs by a quarter or more.
 
 Exit status: 0 if nothing got worse, 1 if something did, 2 for invalid input."""
+
+_EXAMPLES = (
+    "hyper-parallel compare before.json after.json",
+    "hyper-parallel compare before.json after.json --html changes.html",
+)
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "compare",
-        help="two reports side by side: what got worse",
+        help="compare two reports of one command: what got worse",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/reading-the-reports.md",
     )
-    parser.add_argument("before", metavar="BEFORE", help="the report of the first run")
-    parser.add_argument("after", metavar="AFTER", help="that of the second run")
-    parser.add_argument("--json", action="store_true", help="the comparison as JSON on stdout")
-    parser.add_argument("--html", metavar="FILE", help="also write a page with both side by side")
+    parser.add_argument("before", metavar="BEFORE", help="JSON report of the first run")
+    parser.add_argument("after", metavar="AFTER", help="JSON report of the second run")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON on stdout")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with both reports side by side")
     parser.set_defaults(run=run)
 
 

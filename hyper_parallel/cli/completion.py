@@ -16,11 +16,15 @@ __all__ = ["SHELLS", "Commands", "add_parser", "commands_of", "script"]
 _PROGRAM = "hyper-parallel"
 
 _DESCRIPTION = """\
-Print a script that completes commands, options and their choices in a shell; files elsewhere.
+Print a script that completes commands, options and their choices, and file names elsewhere.
 
-    bash   hyper-parallel completion bash > ~/.local/share/bash-completion/completions/hyper-parallel
-    zsh    hyper-parallel completion zsh > ~/.hyper-parallel.zsh; add `source ~/.hyper-parallel.zsh` to ~/.zshrc
-    fish   hyper-parallel completion fish > ~/.config/fish/completions/hyper-parallel.fish"""
+For zsh, also add `source ~/.hyper-parallel.zsh` to ~/.zshrc."""
+
+_EXAMPLES = (
+    "hyper-parallel completion bash > ~/.local/share/bash-completion/completions/hyper-parallel",
+    "hyper-parallel completion zsh > ~/.hyper-parallel.zsh",
+    "hyper-parallel completion fish > ~/.config/fish/completions/hyper-parallel.fish",
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,13 @@ def add_parser(subcommands: Any, top: Callable[[], argparse.ArgumentParser]) -> 
     """
     parser = subcommands.add_parser(
         "completion",
-        help="a script for bash, zsh or fish that completes commands and options",
+        help="print a completion script for bash, zsh or fish",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/faq.md",
     )
-    parser.add_argument("shell", choices=tuple(SHELLS), help="for which shell")
-    parser.add_argument("--json", action="store_true", help="the script as JSON")
+    parser.add_argument("shell", choices=tuple(SHELLS), help="shell to write the script for")
+    parser.add_argument("--json", action="store_true", help="print the script as JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, top()))
 
 

@@ -23,6 +23,17 @@ from hyper_parallel.verify.report import report_json
 
 __all__ = ["Finding", "add_parser", "device_findings", "findings", "run"]
 
+_DESCRIPTION = """\
+Check this environment: Python, the frameworks and their versions, devices, and how simulated and real ranks can
+communicate. Each problem comes with the command that fixes it.
+
+Exit status: 0 if nothing is wrong, 1 if something is."""
+
+_EXAMPLES = (
+    "hyper-parallel doctor",
+    "hyper-parallel doctor --json",
+)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -43,8 +54,14 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    subparser = commands.add_parser("doctor", help="frameworks, versions that clash, transports; what to do")
-    subparser.add_argument("--json", action="store_true", help="findings as JSON")
+    subparser = commands.add_parser(
+        "doctor",
+        help="what is installed, which versions clash, and the command that fixes it",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+        guide="docs/faq.md",
+    )
+    subparser.add_argument("--json", action="store_true", help="print the findings as JSON")
     subparser.set_defaults(run=run)
 
 

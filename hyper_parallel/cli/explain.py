@@ -23,41 +23,59 @@ _MOST_RANKS = 65536
 
 _DESCRIPTION = """\
 Print what a parallel plan does in one training step on a mesh of up to 65536 ranks: how each parameter is sharded,
-which memory a rank needs, which collectives run in which module, how many bytes the busiest rank receives and how long
-that takes. This process acts as the first rank and as the last; nothing is communicated or compared. Repeated layers
-are one row of the text. With several --plan the plans are ranked by the time of their collectives.
+which memory a rank needs, which collectives run in which module, how many bytes the busiest rank receives and how
+long that takes. One process computes the first and the last rank; nothing is communicated or compared. Repeated
+layers are folded into one row. With several --plan the plans are ranked by the time of their collectives.
 
-Times are those of collectives one after the other. An axis has the bandwidth and the latency that --link gives it; by
-default 200 GB/s and 5 us if its ranks lie within eight that follow each other, else 25 GB/s and 15 us.
+Times are those of collectives one after the other. An axis has the bandwidth and the latency that --link gives it;
+by default 200 GB/s and 5 us if its ranks lie within eight that follow each other, else 25 GB/s and 15 us.
 
-SPEC and PLAN are those of hyper-parallel verify model. On PyTorch tensors have
-shapes and no values, so the size of the model does not matter; a program that reads values is run with them, up to
-4 GiB of parameters. On MindSpore this process builds the whole model. With --device cuda or npu the step runs on a
-device, as the first rank, with values, and the most bytes that it takes there are shown.
+SPEC and PLAN are those of hyper-parallel verify model. On PyTorch, tensors have shapes but no values, so the model
+may have any size; a program that reads values runs with values, up to 4 GiB of parameters. On MindSpore, this
+process builds the complete model. With --device cuda or npu, the step of the first rank runs on the device with
+values, and its peak memory is printed.
 
 Exit status: 0 on success, 1 if gradients or the order of collectives are wrong, 2 for invalid input, such as a plan
 that the model does not run under, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel explain my_model.py:case --plan my_model.py:plan --mesh 64x8",
+    "hyper-parallel explain my_model.py:case --plan my_model.py:plan --mesh dp=4,tp=2 --link tp=300,4",
+)
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     subparser = commands.add_parser(
         "explain",
-        help="what a plan shards and communicates, on a mesh of any size",
+        help="print what a plan shards and communicates on a mesh of any size",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/two-axes.md",
     )
-    subparser.add_argument("spec", metavar="SPEC", help="the model")
-    subparser.add_argument("--plan", required=True, action="append", metavar="PLAN", help="a parallel plan; repeatable")
-    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
-    subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
-    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
+    subparser.add_argument("spec", metavar="SPEC", help="function that returns the model, its batches and its loss")
     subparser.add_argument(
-        "--link", action="append", default=[], metavar="tp=300,4", help="GB/s and microseconds of an axis; repeatable"
+        "--plan",
+        required=True,
+        action="append",
+        metavar="PLAN",
+        help="function that returns a parallel plan; repeatable",
+    )
+    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
+    subparser.add_argument("--mesh", metavar="64x8", help="shape of the mesh: 3 is tp=3, 64x8 is dp=64,tp=8")
+    subparser.add_argument(
+        "--platform", metavar="torch,mindspore", help="frameworks (default: the one that SPEC imports)"
+    )
+    subparser.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="tp=300,4",
+        help="bandwidth (GB/s) and latency (microseconds) of an axis; repeatable",
     )
     subparser.add_argument("--html", metavar="FILE", help="also write a page with pictures of the mesh and the shards")
-    add_device(subparser, "on which the step runs with values, so that its memory is measured")
-    subparser.add_argument("--json", action="store_true", help="as JSON")
+    add_device(subparser, "run the step on this device with values, and measure its memory")
+    subparser.add_argument("--json", action="store_true", help="print the explanation as JSON")
     subparser.set_defaults(run=run)
 
 

@@ -23,49 +23,65 @@ _MOST_JOBS = 256
 
 _DESCRIPTION = """\
 Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
-calls 3 to 12 operators and modules on results of one another: the operators' own samples, views, indexing, arithmetic,
-writes in place, changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded,
-replicated or pending, in odd, empty and size-1 dims, and have several dtypes; gradients come from backward() or
-autograd.grad, some of them differentiated again; on MindSpore from GradOperation and value_and_grad, once.
+chains 3 to 12 operators and modules: the operators' own samples, views, indexing, arithmetic, writes in place,
+changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded, replicated or pending,
+in odd, empty and size-1 dims, and have several dtypes; gradients come from backward() or autograd.grad, some of them
+differentiated again; on MindSpore from GradOperation and value_and_grad, once.
 
-A program is equal, refused (by an error of this library), refused by both, accepted (only the single device refuses
-it), wrong, an internal error, or a hang. The last three are made small and written as programs of plain user code that
-end with a non-zero status; the report tells the lines of one that has more than 20. The same seed and count give the
-same programs.
+A program is equal, rejected (by an error of this library), rejected by both, accepted (only the single device
+rejects it), wrong, an internal error, or a hang. The last three are reduced and written as programs of plain user
+code that end with a non-zero status. The same seed and count give the same programs.
 
 Exit status: 0 if programs were compared and nothing was found, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel fuzz --platform torch --count 200",
+    "hyper-parallel fuzz --minutes 10 --jobs 4 --findings findings",
+)
 
 
 def add_parser(subcommands: Any) -> None:
     """Declare the subcommand."""
     parser = subcommands.add_parser(
         "fuzz",
-        help="random programs on DTensors beside one device",
+        help="compare random programs on DTensors with a single device",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/reading-the-reports.md",
     )
-    parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore; default: those installed")
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all programs (default: 0)")
+    parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore (default: those installed)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all programs (default: 0)")
     parser.add_argument(
-        "--count", type=int_range(1, _MOST_PROGRAMS), metavar="N", help=f"programs (default: {_DEFAULT_COUNT})"
+        "--count",
+        type=int_range(1, _MOST_PROGRAMS),
+        metavar="N",
+        help=f"number of programs (default: {_DEFAULT_COUNT})",
     )
     parser.add_argument(
         "--first",
         type=int_range(0, _MOST_PROGRAMS),
         default=0,
         metavar="N",
-        help="number of the first program; 0 by default",
+        help="number of the first program (default: 0)",
     )
     parser.add_argument(
-        "--minutes", type=float_range(_MOST_MINUTES), metavar="M", help="run for so long, or until --count is reached"
+        "--minutes",
+        type=float_range(_MOST_MINUTES),
+        metavar="M",
+        help="stop after M minutes, or when --count is reached",
     )
-    parser.add_argument("--jobs", type=int_range(1, _MOST_JOBS), default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
-        "--findings", default="fuzz_findings", metavar="FOLDER", help="where programs that fail are written"
+        "--jobs", type=int_range(1, _MOST_JOBS), default=1, metavar="N", help="number of processes (default: 1)"
     )
-    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    parser.add_argument("--html", metavar="FILE", help="also write a page: counts, refusals, every finding")
+    parser.add_argument(
+        "--findings",
+        default="fuzz_findings",
+        metavar="FOLDER",
+        help="folder for programs that fail (default: fuzz_findings)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with counts, rejections and every finding")
     parser.set_defaults(run=run)
 
 

@@ -155,7 +155,7 @@ def _files(value: str | list[str] | None) -> Iterator[Path]:
 
 
 def can_be_written(option: str, path_text: str | None, *, folder: bool = False) -> None:
-    """Check that a report can be written before minutes of work; missing folders are created.
+    """Check that a report can be written before minutes of work; missing folders are created, and stderr says so.
 
     Args:
         option: option that names the file, for the message.
@@ -169,9 +169,14 @@ def can_be_written(option: str, path_text: str | None, *, folder: bool = False) 
         return
     path = Path(path_text)
     problem = "is a folder" if path.is_dir() and not folder else ""
+    parent = path if folder else path.parent
     try:
-        (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        if not parent.exists():
+            parent.mkdir(parents=True)
+            print(f"{option}: created the folder {printable(str(parent))}", file=sys.stderr)
+        elif not parent.is_dir():
+            problem = "its folder is a file"
+        if not problem and not os.access(path if path.exists() else parent, os.W_OK):
             problem = "Permission denied"
     except OSError as error:
         problem = error.strerror or type(error).__name__

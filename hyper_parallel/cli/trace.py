@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Show what the ranks of a failed world were doing: who raised, where each rank is, and the first call on which ranks
-differ. Set HP_FLIGHT_FOLDER to a folder before the world is started; it receives the last 256 calls of each rank when
-the world fails, times out or loses a rank.
+Print what the ranks of a failed run were doing: which rank raised, where each rank is, and the first call on which
+ranks differ. Set HP_FLIGHT_FOLDER to a folder before the run starts: when the run fails, times out or loses a rank,
+the last 256 calls of each rank are written there.
 
 Exit status: 0 if the records could be read, 2 if there are none or they are damaged."""
+
+_EXAMPLES = (
+    "HP_FLIGHT_FOLDER=flight python train.py; hyper-parallel trace flight",
+    "hyper-parallel trace flight --html timeline.html",
+)
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     subparser = commands.add_parser(
         "trace",
-        help="what the ranks of a failed world were doing",
+        help="print what the ranks of a failed run were doing",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/rank-tests.md",
     )
-    subparser.add_argument("folder", metavar="FOLDER", help="the folder that HP_FLIGHT_FOLDER named")
+    subparser.add_argument("folder", metavar="FOLDER", help="folder that HP_FLIGHT_FOLDER named during the run")
     subparser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     subparser.add_argument(
-        "--html", metavar="FILE", help="write a page: compute and collectives of every rank over time"
+        "--html", metavar="FILE", help="write a page with a timeline of every rank: compute and collectives"
     )
-    subparser.add_argument("--json", action="store_true", help="the merged record as JSON on stdout")
+    subparser.add_argument("--json", action="store_true", help="print the merged record as JSON on stdout")
     subparser.set_defaults(run=run)
 
 

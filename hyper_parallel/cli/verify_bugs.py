@@ -13,29 +13,43 @@ from hyper_parallel.cli.verify_model import platforms
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Run documented bugs of distributed training through the harness. Each is a small program of plain PyTorch or MindSpore
-with a switch; both forms train on a single device and on simulated ranks and are compared, as `verify program` does
-with a user's script. A broken form must be found to differ, a fixed one to be equal. The first wrong value and the
-cause that the harness names are compared with the documented ones.
+Run documented bugs of distributed training through the harness. Each is a small program of plain PyTorch or
+MindSpore with a switch between the broken and the fixed form. Both forms are verified as `verify program` verifies a
+script: the broken form must differ, the fixed form must be equal. The first wrong value and the cause in the report
+are compared with the documented ones.
 
-Exit status: 0 if all bugs were caught and all fixed forms pass, and, of the whole corpus, nine of ten tensors and eight
-of ten causes are right; 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 if all bugs were caught and all fixed forms pass, and, of the whole corpus, nine of ten tensors and
+eight of ten causes are right; 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel verify bugs --only average_for_sum",
+    "hyper-parallel verify bugs --platform torch --html bugs.html",
+)
 
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
     subparser = kinds.add_parser(
         "bugs",
-        help="documented bugs, broken and fixed: what the harness catches",
+        help="run documented bugs and their fixes, and count which are caught",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/reading-the-reports.md",
     )
-    subparser.add_argument("--only", action="append", metavar="NAME", help="only this bug; repeatable")
-    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
-    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    subparser.add_argument("--html", metavar="FILE", help="also write a page: every bug with its verdict and evidence")
+    subparser.add_argument("--only", action="append", metavar="NAME", help="run only this bug; repeatable")
+    subparser.add_argument(
+        "--platform", metavar="torch,mindspore", help="frameworks to check (default: those installed)"
+    )
+    subparser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="seed of the perturbations that measure rounding (default: 0)"
+    )
+    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    subparser.add_argument(
+        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
+    )
+    subparser.add_argument(
+        "--html", metavar="FILE", help="also write a page with the verdict and evidence of every bug"
+    )
     subparser.set_defaults(run=run)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.cli.arguments import MOST_STEPS, add_device, int_range, seed
 from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
@@ -34,13 +35,20 @@ _DESCRIPTION = """\
 Train the single-device model and the parallel one side by side on the same data, and compare outputs, loss, every
 gradient and every updated weight after each step, without any scale factor.
 
-Without SPEC: a small byte-level transformer on the sources of Python's standard library, in several scenarios.
-With SPEC: package.module:function or path/file.py:function; the function returns a hyper_parallel.verify.ModelCase, a
-mapping of its fields, or (model, batches, loss), where a batch is a tuple of arrays of which all but the last go to the
-model, and loss(output, batch) is a scalar. PLAN names a function that is called with the mesh and returns the plan of
-parallelize_module, or a hyper_parallel.verify.ParallelPlan.
+SPEC is package.module:function or path/file.py:function. The function returns (model, batches, loss): a batch is a
+tuple of arrays, all but the last go to the model, and loss(output, batch) is a scalar. It may also return a
+hyper_parallel.verify.ModelCase or a mapping of its fields. PLAN names a function that takes the mesh and returns the
+plan of parallelize_module, or a hyper_parallel.verify.ParallelPlan.
+
+Without SPEC, bundled models are verified: small byte-level transformers, trained on the sources of Python's standard
+library.
 
 Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel verify model my_model.py:case --plan my_model.py:plan --mesh 3",
+    "hyper-parallel verify model --mesh 3 --inject drop-allreduce@layers.0 --html report.html",
+)
 
 
 def add_parser(kinds: Any) -> None:
@@ -49,36 +57,55 @@ def add_parser(kinds: Any) -> None:
         "model",
         help="train a model parallel and single-device side by side",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/first-plan.md",
     )
-    subparser.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
-    subparser.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
-    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
-    subparser.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
     subparser.add_argument(
-        "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
+        "spec",
+        nargs="?",
+        metavar="SPEC",
+        help="function that returns the model, its batches and its loss (default: the bundled models)",
     )
-    subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    subparser.add_argument("--plan", metavar="PLAN", help="function that returns the parallel plan of SPEC")
+    subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
+    subparser.add_argument(
+        "--mesh", metavar="2x2", help="shape of the mesh: 3 is tp=3, 2x2 is dp=2,tp=2; dp=2,tp=3 names the axes"
+    )
+    subparser.add_argument(
+        "--platform",
+        metavar="torch,mindspore",
+        help="frameworks to run on (default: the one that SPEC imports, or those installed)",
+    )
+    subparser.add_argument(
+        "--launch",
+        default="simulated",
+        metavar="simulated,processes",
+        help="how ranks run: in a simulated cluster or as processes (default: simulated)",
+    )
     add_device(subparser, "where both models are: simulated ranks share one device, processes have one each")
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all random numbers (default: 0)")
     subparser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of all random numbers: the same seed, the same numbers (0)"
+        "--scenario", action="append", metavar="NAME", help="run only this bundled model; repeatable"
     )
     subparser.add_argument(
-        "--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable"
+        "--dtype", choices=("float64", "float32"), help="dtype of the bundled models (default: float64)"
     )
-    subparser.add_argument("--dtype", choices=("float64", "float32"), help="of the embedded model (default: float64)")
     faults = ", ".join(_faults())
-    subparser.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
+    subparser.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"break the parallel run on purpose: {faults}")
     subparser.add_argument(
         "--harden", action="store_true",
-        help="change what hides errors: equal axis sizes, rows that divide evenly, one step, constant parameters",
+        help="run a case that hides fewer errors: unequal axes, uneven rows, several steps, random weights",
     )  # fmt: skip
-    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    subparser.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
+    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    subparser.add_argument(
+        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
+    )
+    subparser.add_argument(
+        "--html", metavar="FILE", help="also write a page with losses, gradients, collectives and layouts"
+    )
     subparser.set_defaults(run=run)
 
 
@@ -241,8 +268,12 @@ def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        msg = f"{option} {text!r}: {', '.join(map(repr, unknown)) or 'nothing'} is none of {', '.join(known)}"
+    if not names:
+        msg = f"{option} {text!r} is empty; choose from {', '.join(known)}"
+        raise ValueError(msg)
+    if unknown:
+        wrong = f"{', '.join(map(repr, unknown))} is not one of {', '.join(known)}{near_hint(unknown[0], known)}"
+        msg = f"{option} {wrong}" if len(names) == 1 else f"{option} {text!r}: {wrong}"
         raise ValueError(msg)
     return list(dict.fromkeys(names))
 

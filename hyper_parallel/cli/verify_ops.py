@@ -37,17 +37,23 @@ _NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed", "
 """Options that ``--target`` does not use."""
 
 _DESCRIPTION = """\
-Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
-and pending reductions included, forward and backward with random cotangents, against the plain operator.
+Compare every sharding rule with the plain operator, forward and backward with random cotangents, in all placements
+that the rule claims, with uneven and empty shards and pending reductions.
 
-Without FILE: the library's own rules. With FILE: a Python file that registers operators of yours and says on which
-calls to check them, with hyper_parallel.verify.operator_sample(function, real("ab"), ...).
+FILE is a Python file that registers operators of yours and declares samples of them with
+hyper_parallel.verify.operator_sample(function, real("ab"), ...). Without FILE, the library's own rules are checked.
 
-A check is one operator, one sample with one choice of sizes, one tuple of placements, one mesh: outputs, and the
-gradient of every differentiable input, on every rank. Most run on plain per-rank tensors in one process; every rule
-also runs on DTensors in the simulated cluster. Placements that are refused with a clear error are counted apart.
+One check is one operator with one sample, one choice of sizes, one placement of each operand and one mesh: outputs
+and the gradient of every differentiable input, on every rank. Most checks run on plain per-rank tensors in one
+process; every rule also runs on DTensors in the simulated cluster. Placements that are rejected with a clear error
+are counted separately.
 
-Exit status: 0 if everything was checked and held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 if everything was checked and passed, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel verify ops --quick --html operators.html",
+    "hyper-parallel verify ops my_operators.py --mesh 3,2x3",
+)
 
 
 def add_parser(subcommands: Any) -> None:
@@ -56,23 +62,28 @@ def add_parser(subcommands: Any) -> None:
         "ops",
         help="check sharding rules, forward and backward, in every placement",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/adding-an-operator.md",
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a Python file with operators of yours")
-    parser.add_argument("--op", nargs="+", metavar="NAME", help="only these operators")
     parser.add_argument(
-        "--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports"
+        "file", nargs="?", metavar="FILE", help="Python file with operators of yours (default: the library's operators)"
     )
-    add_device(parser, "on which references and ranks compute, all on one device")
-    parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: a minute or two")
+    parser.add_argument("--op", nargs="+", metavar="NAME", help="check only these operators")
     parser.add_argument(
-        "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor instead, on simulated ranks"
+        "--platform",
+        metavar="torch,mindspore",
+        help="frameworks to check (default: the one that FILE imports, or those installed)",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of all values (default: 0)")
-    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    parser.add_argument("--html", metavar="FILE", help="also write the matrix of operators as a page")
+    add_device(parser, "device of the reference and of all ranks")
+    parser.add_argument("--mesh", metavar="3,2x3", help="check only on these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
+    parser.add_argument("--quick", action="store_true", help="check fewer sizes and meshes, in a minute or two")
+    parser.add_argument(
+        "--target", metavar="torch-dtensor", help="check PyTorch's own DTensor instead, on simulated ranks"
+    )
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all values (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with the matrix of operators")
     parser.set_defaults(run=run)
 
 
@@ -116,7 +127,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.ops.worker_pool import run_tasks
 
     if arguments.target not in TARGETS:
-        msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
+        msg = f"--target {arguments.target!r} is not one of {', '.join(TARGETS)}"
         raise ValueError(msg)
     options = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
     if ignored := [name for name, value in options.items() if value and (name, value) != ("--device", "cpu")]:
@@ -192,16 +203,21 @@ def operators(asked: Sequence[str] | None) -> list[str]:
     Raises:
         ValueError: there is none of a name.
     """
+    known = _known_operators()
+    unknown = [name for name in asked or () if name not in known]
+    if unknown:
+        hint = near_hint(unknown[0].rpartition(".")[2].lower(), known)
+        msg = f"--op: there is no operator {', '.join(map(repr, unknown))}{hint}"
+        raise ValueError(msg)
+    return list(dict.fromkeys(asked)) if asked else list(known)
+
+
+def _known_operators() -> Sequence[str]:
     from hyper_parallel.core.shard import rules
     from hyper_parallel.core.shard.rule import rule_names
 
     rules.load()
-    known = rule_names()
-    unknown = [name for name in asked or () if name not in known]
-    if unknown:
-        msg = f"--op: no rule is called {', '.join(map(repr, unknown))}{near_hint(unknown[0], known)}"
-        raise ValueError(msg)
-    return list(dict.fromkeys(asked)) if asked else list(known)
+    return rule_names()
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
@@ -229,7 +245,7 @@ def mesh_sizes(text: str) -> tuple[int, ...]:
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
         raise ValueError(msg)
     if max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > MOST_RANKS:
-        msg = f"--mesh {text!r}: at most {MOST_RANKS} ranks; what a rule does to five, it does to more"
+        msg = f"--mesh {text!r}: at most {MOST_RANKS} ranks"
         raise ValueError(msg)
     return tuple(map(int, sizes))
 
@@ -257,9 +273,10 @@ def _parsed(file: str) -> ast.Module:
     if path.is_dir():
         problem = "is a folder; name a Python file"
     elif not path.exists():
-        problem = "no such file"
+        hint = f"; for the operator of this name write --op {file}" if file in _known_operators() else ""
+        problem = f"no such file{hint}"
     elif path.suffix != ".py":
-        problem = "is no Python file: its name does not end in .py"
+        problem = "is not a Python file: its name does not end in .py"
     else:
         try:
             return ast.parse(path.read_bytes(), path.name)

@@ -20,32 +20,35 @@ _MOST_GIB = 65536.0
 _RUNS = 5  # the reference, two perturbed repeats, the ranks, the comparison; more where a value is out of bounds
 
 _DESCRIPTION = """\
-Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that it
-computes: outputs of modules, losses, masks, gradients when the optimizer sees them, gradient norms, optimizer state,
-weights and buffers after each step. The report names the first difference with its rank, its step and its cause.
+Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that
+it computes: outputs of modules, losses, masks, gradients when the optimizer sees them, gradient norms, optimizer
+state, weights and buffers after each step. The report names the first difference with its rank, step and cause.
 
-FILE is a script, or file.py:function of a function that takes nothing or a mesh. Arguments of the script follow --.
-Without FILE, what follows -- is the command that starts training: `-- torchrun --nproc-per-node 4 train.py --lr 0.1`,
-`-- accelerate launch train.py`, `-- python -m package.train`.
-It must train the same way on one rank: read its rank and world size from torch.distributed or the environment, and take
-its part of one global batch. The allowed difference is measured by repeating the run on one rank with perturbations in
-the last place.
+FILE is a script, or file.py:function, where the function takes no argument or a mesh. Arguments of the script follow
+--. Without FILE, the command that starts training follows --: `-- torchrun --nproc-per-node 4 train.py --lr 0.1`,
+`-- accelerate launch train.py`, `-- python -m package.train`. The program must also run on one rank: it reads rank
+and world size from torch.distributed or the environment, and takes its part of one global batch. The tolerance of
+each value is measured by repeating the run on one rank with inputs perturbed by one unit in the last place.
 
-Nothing of yours is overwritten: each run, alone or on all ranks, has a private copy of the files that it writes, which
-is deleted with it (--keep-files). Writes that cannot be redirected, of subprocesses or of native code, are denied.
+Your files are not overwritten: each run has a private copy of the files that it writes, which is deleted at its end
+(--keep-files keeps it). Writes of subprocesses and native code cannot be redirected and are denied.
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
-The case is inspected, too: ranks that all do the same work hide a missing average, constant weights the gradients
-behind them, one step what is stale in the second. A case in which no rank does work of its own, or no gradient is other
-than zero, is refused; what else it cannot show is listed. --harden runs a program that is equal once more in a case
-that can show it, without editing the program: constant initial weights become random, losses of ranks with equal data
-are weighted, outputs that the loss adds up are multiplied by random numbers, symmetric inputs get noise, masks unequal
-counts, inputs other strides, --steps 1 becomes 3, and more ranks make axes unequal and parts uneven. What it cannot
-repair is listed.
+The report lists blind spots of the case: ranks with equal data hide a missing average, constant weights hide the
+gradients behind them, one step hides state that is stale in the second. The result is inconclusive if all ranks do
+the same work or all gradients are zero. --harden then runs a case with fewer blind spots, without changes to the
+program: constant initial weights become random, losses of ranks with equal data are weighted, outputs that the loss
+adds up are multiplied by random numbers, symmetric inputs get noise, masks get unequal counts, inputs get other
+strides, --steps 1 becomes 3, and more ranks make axes unequal and shards uneven. Blind spots that remain are listed.
 
-Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 3 if all is equal and the case is
-refused or most of the gradients could not be judged, 130 after Ctrl-C."""
+Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 3 if all values match but the
+result is inconclusive, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel verify program train.py --world-size 4 -- --lr 0.1",
+    "hyper-parallel verify program -- torchrun --nproc-per-node 4 train.py",
+)
 
 
 def add_parser(kinds: Any) -> None:
@@ -54,81 +57,117 @@ def add_parser(kinds: Any) -> None:
         "program",
         help="run a training program on one rank and on several, and compare them",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/verify-a-training-script.md",
     )
-    subparser.add_argument("file", nargs="?", metavar="FILE", help="train.py, or train.py:function")
     subparser.add_argument(
-        "-m", dest="module", metavar="MODULE", help="a module in place of FILE, as python -m runs it"
+        "file", nargs="?", metavar="FILE", help="script, or function in a script as in train.py:function"
+    )
+    subparser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run a module in place of FILE, as python -m does"
     )
     subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
-    subparser.add_argument("--mesh", metavar="dp=2,tp=2", help="axes of the ranks, the last one fastest, for messages")
-    subparser.add_argument("--single", metavar="FILE", help="another script or function for the run on one rank")
-    subparser.add_argument("--single-args", metavar="ARGS", help="arguments of the run on one rank, in one string")
     subparser.add_argument(
-        "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop after N optimizer steps (default: at its end)"
+        "--mesh", metavar="dp=2,tp=2", help="names and sizes of the axes, the last one fastest; used in messages"
+    )
+    subparser.add_argument(
+        "--single", metavar="FILE", help="script or function for the run on one rank (default: FILE)"
+    )
+    subparser.add_argument(
+        "--single-args",
+        metavar="ARGS",
+        help="arguments of the script on one rank, as one string (default: those after --)",
+    )
+    subparser.add_argument(
+        "--steps",
+        type=int_range(1, MOST_STEPS),
+        metavar="N",
+        help="stop after N optimizer steps (default: run to the end)",
     )
     subparser.add_argument("--only", action="append", metavar="PATTERN", help="record only these outputs; repeatable")
     subparser.add_argument(
         "--declare", action="append", metavar="NAME=PLACEMENT",
-        help="what a value is, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
+        help="placement of a value, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
     )  # fmt: skip
-    subparser.add_argument("--harden", action="store_true", help="run it again in a case that can show more errors")
+    subparser.add_argument(
+        "--harden", action="store_true", help="if all values match, run again in a case that hides fewer errors"
+    )
     subparser.add_argument(
         "--accumulate", metavar="ARGS",
-        help="compare its micro-batches with one batch, which these arguments of the script make, in one string",
+        help="compare micro-batches with one large batch, which these arguments of the script select",
     )  # fmt: skip
     subparser.add_argument(
         "--logged", action=argparse.BooleanOptionalAction, default=None,
-        help="every logged number that differs is an error (default: those whose cause is known)",
+        help="fail on every logged number that differs (default: only where the cause is known)",
     )  # fmt: skip
     subparser.add_argument(
         "--resume", metavar="ARGS",
-        help="stop it after some steps, start it again with these arguments of the script, and compare with no stop",
+        help="stop after some steps, restart with these arguments of the script, and compare with an uninterrupted run",
     )  # fmt: skip
     subparser.add_argument(
-        "--resume-after", type=int_range(1, MOST_STEPS), metavar="N", help="steps before that (default: half of them)"
+        "--resume-after",
+        type=int_range(1, MOST_STEPS),
+        metavar="N",
+        help="steps before the stop of --resume (default: half of them)",
     )
     subparser.add_argument(
-        "--resume-world", type=int_range(1), metavar="N", help="number of ranks after that (default: the same)"
+        "--resume-world",
+        type=int_range(1),
+        metavar="N",
+        help="number of ranks after the stop of --resume (default: the same)",
     )
     subparser.add_argument(
-        "--allow", action="append", metavar="KIND", help="accept a case that is refused: equal-data; repeatable"
+        "--allow",
+        action="append",
+        metavar="KIND",
+        help="accept a blind spot that makes the result inconclusive, such as equal-data; repeatable",
     )
     subparser.add_argument(
         "--launch", default="simulated", metavar="simulated|threads|processes",
-        help="ranks on the checked transport, forked for a script or as threads; or over gloo (default: simulated)",
+        help="ranks in a simulated cluster, as threads of one process, or as processes over gloo (default: simulated)",
     )  # fmt: skip
-    add_device(
-        subparser, "where the program makes its tensors: simulated ranks share a device, processes have one each"
+    add_device(subparser, "device of the program: simulated ranks share one, processes have one each")
+    subparser.add_argument(
+        "--pretend", default="", metavar="cuda|npu", help="run a script that names this device on the CPU"
     )
     subparser.add_argument(
-        "--pretend", default="", metavar="cuda|npu", help="the CPU stands in for this device, which a script names"
+        "--platform", choices=FRAMEWORKS, help="framework of the program (default: the one that FILE imports)"
     )
-    subparser.add_argument("--platform", choices=FRAMEWORKS, help="default: the one that FILE imports")
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
+    subparser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="seed of the perturbations that measure rounding (default: 0)"
+    )
     subparser.add_argument(
         "--timeout",
         type=float_range(_MOST_SECONDS),
         default=300.0,
         metavar="S",
-        help="seconds for a run (default: 300)",
+        help="time limit of each run in seconds (default: 300)",
     )
     subparser.add_argument(
-        "--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile (default: for temporary files)"
+        "--scratch",
+        metavar="FOLDER",
+        help="folder for recorded arrays during the run (default: the system's temporary folder)",
     )
     subparser.add_argument(
-        "--budget", type=float_range(_MOST_GIB), metavar="GIB", help="that may be written there (default: what is free)"
+        "--budget",
+        type=float_range(_MOST_GIB),
+        metavar="GIB",
+        help="most that may be written to --scratch (default: the free space)",
     )
     subparser.add_argument(
         "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
     )
     subparser.add_argument(
         "--upcast", action=argparse.BooleanOptionalAction, default=None,
-        help="verify it once more in a wider dtype (default: half precision, where errors of 5 %% might pass)",
+        help="verify again in a wider dtype (default: only for half precision, where a 5 %% error could pass)",
     )  # fmt: skip
-    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    subparser.add_argument("--html", metavar="FILE", help="also write a page: differences, causes, what was compared")
+    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    subparser.add_argument(
+        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
+    )
+    subparser.add_argument(
+        "--html", metavar="FILE", help="also write a page with differences, causes and everything that was compared"
+    )
     subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS or COMMAND]"
     subparser.set_defaults(run=run, arguments=())
 

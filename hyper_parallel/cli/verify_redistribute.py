@@ -23,27 +23,37 @@ __all__ = ["add_parser", "run"]
 _MOST_DIMS, _MOST_ELEMENTS, _DIGITS = 6, 1_000_000, 7
 
 _DESCRIPTION = """\
-Redistribute a tensor from every placement to every placement on simulated ranks. Values and gradients are compared with
-those of one device, and the number of received elements with the least that any algorithm needs.
+Redistribute a tensor from every placement to every placement on simulated ranks. Values and gradients are compared
+with a single device, and the number of received elements with the minimum that any algorithm needs.
 
-Exit status: 0 if every change that has a plan held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 if every supported change passed, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel verify redistribute --quick",
+    "hyper-parallel verify redistribute --mesh 2x3 --shape 7x5 --platform torch",
+)
 
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
     subparser = kinds.add_parser(
         "redistribute",
-        help="every placement to every placement, values, gradients and bytes",
+        help="check every change of placement: values, gradients and bytes",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/reading-the-reports.md",
     )
-    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    add_device(subparser, "on which ranks compute, all on one device")
-    subparser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
+    subparser.add_argument(
+        "--platform", metavar="torch,mindspore", help="frameworks to check (default: those installed)"
+    )
+    add_device(subparser, "device of all ranks")
+    subparser.add_argument("--mesh", metavar="3,2x3", help="check only on these meshes (default: 2,3,4,2x2,2x3)")
     subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
-    subparser.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of values and gradients (default: 0)")
-    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.add_argument("--quick", action="store_true", help="check only on meshes 2, 3 and 2x2")
+    subparser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="seed of values and gradients (default: 0)"
+    )
+    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
     subparser.set_defaults(run=run)
 
 

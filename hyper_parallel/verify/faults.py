@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.core.dtensor.parameter_paths import describe_nearest
@@ -69,7 +70,7 @@ def parse_fault(text: str | None) -> Fault | None:
         return None
     name, _, module = text.partition("@")
     if name not in FAULTS:
-        msg = f"--inject {name!r} is no fault; known: {', '.join(FAULTS)}"
+        msg = f"--inject {name!r} is not one of {', '.join(FAULTS)}{near_hint(name, FAULTS)}"
         raise InputError(msg)
     return Fault(name, module or FAULTS[name][0])
 

@@ -206,7 +206,7 @@ def as_case(value: Any) -> ModelCase:
     """
     if isinstance(value, ModelCase):
         return value
-    if isinstance(value, tuple) and len(value) == 3:
+    if isinstance(value, (tuple, list)) and len(value) == 3:
         model, batches, loss = value
         return ModelCase(model, batches, loss)
     if isinstance(value, Mapping):
@@ -220,9 +220,13 @@ def as_case(value: Any) -> ModelCase:
             f"batches, loss, and may have {', '.join(_OPTIONS)}"
         )
         raise InputError(msg)
+    if isinstance(value, (tuple, list)):
+        what = f"{type(value).__name__} of {len(value)} item{'s' * (len(value) != 1)}"
+        msg = f"SPEC must return three items: model, batches, loss; this returned a {what}"
+        raise InputError(msg)
     msg = (
-        f"SPEC returned {type(value).__name__}; it must return a hyper_parallel.verify.ModelCase, a mapping of its "
-        "fields, or (model, batches, loss)"
+        f"SPEC returned {type(value).__name__}; return three items: model, batches, loss; or a mapping with these "
+        "keys, or a hyper_parallel.verify.ModelCase"
     )
     raise InputError(msg)
 

@@ -126,7 +126,7 @@ class SingleDeviceRun(_TrainingRun):
         """
         self._check_trainable()
         self.training.keeps_gradients = number == 0
-        with blame_user("SPEC: the model on a single device"):
+        with blame_user("SPEC: the model or its loss on a single device"):
             loss = super().step(number)
         module = self._random_module()
         if module is not None:

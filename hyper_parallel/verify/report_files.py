@@ -65,7 +65,7 @@ def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[di
     if isinstance(content, dict) and "rows" in content:
         content = content["rows"]
     if not isinstance(content, list):
-        msg = f"{path} is no report of `{command}`: it is no list"
+        msg = f"{path} is not a report of `{command}`: it is not a list"
         raise ValueError(msg)  # noqa: TRY004 - one type for every file that cannot be read
     _require(path, content, needed, command)
     return content
@@ -73,7 +73,7 @@ def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[di
 
 def other_version(path: Path, missing: Collection[str], command: str) -> str:
     """Return the message for a file that lacks keys."""
-    return f"{path} has no {', '.join(missing)}: another version wrote it; run `{command}` again"
+    return f"{path} has no {', '.join(missing)}: it is not a report of `{command}`, or one of another version"
 
 
 @contextlib.contextmanager
@@ -96,8 +96,11 @@ def reading(*paths: Path) -> Iterator[None]:
 def _load(path: Path, command: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path} is no report of `{command}`: {error}"
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror or type(error).__name__}; `{command}` writes it"
+        raise ValueError(msg) from error
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is not a report of `{command}`: {error}"
         raise ValueError(msg) from error
 
 

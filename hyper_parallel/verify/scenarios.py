@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.frameworks import harness_of
@@ -145,7 +146,8 @@ def scenario_named(name: str) -> Scenario | Tutorial:
     for scenario in SCENARIOS:
         if scenario.name == name:
             return scenario
-    msg = f"scenario {name!r} does not exist; known: {', '.join(scenario.name for scenario in SCENARIOS)}"
+    names = [scenario.name for scenario in SCENARIOS]
+    msg = f"scenario {name!r} does not exist{near_hint(name, names) or '; scenarios: ' + ', '.join(names)}"
     raise ValueError(msg)
 
 

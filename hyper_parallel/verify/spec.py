@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hyper_parallel
+from hyper_parallel._text import near_hint, shortened
 from hyper_parallel.errors import PlanError
 from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.input_error import InputError
@@ -58,12 +59,19 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
     if not (_is_module(module_name) and name.isidentifier()):
         msg = f"{source} {spec!r} must look like package.module:function or path/file.py:function"
         raise InputError(msg)
+    if module_name.endswith(".ipynb"):
+        msg = (
+            f"{source} {spec!r}: {module_name} is a notebook; save its cells as a script "
+            "(jupyter nbconvert --to script), or call hyper_parallel.verify.verify_model in a cell"
+        )
+        raise InputError(msg)
     load = _load_file if module_name.endswith(".py") else _import_module
     module = load(module_name, source)
     function = getattr(module, name, None)
     if function is None:
-        functions = ", ".join(_public_functions(module)) or "none"
-        msg = f"{source} {spec!r}: {module_name} has no function {name!r}; it has {functions}"
+        known = _public_functions(module)
+        functions = near_hint(name, known) or f"; it has {shortened(known) or 'none'}"
+        msg = f"{source} {spec!r}: {module_name} has no function {name!r}{functions}"
         raise InputError(msg)
     if not callable(function):
         takes = " takes the mesh and" if source == "PLAN" else ""

@@ -41,9 +41,9 @@ def test_every_command_answers_in_json(name, command):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["verify", "model", "--bogus"], "hyper-parallel: error: unrecognized arguments: --bogus"),
+        (["verify", "model", "--bogus"], "hyper-parallel verify model: error: unknown option --bogus"),
         (["verify", "ops", "--op"], "hyper-parallel verify ops: error: argument --op: expected at least one argument"),
-        (["doctor", "now"], "hyper-parallel: error: unrecognized arguments: now"),
+        (["doctor", "now"], "hyper-parallel doctor: error: unexpected argument now"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])

@@ -57,7 +57,7 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
     "options, message",
     [
         (["--count", "0"], "--count: '0' must be an integer from 1 to 1000000000"),
-        (["--minutes", "nan"], "--minutes: 'nan' is no number above 0 and at most 10080"),
+        (["--minutes", "nan"], "--minutes: 'nan' must be a number above 0 and at most 10080"),
         (["--jobs", "-1"], "--jobs: '-1' must be an integer from 1 to 256"),
         (["--seed", "-1"], "--seed: '-1' must be an integer from 0 to 4294967295"),
         (["--first", "-1"], "--first: '-1' must be an integer from 0 to 1000000000"),

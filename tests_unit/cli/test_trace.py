@@ -85,4 +85,4 @@ def test_damaged_records_are_one_line_and_status_2(tmp_path, capsys):
     path.unlink()
     path.mkdir()
     assert main(["trace", str(tmp_path)]) == 2
-    assert "is no flight record: it is no file" in capsys.readouterr().err
+    assert "is not a flight record: it is not a regular file" in capsys.readouterr().err

@@ -62,5 +62,5 @@ def test_an_unknown_bug_is_refused(capsys):
     """An unknown name is an error with near ones, before anything is run."""
     status, out, err = ran(capsys, "--platform", "torch", "--only", "average_for_sums")
     assert (status, out) == (2, "")
-    message = "hyper-parallel: error: no bug of torch is called 'average_for_sums'; near: average_for_sum, "
+    message = "hyper-parallel: error: no bug of torch is called 'average_for_sums'; did you mean average_for_sum"
     assert err.startswith(message)

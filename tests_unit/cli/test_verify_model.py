@@ -140,11 +140,11 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
         (["--plan", "PLAN", "--mesh", "2x2x2"], "--mesh '2x2x2' has 3 axes; name them, such as pp=2,dp=2,tp=2"),
         (
             ["--plan", "PLAN", "--mesh", "3", "--launch", "real"],
-            "--launch 'real': 'real' is none of simulated, processes",
+            "--launch 'real' is not one of simulated, processes",
         ),
         (
             ["--plan", "PLAN", "--mesh", "3", "--inject", "gremlin"],
-            "--inject 'gremlin' is no fault; known: drop-allreduce, wrong-shard-dim, double-bias, unreduced-norm-grad",
+            "--inject 'gremlin' is not one of drop-allreduce, wrong-shard-dim, double-bias, unreduced-norm-grad",
         ),
         (
             ["--plan", "PLAN", "--mesh", "3", "--inject", "drop-allreduce"],
@@ -176,7 +176,7 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
         ),
         (["--plan", "PLAN", "--mesh", "3", "--scenario", "3-rms-untied"],
             "--scenario names an embedded scenario; it does not go with SPEC"),
-        (["--plan", "PLAN", "--mesh", "3", "--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+        (["--plan", "PLAN", "--mesh", "3", "--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     ],
 )  # fmt: skip
 def test_own_model_mistakes(platform_name, options, text, capsys):
@@ -197,8 +197,8 @@ def test_spec_that_makes_no_case(platform_name, capsys):
         "--platform", platform_name, "--json",
     ])  # fmt: skip
     text = (
-        "SPEC returned int; it must return a hyper_parallel.verify.ModelCase, a mapping of its fields, "
-        "or (model, batches, loss)"
+        "SPEC returned int; return three items: model, batches, loss; or a mapping with these keys, or a "
+        "hyper_parallel.verify.ModelCase"
     )
     captured = capsys.readouterr()
     assert status == 2
@@ -235,7 +235,7 @@ def test_choices(runs, capsys):
     [
         (["--mesh", "5"], "no embedded scenario has the mesh 5; there are 2x2, 3"),
         (["--scenario", "4d"],
-            f"scenario '4d' does not exist; known: {', '.join(item.name for item in SCENARIOS)}"),
+            f"scenario '4d' does not exist; scenarios: {', '.join(item.name for item in SCENARIOS)}"),
         (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"),
     ],
 )  # fmt: skip
@@ -289,7 +289,7 @@ def test_report_file(runs, name, tmp_path, capsys):
 def test_report_that_cannot_be_written(runs, option, tmp_path, capsys):
     """A report that cannot be written is an error before anything runs; missing folders are created."""
     (tmp_path / "file").write_text("")
-    for path, problem in ((tmp_path / "file" / "report", "File exists"), (tmp_path, "is a folder")):
+    for path, problem in ((tmp_path / "file" / "report", "its folder is a file"), (tmp_path, "is a folder")):
         assert main(["verify", "model", "--platform", "torch", option, str(path)]) == 2
         assert capsys.readouterr().err == f"hyper-parallel: error: {option} {path} cannot be written: {problem}\n"
     assert not runs

@@ -192,15 +192,15 @@ def test_an_operator_that_the_file_does_not_have(capsys):
     """An unknown --op is an error with the file's operators and similar names; the library's own are accepted."""
     path = USER / "good.py"
     assert main(["verify", "ops", str(path), "--op", "softmax", "axpi", "--platform", "torch", "--mesh", "2"]) == 2
-    message = f"--op: {path} on torch has no 'axpi'; it declares axpy; near: axpy"
+    message = f"--op: {path} on torch has no 'axpi'; it declares axpy; did you mean axpy?"
     assert capsys.readouterr().err == f"hyper-parallel: error: {message}\n"
 
 
 BAD_INPUT = [
-    (["--op", "sofmax"], "--op: no rule is called 'sofmax'; near: softmax"),
+    (["--op", "sofmax"], "--op: there is no operator 'sofmax'; did you mean softmax"),
     (["--mesh", "2xx"], "--mesh '2xx': write sizes like 3 or 2x3, several separated by commas"),
     (["nowhere.py"], "FILE 'nowhere.py': no such file"),
-    (["--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+    (["--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     (
         ["own.py", "--target", "torch-dtensor", "--quick"],
         "--target does not go with FILE, --quick: it takes --op, --json and --report",

@@ -22,6 +22,12 @@ FILES = {
     "train.py": b"import torch\n",
     "text.txt": b"hello",
     "empty.json": b"{}",
+    "notebook.ipynb": b'{"cells": []}',
+    "run.sh": b"torchrun train.py",
+    "foreign/data.json": b'{"a": 1}',
+    "list.json": b"[1, 2]",
+    "number.json": b"3",
+    "half.json": b'{"columns": [',
     "ops.json": b'{"columns": [], "operators": []}',
     "gate.json": b'{"name": "a", "total": 1, "failures": [], "ranks": 2, "ok": true}',
     "empty/.keep": b"",
@@ -80,8 +86,8 @@ def plain(text):
 
 @pytest.mark.parametrize("program", [cli, workshop], ids=["hyper-parallel", "workshop"])
 def test_the_table_covers_every_command(program):
-    """At least 120 wrong inputs in all, and some of every command."""
-    assert len(CASES) >= 120
+    """At least 450 wrong inputs in all, and some of every command."""
+    assert len(CASES) >= 450
     tried = [tuple(shlex.split(command)) for owner, command, _ in CASES if owner is program]
     assert len(set(tried)) == len(tried)
     leaves = set()

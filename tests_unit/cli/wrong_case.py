@@ -184,4 +184,100 @@ def plan_of_pytorch_class(mesh):
     return {"fc1": type(plan_of_pytorch(mesh)["fc1"])}
 
 
+def two_items():
+    return Net, batches()
+
+
+def four_items():
+    return Net, batches(), loss, None
+
+
+def no_items():
+    return ()
+
+
+def mapping_without_loss():
+    return {"model": Net, "batches": batches()}
+
+
+def mapping_misspelt():
+    return {"modle": Net, "batches": batches(), "loss": loss}
+
+
+def items_in_another_order():
+    return Net, loss, batches()
+
+
+def batches_of_one_tuple():
+    return Net, batches()[0], loss
+
+
+def batches_of_strings():
+    return Net, [("a", "b")], loss
+
+
+def batch_of_another_width():
+    return Net, [(np.ones((3, 7)), np.ones((3, 5)))], loss
+
+
+def loss_of_one_argument():
+    return Net, batches(), lambda output: output.sum()
+
+
+def loss_returns_nothing():
+    return Net, batches(), lambda *_: None
+
+
+def loss_is_a_vector():
+    return Net, batches(), lambda output, batch: output - batch[1]
+
+
+def case_steps():
+    return ModelCase(Net, batches(), loss, optimizer=3)
+
+
+def takes_arguments(size):
+    return model()
+
+
+def raises():
+    raise FileNotFoundError("data/train.bin")
+
+
+def net_is_none():
+    return None, batches(), loss
+
+
+def plan_of_list(mesh):
+    return [ColwiseParallel()]
+
+
+def plan_of_text(mesh):
+    return "colwise"
+
+
+def plan_of_style(mesh):
+    return ColwiseParallel()
+
+
+def plan_of_numbers_as_styles(mesh):
+    return {"fc1": 1}
+
+
+def plan_of_shards(mesh):
+    return {"fc1": Shard(0)}
+
+
+def plan_of_typo_in_name(mesh):
+    return {"fc1": "colwsie"}
+
+
+def plan_two_arguments(mesh, model):
+    return plan(mesh)
+
+
+def plan_axis(mesh):
+    return ParallelPlan(plan(mesh["dp"]))
+
+
 number = 3

@@ -189,7 +189,7 @@ def test_fault_names():
     assert parse_fault(None) is None
     assert parse_fault("double-bias").module == "layers.1.attn.o"
     assert parse_fault("double-bias@x.y").module == "x.y"
-    with pytest.raises(InputError, match="--inject 'no' is no fault; known: drop-allreduce, wrong-shard-dim"):
+    with pytest.raises(InputError, match="--inject 'no' is not one of drop-allreduce, wrong-shard-dim"):
         parse_fault("no")
 
 

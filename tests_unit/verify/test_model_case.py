@@ -50,8 +50,8 @@ def test_inputs_are_all_but_the_last_by_default():
 
 
 NO_CASE = (
-    "SPEC returned int; it must return a hyper_parallel.verify.ModelCase, a mapping of its fields, or "
-    "(model, batches, loss)"
+    "SPEC returned int; return three items: model, batches, loss; or a mapping with these keys, or a "
+    "hyper_parallel.verify.ModelCase"
 )
 NO_FIELDS = (
     "SPEC returned a mapping with keys lose, model; it needs build (or model), batches, loss, "

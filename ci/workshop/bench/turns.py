@@ -135,7 +135,7 @@ def profile(name: str, cases: Iterable[BenchmarkCase]) -> CallProfile:
             return profile_of(name, call, case.count)
         names.append(case.name)
     near = near_names(name, names, likeness=0.3)
-    msg = f"no row of the benchmark is called {name!r}; near: {', '.join(map(repr, near or names[:3]))}"
+    msg = f"no row of the benchmark is called {name!r}; did you mean {' or '.join(map(repr, near or names[:3]))}?"
     raise ValueError(msg)
 
 

@@ -37,7 +37,6 @@ def add_parser(kinds: Any) -> None:
         "contract",
         help="check every member that a framework's platform must serve",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")

@@ -226,10 +226,10 @@ def _read(path: Path, result_type: Any) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
-            raise TypeError("it is no object")  # noqa: TRY301 - one message for every wrong content
+            raise TypeError("it is not an object")  # noqa: TRY301 - one message for every wrong content
         result = result_type(**{name: value for name, value in content.items() if name != "header"})
         result.ok  # noqa: B018 - reads the values that a page shows
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
-        msg = f"{path} is no result of `python ci/workshop contract` ({error}); delete it, or run that again"
+        msg = f"{path} is not a result of `python ci/workshop contract` ({error}); delete it, or run that again"
         raise ValueError(msg) from error
     return result

@@ -85,6 +85,6 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         whole: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        msg = f"{path} is no JSON: {error}"
+        msg = f"{path} is not JSON: {error}"
         raise ValueError(msg) from error
     return whole

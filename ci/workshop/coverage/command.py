@@ -30,7 +30,6 @@ def add_parser(commands: Any) -> None:
         "coverage",
         help="combine, gate and publish coverage",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = top.add_subparsers(required=True, metavar="WHAT")
     _add_subcommand(

@@ -160,6 +160,6 @@ def _count(where: str, value: Any, of: str) -> int:
 
 def _percentage(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
-        msg = f"{_TABLE} {where} = {value!r} is no percentage from 0 to 100"
+        msg = f"{_TABLE} {where} = {value!r} is not a percentage from 0 to 100"
         raise ValueError(msg)
     return float(value)

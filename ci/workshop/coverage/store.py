@@ -197,7 +197,7 @@ class Store:
 def _named(environment: str) -> str:
     """Return the name if it can be a folder among the reports; any other could erase or read something else."""
     if not _NAME.fullmatch(environment) or environment == _DATA:
-        msg = f"{environment!r} is no name of an environment, such as torch"
+        msg = f"{environment!r} is not the name of an environment, such as torch"
         raise ValueError(msg)
     return environment
 

@@ -40,7 +40,6 @@ def add_parser(subcommands: Any) -> None:
         "mutants",
         help="how many changed rules the verifier notices",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
     text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"

@@ -36,7 +36,6 @@ def add_parser(commands: Any) -> None:
         "trend",
         help="values of nightly reports over the nights",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("history", metavar="HISTORY", help="a JSON file that this command writes")
     parser.add_argument("--add", nargs="+", metavar="REPORT", help="the reports of a new night")

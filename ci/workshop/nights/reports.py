@@ -155,7 +155,7 @@ def _command(path: Path, name: str, *, required: bool) -> CommandReport | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path} is no report: {error}"
+        msg = f"{path} is not a report: {getattr(error, 'strerror', error)}"
         raise ValueError(msg) from error
     with reading(path):
         totals = report_totals(document) if isinstance(document, dict) else {}
@@ -164,7 +164,7 @@ def _command(path: Path, name: str, *, required: bool) -> CommandReport | None:
         return CommandReport(name, totals, facts)
     if not required:
         return None
-    msg = f"{path} is no report that can be followed: those of {COMMANDS} can, and JUnit files"
+    msg = f"{path} is not a report that can be followed; reports of {COMMANDS} and JUnit files are"
     raise ValueError(msg)
 
 
@@ -188,13 +188,13 @@ def read_suite(path: Path, name: str, *, required: bool = True) -> SuiteReport |
     try:
         root = ET.parse(path).getroot()  # noqa: S314 - written by our own run
     except (ET.ParseError, OSError) as error:
-        msg = f"{path} is no report of tests: {error}"
+        msg = f"{path} is not a JUnit file: {getattr(error, 'strerror', error)}"
         raise ValueError(msg) from error
     if root.tag in ("testsuite", "testsuites"):
         return SuiteReport(name, tuple(map(_case, root.iter("testcase"))), _facts(root))
     if not required:
         return None
-    msg = f"{path} is no report of tests: its root is {root.tag}, not testsuites"
+    msg = f"{path} is not a JUnit file: its root is {root.tag}, not testsuites"
     raise ValueError(msg)
 
 

@@ -119,11 +119,15 @@ def read_flight(folder: Path) -> Flight:
     Raises:
         ValueError: there are none, a file is none, or they belong to different worlds.
     """
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        msg = f"{folder} {problem}; name the folder of HP_FLIGHT_FOLDER"
+        raise ValueError(msg)
     records: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("rank-*.json")):
         record = _read(path)
         if path.name != f"rank-{record['rank']}.json":
-            msg = f"{path} is no flight record: it has the record of rank {record['rank']}"
+            msg = f"{path} is not a flight record: it has the record of rank {record['rank']}"
             raise ValueError(msg)
         records[record["rank"]] = record
     if not records:
@@ -138,13 +142,13 @@ def read_flight(folder: Path) -> Flight:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():  # a pipe would be waited for
-        msg = f"{path} is no flight record: it is no file"
+        msg = f"{path} is not a flight record: it is not a regular file"
         raise ValueError(msg)
     try:
         text = path.read_text(encoding="utf-8")
         record = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_small)
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path} is no flight record: {error}"
+        msg = f"{path} is not a flight record: {error}"
         raise ValueError(msg) from error
     problem = _problem(record, _NEEDED)
     calls = [] if problem else record["calls"]
@@ -154,7 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
     if problem is None and record["world_size"] > _LARGEST:
         problem = f"a world of more than {_LARGEST} ranks"
     if problem:
-        msg = f"{path} is no flight record: it has {problem}"
+        msg = f"{path} is not a flight record: it has {problem}"
         raise ValueError(msg)
     plain: dict[str, Any] = record
     return plain
@@ -173,7 +177,7 @@ def _problem(content: object, needed: dict[str, Any]) -> str | None:
 
 def _refuse(name: str) -> float:
     """Refuse what JSON lacks: NaN and infinities, which no reader of the trace would take."""
-    msg = f"{name} is no number"
+    msg = f"{name} is not a number"
     raise ValueError(msg)
 
 

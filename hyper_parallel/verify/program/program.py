@@ -37,7 +37,7 @@ hide_file(__file__)
 
 
 _OTHER_FILES = {
-    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), and give that",
+    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
     ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
 }
 """Files that are no programs of Python, by suffix, and what to do."""

@@ -371,7 +371,7 @@ def _axes(mesh: str | Mapping[str, int] | None, world_size: int | None) -> tuple
 def _check_case(harden: bool, allow: Sequence[str], launch: str) -> None:
     unknown = [kind for kind in allow if kind not in (*BLIND, WIDE_BOUNDS)]
     if unknown:
-        msg = f"--allow {unknown[0]!r} is no kind of blind spot: {', '.join((*BLIND, WIDE_BOUNDS))}"
+        msg = f"--allow {unknown[0]!r} is not a kind of blind spot; kinds: {', '.join((*BLIND, WIDE_BOUNDS))}"
         raise InputError(msg)
     if harden and launch == "torchrun":
         msg = "--harden runs the ranks several times, which torchrun's processes cannot; leave out --harden or torchrun"

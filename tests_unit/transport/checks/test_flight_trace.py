@@ -80,16 +80,16 @@ def test_the_trace_has_a_bar_per_call(tmp_path):
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("{", "is no flight record: "),
+        ("{", "is not a flight record: "),
         ("[]", "it has list instead of an object"),
-        ("[" * 100_000, "is no flight record: "),
+        ("[" * 100_000, "is not a flight record: "),
         ('{"rank": 0}', "it has no world_size, written, error, doing, calls"),
         (
             '{"rank": 0, "world_size": 1, "written": 1, "error": null, "doing": "", "calls": [1]}',
             "it has int instead of an object",
         ),
-        ('{"rank": 0, "world_size": 1, "written": NaN}', "NaN is no number"),
-        ('{"rank": 0, "world_size": 1, "written": 1e999}', "1e999 is no number"),
+        ('{"rank": 0, "world_size": 1, "written": NaN}', "NaN is not a number"),
+        ('{"rank": 0, "world_size": 1, "written": 1e999}', "1e999 is not a number"),
         ('{"rank": true, "world_size": 1, "written": 1, "error": null, "doing": "", "calls": []}', "it has no rank"),
         ('{"rank": 1, "world_size": 2, "written": 1, "error": null, "doing": "", "calls": []}', "the record of rank 1"),
         (

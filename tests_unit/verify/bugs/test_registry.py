@@ -93,7 +93,7 @@ def test_the_reference_is_the_same_form_or_the_fixed_one(monkeypatch):
 def test_an_unknown_name_is_an_error_with_near_ones():
     """A name that no program has is refused; similar ones are listed."""
     assert [bug.name for bug in bugs_named(["torch"], ["router_weight"])] == ["router_weight"]
-    with pytest.raises(ValueError, match=r"^no bug of torch is called 'router'; near: router_weight"):
+    with pytest.raises(ValueError, match=r"^no bug of torch is called 'router'; did you mean router_weight"):
         bugs_named(["torch"], ["router"])
     with pytest.raises(ValueError, match=r"^no bug of torch is called '§'$"):
         bugs_named(["torch"], ["§"])

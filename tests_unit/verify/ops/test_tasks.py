@@ -46,7 +46,7 @@ def test_operators_that_nobody_declares_are_refused_with_near_names():
     task = {"file": "ops.py", "platform": "torch"}
     assert tasks._unknown(["mine", "add"], ["mine"], task) == ""
     message = tasks._unknown(["mines"], ["mine"], task)
-    assert message.startswith("--op: ops.py on torch has no 'mines'; it declares mine; near: mine")
+    assert message.startswith("--op: ops.py on torch has no 'mines'; it declares mine; did you mean mine")
     assert tasks._unknown(["nothing_alike_xyzzy"], [], task) == (
         "--op: ops.py on torch has no 'nothing_alike_xyzzy'; it declares no operator"
     )

@@ -61,15 +61,15 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     path.write_text(json.dumps(samples.sweep()))
     assert read_report(path)["ok"]
     path.write_text('{"operators": []}')
-    again = "another version wrote it; run `hyper-parallel verify ops --report operators-torch.json` again"
+    again = "it is not a report of `hyper-parallel verify ops --report operators-torch.json`, or one of another version"
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path} has no columns: {again}')}$"):
         read_report(path)
     path.write_text('{"columns": [], "operators": [{"op": "add"}]}')
-    with pytest.raises(ValueError, match="has no coverage: another version wrote it"):
+    with pytest.raises(ValueError, match="has no coverage: it is not a report of"):
         read_report(path)
     path.write_text("{")
     message = (
-        f"{path} is no report of `hyper-parallel verify ops --report operators-torch.json`: Expecting property name"
+        f"{path} is not a report of `hyper-parallel verify ops --report operators-torch.json`: Expecting property name"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_report(path)

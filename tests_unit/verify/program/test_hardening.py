@@ -528,7 +528,9 @@ def test_arguments_that_make_no_sense(monkeypatch):
     """Unknown kinds and torchrun's processes are refused before anything runs."""
     with pytest.raises(InputError) as caught:
         verify_program(averaged, 2, platform="torch", allow=["equal"])
-    assert str(caught.value) == f"--allow 'equal' is no kind of blind spot: {', '.join((*BLIND, 'wide-bounds'))}"
+    assert (
+        str(caught.value) == f"--allow 'equal' is not a kind of blind spot; kinds: {', '.join((*BLIND, 'wide-bounds'))}"
+    )
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError) as caught:

@@ -93,7 +93,10 @@ def test_commands_that_cannot_be_followed_are_refused(command, message):
 @pytest.mark.parametrize(
     "name, what",
     [
-        ("train.ipynb", "a notebook: save its cells as a script (jupyter nbconvert --to script), and give that"),
+        (
+            "train.ipynb",
+            "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
+        ),
         (
             "run.sh",
             "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",

@@ -112,7 +112,8 @@ def test_a_pattern_of_no_output_is_refused():
 def test_a_declaration_of_no_value_is_refused():
     """A misspelt name of --declare is refused with names that are near, unless --only leaves out what it may name."""
     declared = {"weight": "replica", "weights": "replica"}
-    assert refusal(train, declared=declared) == ("--declare 'weights' matches no value of the program; near: weight")
+    message = "--declare 'weights' matches no value of the program; did you mean weight?"
+    assert refusal(train, declared=declared) == message
     assert verify_program(train, 2, platform="torch", declared=declared, only=["(model)"]).ok
 
 

@@ -53,7 +53,7 @@ def test_wrong_baselines_are_told(bench, tmp_path):
     (tmp_path / "text.json").write_text("no")
     status, _, err = bench(ROWS, "--baseline", "text.json")
     assert status == 2
-    assert err.startswith("python ci/workshop: error: text.json is no report of `python ci/workshop bench`: ")
+    assert err.startswith("python ci/workshop: error: text.json is not a report of `python ci/workshop bench`: ")
     (tmp_path / "seconds.json").write_text(json.dumps([{"name": "import", "seconds": 1.0, "budget": 2.0}]))
     assert bench(ROWS, "--baseline", "seconds.json") == (2, "", (
         "python ci/workshop: error: --baseline seconds.json has no ratios; write one with `python ci/workshop "

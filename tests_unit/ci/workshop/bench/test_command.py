@@ -206,8 +206,8 @@ def test_a_call_of_mindspore_is_profiled(capsys):
     assert "core/shard/dispatch.py" in capsys.readouterr().out
     assert main(["bench", "--platform", "mindspore", "--profile", "reshap", "--repeats", "8"]) == 2
     assert capsys.readouterr().err == (
-        "python ci/workshop: error: no row of the benchmark is called 'reshap'; near: 'reshape', 'mint.reshape', "
-        "'exp'\n"
+        "python ci/workshop: error: no row of the benchmark is called 'reshap'; did you mean 'reshape' or "
+        "'mint.reshape' or 'exp'?\n"
     )
 
 

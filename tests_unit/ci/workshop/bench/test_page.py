@@ -57,9 +57,12 @@ def test_reports_are_read_from_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "written, message",
     [
-        ("{", "is no report of `python ci/workshop bench`: "),
-        ("7", "is no report of `python ci/workshop bench`: "),
-        ('[{"name": "add"}]', "has no plain, peer, ours, ratio, budget, ok: another version wrote it"),
+        ("{", "is not a report of `python ci/workshop bench`: "),
+        ("7", "is not a report of `python ci/workshop bench`: "),
+        (
+            '[{"name": "add"}]',
+            "has no plain, peer, ours, ratio, budget, ok: it is not a report of `python ci/workshop bench`, or one of",
+        ),
     ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path, written, message):

@@ -69,9 +69,9 @@ def test_memory_is_measured_where_asked(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["--facet", "tensor"], "--facet 'tensor': 'tensor' is none of identity, groups, collectives, "),
-        (["--launch", "threads"], "--launch 'threads': 'threads' is none of simulated, processes"),
-        (["--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+        (["--facet", "tensor"], "--facet 'tensor' is not one of identity, groups, collectives, "),
+        (["--launch", "threads"], "--launch 'threads' is not one of simulated, processes"),
+        (["--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     ],
 )
 def test_input_that_makes_no_sense(capsys, arguments, text):
@@ -88,7 +88,7 @@ def test_a_report_that_cannot_be_written(capsys, tmp_path):
     asked = ["--platform", "torch", "--facet", "identity", "--world-size", 2, "--report", tmp_path / "file"]
     status, _, err = ran(capsys, *asked)
     assert status == 2
-    assert err == f"python ci/workshop: error: --report {tmp_path / 'file'} cannot be written: File exists\n"
+    assert err == f"python ci/workshop: error: --report {tmp_path / 'file'} cannot be written: its folder is a file\n"
 
 
 def test_the_seed_is_that_of_the_data(platform_name, capsys):

@@ -61,7 +61,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
     "content, reason",
     [
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[]", "it is no object"),
+        ("[]", "it is not an object"),
         ('{"platform": "torch"}', "Footprint.__init__() missing 1 required positional argument: 'peaks'"),
         ('{"platform": "torch", "peaks": {"swap": 1}}', "'plain'"),
     ],
@@ -72,5 +72,5 @@ def test_a_foreign_result_is_refused(tmp_path, content, reason):
     path.write_text(content)
     with pytest.raises(ValueError, match="footprint-torch") as caught:
         load(tmp_path)
-    message = f"{path} is no result of `python ci/workshop contract` ({reason}); delete it, or run that again"
+    message = f"{path} is not a result of `python ci/workshop contract` ({reason}); delete it, or run that again"
     assert str(caught.value) == message

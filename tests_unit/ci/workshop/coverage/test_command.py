@@ -324,7 +324,7 @@ def test_every_file_has_its_floor_in_the_combined_report(project, command):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{", "is no JSON: Expecting property name"),
+        ("{", "is not JSON: Expecting property name"),
         ('{"torch": {"lib/shared.py": 100.0}}', "torch must have `files` and `exceptions` only"),
         ('{"torch": []}', "torch must have `files` and `exceptions` only"),
         ('{"torch": {"exceptions": {"a.py": " "}}}', "torch: the exception of a.py has no reason"),
@@ -390,8 +390,8 @@ def test_a_report_of_another_version_is_an_error(project, command):
     path.parent.mkdir()
     path.write_text("{}")
     status, out, err = command("html")
-    again = "run `hyper-parallel verify ops --report operators-torch.json` again"
-    message = f"{path} has no columns, operators: another version wrote it; {again}"
+    command = "hyper-parallel verify ops --report operators-torch.json"
+    message = f"{path} has no columns, operators: it is not a report of `{command}`, or one of another version"
     assert (status, out, err) == (2, "", f"python ci/workshop: error: {message}\n")
 
 
@@ -409,7 +409,7 @@ def test_the_contract_has_a_page(project, command):
     path.write_text("not data")
     status, _, err = command("html")
     assert status == 2
-    assert f"{path} is no result of `python ci/workshop contract`" in err
+    assert f"{path} is not a result of `python ci/workshop contract`" in err
 
 
 def test_half_a_data_file_is_red(project, command):
@@ -499,7 +499,7 @@ def test_a_baseline_that_is_no_json_is_an_error(project, command):
     measure(project, "torch")
     status, _, err = command("gate", "torch")
     assert status == 2
-    assert "is no JSON" in err
+    assert "is not JSON" in err
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(project, command):
@@ -519,7 +519,7 @@ def test_only_an_environment_is_erased(project, command, name):
         path.touch()
     status, _, err = command("erase", name)
     assert status == 2
-    assert err == f"python ci/workshop: error: {name!r} is no name of an environment, such as torch\n"
+    assert err == f"python ci/workshop: error: {name!r} is not the name of an environment, such as torch\n"
     assert all(path.exists() for path in kept)
 
 

@@ -237,10 +237,10 @@ def test_floors_are_read_from_pyproject(project):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("total = 80", "total = 180", r"env.torch.total = 180 is no percentage"),
-        ("total = 80", 'total = "80"', r"env.torch.total = '80' is no percentage"),
-        ('"core/*" = 95', '"core/*" = true', r"env.torch.files.core/\* = True is no percentage"),
-        ("floor = 40", "floor = -1", r"shared.floor = -1 is no percentage"),
+        ("total = 80", "total = 180", r"env.torch.total = 180 is not a percentage"),
+        ("total = 80", 'total = "80"', r"env.torch.total = '80' is not a percentage"),
+        ('"core/*" = 95', '"core/*" = true', r"env.torch.files.core/\* = True is not a percentage"),
+        ("floor = 40", "floor = -1", r"shared.floor = -1 is not a percentage"),
         ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 must be a number of files"),
         ("total = 80", "exceptions = true", r"env.torch.exceptions = True must be a number of files"),
         ("total = 80", "ranks = false", r"env.torch.ranks = False must be a number of ranks"),

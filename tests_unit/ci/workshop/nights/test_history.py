@@ -168,15 +168,15 @@ def test_files_that_are_no_reports(tmp_path, capsys):
     path.write_text("<coverage/>")
     assert main(["trend", str(history), "--add", str(path)]) == 2
     assert capsys.readouterr().err == (
-        f"python ci/workshop: error: {path} is no report of tests: its root is coverage, not testsuites\n"
+        f"python ci/workshop: error: {path} is not a JUnit file: its root is coverage, not testsuites\n"
     )
     path.write_text("<testsuites>")
     assert main(["trend", str(history), "--add", str(path)]) == 2
-    assert f"{path} is no report of tests: no element found" in capsys.readouterr().err
+    assert f"{path} is not a JUnit file: no element found" in capsys.readouterr().err
     cut = tmp_path / "cut.json"
     cut.write_text('{"runs": ')
     assert main(["trend", str(history), "--add", str(cut)]) == 2
-    assert f"{cut} is no report: Expecting value" in capsys.readouterr().err
+    assert f"{cut} is not a report: Expecting value" in capsys.readouterr().err
     history.write_text('{"nights": []}')
     assert main(["trend", str(history)]) == 2
     assert capsys.readouterr().err == f"python ci/workshop: error: {history} has no nights: add one with --add REPORT\n"

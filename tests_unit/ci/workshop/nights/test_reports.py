@@ -64,11 +64,11 @@ def test_a_report_of_a_command_has_its_values_and_its_header(folder):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.json", "{", "a.json is no report: Expecting property name enclosed in double quotes"),
-        ("a.json", "[1]", "a.json is no report that can be followed: those of verify ops, verify model"),
-        ("a.xml", "<testsuites>", "a.xml is no report of tests: no element found"),
-        ("a.xml", "<coverage/>", "a.xml is no report of tests: its root is coverage, not testsuites"),
-        ("a.xml", None, "a.xml is no report of tests: [Errno 2] No such file or directory"),
+        ("a.json", "{", "a.json is not a report: Expecting property name enclosed in double quotes"),
+        ("a.json", "[1]", "a.json is not a report that can be followed; reports of verify ops, verify model"),
+        ("a.xml", "<testsuites>", "a.xml is not a JUnit file: no element found"),
+        ("a.xml", "<coverage/>", "a.xml is not a JUnit file: its root is coverage, not testsuites"),
+        ("a.xml", None, "a.xml is not a JUnit file: No such file or directory"),
     ],
 )
 def test_a_named_file_must_be_a_report(name, text, message, tmp_path):
