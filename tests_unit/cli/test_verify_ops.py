@@ -162,7 +162,7 @@ def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, fr
         ("own.py", b"def f(:\n", "invalid syntax (own.py, line 1)"),
         ("own.py", b"x = 1\0", "source code string cannot contain null bytes"),
         ("own.py", b"x = '\xff'\n", "(unicode error) 'utf-8' codec can't decode byte 0xff"),
-        ("own.txt", b"x = 1", "is no Python file: its name does not end in .py"),
+        ("own.txt", b"x = 1", "is not a Python file: its name does not end in .py"),
         ("", None, "is a folder; name a Python file"),
         ("nowhere.py", None, "no such file"),
     ],

@@ -74,6 +74,7 @@ def said(program, folder, words, monkeypatch, capsys):
     """Run a command in the folder; return its status and its two outputs."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HYPER_PARALLEL_PLATFORM", "torch")  # for files that tell no framework, where both are installed
+    monkeypatch.setenv("HP_PROGRESS_LINES", "0")  # a slow machine would print one
     status = program.main(words)
     captured = capsys.readouterr()
     return status, captured.err.replace(str(folder), "FOLDER"), captured.out.replace(str(folder), "FOLDER")
