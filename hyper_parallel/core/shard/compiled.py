@@ -17,7 +17,9 @@ ModuleT = TypeVar("ModuleT")
 _COMPILED = "_hyper_parallel_compiled"
 
 
-def compile(module: ModuleT, *, backend: Callable[..., Any] | None = None) -> ModuleT:  # noqa: A001 - as torch.compile
+def compile(  # noqa: A001 - as torch.compile
+    module: ModuleT, *, backend: Callable[..., Any] | str | None = None
+) -> ModuleT:
     """Let ``module`` run by a forward and a backward graph, which are traced through its DTensors.
 
     The graphs hold what the local tensors go through: operators of PyTorch and collectives, in the order of the
@@ -37,13 +39,15 @@ def compile(module: ModuleT, *, backend: Callable[..., Any] | None = None) -> Mo
 
     Args:
         module: the module, which is changed in place.
-        backend: a function of a ``torch.fx.GraphModule`` and examples of its inputs, as for ``torch.compile``; by
-            default the graphs run operator by operator.
+        backend: by default the graphs run operator by operator, with the bits of the uncompiled module. ``"inductor"``
+            fuses operators, within its tolerance, and takes seconds for each graph. Else a function of a
+            ``torch.fx.GraphModule`` of ATen operators and examples of its inputs.
 
     Returns:
         ``module``.
 
     Raises:
+        ArgumentTypeError: (a TypeError and a RuntimeError) ``backend`` is none of these.
         PlanError: (a ValueError) the module was compiled before, or ``fully_shard`` was applied to a submodule.
         UnsupportedOnBackend: (a NotImplementedError) on MindSpore.
     """

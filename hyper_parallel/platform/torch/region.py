@@ -19,7 +19,7 @@ from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedOpera
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, wrap
 from hyper_parallel.platform.torch.region_collectives import TracingTransport
-from hyper_parallel.platform.torch.region_graph import Backend, compiled_graphs
+from hyper_parallel.platform.torch.region_graph import INDUCTOR, Backend, compiled_graphs
 from hyper_parallel.platform.torch.region_numbers import recorder
 from hyper_parallel.platform.torch.region_state import SHARDED, ModuleState, ModuleTensors, is_observed, modes
 from hyper_parallel.platform.torch.versions import pytree
@@ -56,9 +56,10 @@ class CompiledForward:
 
     Args:
         module: the module, with its plan applied.
-        backend: compiles the graphs; None: they run operator by operator.
+        backend: compiles the graphs, or "inductor"; None: they run operator by operator.
 
     Raises:
+        ArgumentTypeError: ``backend`` is something else.
         PlanError: a submodule is compiled or fully sharded, or has hooks of the program.
     """
 
@@ -70,7 +71,10 @@ class CompiledForward:
     _tensors: ModuleTensors
     _layouts: dict[str, Any]
 
-    def __init__(self, module: nn.Module, backend: Backend | None) -> None:
+    def __init__(self, module: nn.Module, backend: Backend | str | None) -> None:
+        if not (backend is None or backend == INDUCTOR or callable(backend)):
+            msg = f"compile: backend {backend!r} is not known; pass {INDUCTOR!r}, or a function of a graph and examples"
+            raise ArgumentTypeError(msg)
         self.module, self._backend = module, backend
         self._forward = vars(module).get("forward")
         self.__signature__ = inspect.signature(module.forward)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -55,46 +54,39 @@ class RecordedCall:
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
-_CALLS: list[RecordedCall] = []
-_NUMBERS: dict[RecordedCall, int] = {}
-_LOCK = threading.Lock()
+_CALLS: dict[str, RecordedCall] = {}
+"""By what they do, in words: a backend may keep graphs on disk, where another process finds them."""
 
 
-def recorded_call(number: int) -> RecordedCall:
+def recorded_call(name: str) -> RecordedCall:
     """Return the call that the operator's argument stands for."""
-    return _CALLS[number]
-
-
-def _number(call: RecordedCall) -> int:
-    with _LOCK:
-        if call not in _NUMBERS:
-            _NUMBERS[call] = len(_CALLS)
-            _CALLS.append(call)
-        return _NUMBERS[call]
+    return _CALLS[name]
 
 
 _LIBRARY = torch.library.Library("hyper_parallel", "FRAGMENT")
-_LIBRARY.define("collective(Tensor[] tensors, int call) -> Tensor[]")
+_LIBRARY.define("collective(Tensor[] tensors, str call) -> Tensor[]")
 
 
-def _run(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+def _run(tensors: Sequence[torch.Tensor], call: str) -> list[torch.Tensor]:
     return _CALLS[call].run(tensors)
 
 
-def _shapes(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+def _shapes(tensors: Sequence[torch.Tensor], call: str) -> list[torch.Tensor]:
     return [tensors[0].new_empty(shape) for shape in _CALLS[call].outputs]
 
 
 _LIBRARY.impl("collective", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("hyper_parallel::collective", _shapes, lib=_LIBRARY)
 COLLECTIVE = torch.ops.hyper_parallel.collective.default
-"""``(tensors, number of a recorded call) -> tensors``."""
+"""``(tensors, name of a recorded call) -> tensors``."""
 torch.fx.node.has_side_effect(COLLECTIVE)  # other members wait for it, whether or not its result is used
 
 
 def _collective(tensors: Sequence[Any], method: str, arguments: tuple[Any, ...], outputs: Sequence[Shape]) -> list[Any]:
     call = RecordedCall(method, _hashable(arguments), tuple(tuple(map(int, shape)) for shape in outputs))
-    results: list[Any] = COLLECTIVE(list(tensors), _number(call))
+    name = f"{method} {call.arguments} -> {call.outputs}"
+    _CALLS[name] = call
+    results: list[Any] = COLLECTIVE(list(tensors), name)
     return results
 
 

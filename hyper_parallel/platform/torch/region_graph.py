@@ -22,36 +22,67 @@ from hyper_parallel.platform.torch.region_collectives import COLLECTIVE, recorde
 from hyper_parallel.platform.torch.region_numbers import NUMBERS, drawing, forget_numbers
 from hyper_parallel.platform.torch.versions import overload_call
 
-__all__ = ["Backend", "compiled_graphs"]
+__all__ = ["INDUCTOR", "Backend", "compiled_graphs"]
+
+INDUCTOR = "inductor"
+"""Name of PyTorch's own compiler, which fuses operators; results have its tolerance."""
+_ITS_RANDOM_NUMBERS = {"fallback_random": True}
+"""Setting of Inductor by which random operators draw from PyTorch's generator as they do uncompiled."""
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Makes a function of a graph and examples of its inputs, as backends of ``torch.compile`` do."""
 
 
 def compiled_graphs(
-    function: Callable[..., Any], backend: Backend | None, while_tracing: ExitStack
+    function: Callable[..., Any], backend: Backend | str | None, while_tracing: ExitStack
 ) -> Callable[..., Any]:
     """Return what runs ``function`` by graphs, which are traced when it is called first.
 
     Args:
         function: of local tensors; returns a list of them.
-        backend: compiles the graphs; by default they run operator by operator.
+        backend: compiles the graphs, or "inductor"; by default they run operator by operator.
         while_tracing: closed when the trace has ended.
     """
     from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # PyTorch loads its compiler
 
+    decompositions = None
+    if backend == INDUCTOR:
+        from hyper_parallel.platform.torch.versions import inductor_config, select_decomp_table
+
+        with inductor_config.patch(_ITS_RANDOM_NUMBERS):
+            backend, decompositions = _fused, select_decomp_table()
+
     def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         while_tracing.close()
-        if backend is not None:
-            return backend(graph, examples)
-        return make_boxed_func(_function_of(graph))
+        run = backend(graph, examples) if callable(backend) else _function_of(graph)
+        return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
 
     def separate(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
         del inputs
         while_tracing.close()
         return _separated(joint, num_fwd_outputs)
 
-    return aot_function(function, compile_graph, compile_graph, partition_fn=separate, inference_compiler=compile_graph)
+    return aot_function(
+        function,
+        compile_graph,
+        compile_graph,
+        partition_fn=separate,
+        decompositions=decompositions,
+        inference_compiler=compile_graph,
+    )
+
+
+def _fused(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph by Inductor: with the strides that were traced, and the numbers of PyTorch's generator."""
+    from hyper_parallel.platform.torch.versions import compile_fx_inner, inductor_config
+
+    (end,) = (node for node in graph.graph.nodes if node.op == "output")
+    end.meta["user_visible_output_idxs"] = [
+        index for index, node in enumerate(end.args[0]) if isinstance(node, fx.Node)
+    ]  # backward was traced with the strides of what forward saves
+    with inductor_config.patch(_ITS_RANDOM_NUMBERS):
+        compiled: Callable[..., Any] = compile_fx_inner(graph, examples)
+    return compiled
 
 
 def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -136,14 +167,14 @@ def _lower(graph: fx.Graph) -> None:
     """Replace this package's operators by the functions that they run."""
     for node in list(graph.nodes):
         if node.target is COLLECTIVE:
-            tensors, number = node.args
-            call = recorded_call(number)
+            tensors, name = node.args
+            call = recorded_call(name)
             if len(call.outputs) == 1:
                 for user in list(node.users):  # each takes the only result
                     user.replace_all_uses_with(node)
                     graph.erase_node(user)
             node.target, node.args = call.bound(), (tensors if call.takes_list else tensors[0],)
         elif node.target is NUMBERS:
-            stream, number = node.args
-            node.target, node.args = drawing(number), (stream,)
-            forget_numbers(number)
+            stream, name = node.args
+            node.target, node.args = drawing(name), (stream,)
+            forget_numbers(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,8 +17,8 @@ from hyper_parallel.errors import UnsupportedOperatorError
 __all__ = ["NUMBERS", "RecordedArray", "RecordedNumbers", "drawing", "forget_numbers", "recorder"]
 
 _MASK = (1 << 64) - 1
-_SAMPLED: dict[int, LocalRandomNumbers] = {}
-_COUNT = itertools.count()
+_SAMPLED: dict[str, LocalRandomNumbers] = {}
+_COUNT, _PROCESS = itertools.count(), os.urandom(8).hex()
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class RecordedNumbers(LocalRandomNumbers):
 
     def tensor(self, device: Any = None) -> torch.Tensor:
         """The numbers, as an operator of the graph."""
-        number = next(_COUNT)
-        _SAMPLED[number] = LocalRandomNumbers(
+        # A backend may keep graphs on disk, where another process must not find these.
+        name = f"{_PROCESS}.{os.getpid()}.{next(_COUNT)}"
+        _SAMPLED[name] = LocalRandomNumbers(
             **{field.name: getattr(self, field.name) for field in fields(LocalRandomNumbers)}
         )
-        drawn: torch.Tensor = NUMBERS(self.stream, number)
+        drawn: torch.Tensor = NUMBERS(self.stream, name)
         return drawn if device is None else drawn.to(device)
 
 
@@ -77,9 +79,9 @@ def recorder(stream: Any) -> Callable[[LocalRandomNumbers], RecordedNumbers]:
     return record
 
 
-def drawing(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function that draws the numbers of the operator's argument ``number``."""
-    sampled = _SAMPLED[number]
+def drawing(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that draws the numbers of the operator's argument ``name``."""
+    sampled = _SAMPLED[name]
 
     def draw(stream: torch.Tensor) -> torch.Tensor:
         seed, first = stream.tolist()
@@ -88,9 +90,9 @@ def drawing(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return draw
 
 
-def forget_numbers(number: int) -> None:
+def forget_numbers(name: str) -> None:
     """Forget the numbers of a graph that has been lowered."""
-    _SAMPLED.pop(number, None)
+    _SAMPLED.pop(name, None)
 
 
 def _dtype_of(numbers: LocalRandomNumbers) -> Any:
@@ -105,14 +107,14 @@ def _unknown_values() -> UnsupportedOperatorError:
 
 
 _LIBRARY = torch.library.Library("hyper_parallel", "FRAGMENT")
-_LIBRARY.define("numbers(Tensor stream, int sampled) -> Tensor")
+_LIBRARY.define("numbers(Tensor stream, str sampled) -> Tensor")
 
 
-def _draw(stream: torch.Tensor, sampled: int) -> torch.Tensor:
+def _draw(stream: torch.Tensor, sampled: str) -> torch.Tensor:
     return drawing(sampled)(stream)
 
 
-def _empty(stream: torch.Tensor, sampled: int) -> torch.Tensor:
+def _empty(stream: torch.Tensor, sampled: str) -> torch.Tensor:
     numbers = _SAMPLED[sampled]
     like = torch.from_numpy(np.zeros(0, _dtype_of(numbers)))
     return stream.new_empty(numbers.shape, dtype=like.dtype)
@@ -121,4 +123,4 @@ def _empty(stream: torch.Tensor, sampled: int) -> torch.Tensor:
 _LIBRARY.impl("numbers", _draw, "CompositeExplicitAutograd")
 torch.library.register_fake("hyper_parallel::numbers", _empty, lib=_LIBRARY)
 NUMBERS = torch.ops.hyper_parallel.numbers.default
-"""``(seed and first call, number of what is sampled) -> tensor``."""
+"""``(seed and first call, name of what is sampled) -> tensor``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import shutil
 
 import pytest
 import torch
@@ -128,6 +129,73 @@ def _on_processes():
 def test_graphs_communicate_over_processes():
     """The collectives of a graph run on the transport of real processes."""
     launch(_on_processes, 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_backend_gets_graphs_of_operators_and_collectives(ranks):
+    """A backend that runs the graphs as they are has the bits of the uncompiled module, random numbers included."""
+
+    def main():
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        torch.manual_seed(0)
+        eager, given = parallelize_module(Block(), mesh, plan()), []
+
+        def backend(graph, examples):
+            given.append((len(examples), [str(node.target) for node in graph.graph.nodes]))
+            return graph
+
+        compiled = hyper_parallel.compile(copy.deepcopy(eager), backend=backend)
+        for step in range(2):
+            assert_equal(compiled, eager, placed(mesh, 2, 5, 6, seed=step), placed(mesh, 2, 5, 6, seed=9 + step))
+        assert len(given) == 2
+        for inputs, targets in given:
+            assert inputs
+            assert "hyper_parallel.collective.default" in targets
+            assert any(target.startswith("aten.") for target in targets)
+        assert "hyper_parallel.numbers.default" in given[0][1]
+
+    simulate(main, ranks)
+
+
+class WithPlainDropout(nn.Module):
+    """A parallel block, and dropout of a plain tensor, whose numbers are PyTorch's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.weight = Block(), nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x):
+        """``x_BLD -> y_BLD``, and a plain vector."""
+        return self.block(x), torch.nn.functional.dropout(self.weight, 0.5).outer(self.weight).t()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="[no-tool] Inductor compiles by g++")
+def test_inductor_is_within_its_tolerance():
+    """Fused graphs under fully_shard and recomputation draw the same numbers, with results and gradients alike."""
+
+    def main():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        results = []
+        for backend in (None, "inductor"):
+            torch.manual_seed(0)
+            model = WithPlainDropout()
+            parallelize_module(model.block, mesh["tp"], plan())
+            hyper_parallel.compile(model, backend=backend)
+            fully_shard(model, mesh=mesh["dp"])
+            x = placed(mesh["tp"], 2, 4, 6, seed=mesh["dp"].get_local_rank())
+            torch.manual_seed(3)
+            manual_seed(3)
+            y, plain = checkpoint(model, x, use_reentrant=False)
+            torch.autograd.backward([y, plain], [y.detach(), plain.detach()])
+            gradients = [parameter.grad.to_local() for parameter in model.parameters()]
+            results.append([y.to_local(), plain, x.grad.to_local(), *gradients])
+            assert plain.stride() == (1, 6)
+        for eager, fused in zip(*results, strict=True):
+            torch.testing.assert_close(fused, eager)
+            assert fused.stride() == eager.stride()
+
+    simulate(main, 4)
 
 
 class Stack(nn.Module):
@@ -366,8 +434,17 @@ def test_plans_come_first_and_meshes_stay():
         with pytest.raises(PlanError, match=r"^compile was applied to this Block before; apply it once$"):
             hyper_parallel.compile(late)
         _, compiled = twins(mesh)
-        with pytest.raises(MeshMismatchError):
+        with pytest.raises(MeshMismatchError) as caught:
             compiled(placed(other, 2, 4, 6))
+        assert str(caught.value) == (
+            f"norm (LayerNorm): input is on {other!r}, but the module was parallelized on {mesh!r}; distribute input "
+            "on the module's mesh"
+        )
+        with pytest.raises(ArgumentTypeError) as caught:
+            hyper_parallel.compile(Block(), backend="eager")
+        assert str(caught.value) == (
+            "compile: backend 'eager' is not known; pass 'inductor', or a function of a graph and examples"
+        )
         compiled(placed(mesh, 2, 4, 6))
         compiled.up.register_forward_hook(lambda *_: None)
         with pytest.raises(PlanError, match=r"^compile: up has a hook, .*, which a compiled graph would not call; "):
