@@ -9,7 +9,7 @@ where a flip before has changed some of them, the others say where all of them l
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.placement import renamed_path
 from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
 
-__all__ = ["Decision", "decisions_of"]
+__all__ = ["Call", "Decision", "calls_of", "decisions_of"]
 
 _ROWS, _COLUMNS = 64, 16
 """Rows of a rank, and columns of them, by which their place is looked for."""
@@ -54,7 +54,15 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """One call of an operator that decides.
+
+    Attributes:
+        own: key of the choice, under the run's own names.
+        scores: that it decides by.
+        choice: what it decided.
+    """
+
     own: Key
     scores: Any
     choice: Any
@@ -68,10 +76,10 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
         parallel: the run on all ranks.
         names: by rank, modules whose names are mapped to the reference's.
     """
-    reference = _calls(bounds.records.values(), {})
+    reference = calls_of(bounds.records.values(), {})
     found: list[Decision] = []
     for rank, (records, modules) in enumerate(zip(parallel.ranks, names, strict=True)):
-        own = _calls(records.records, modules)
+        own = calls_of(records.records, modules)
         places: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
         for known in (True, False):  # where rows lie is learned from those that are found
             for group, calls in own.items():
@@ -80,17 +88,25 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
     return list({(decision.rank, decision.own): decision for decision in found}.values())
 
 
-def _calls(records: Any, modules: Mapping[str, str]) -> dict[tuple[str, int], list[_Call]]:
-    """Return the calls by name and step, in order."""
-    scores: dict[Key, Record] = {}
-    calls: dict[tuple[str, int], list[_Call]] = defaultdict(list)
+def calls_of(
+    records: Iterable[Record], modules: Mapping[str, str], kinds: Sequence[str] = DECISIONS[:2]
+) -> dict[tuple[str, int], list[Call]]:
+    """Return the calls by name and step, in order.
+
+    Args:
+        records: of one rank.
+        modules: whose names are mapped to the reference's.
+        kinds: of the records of scores and of choices.
+    """
+    scores: dict[Any, Record] = {}
+    calls: dict[tuple[str, int], list[Call]] = defaultdict(list)
     for record in records:
-        if record.kind == DECISIONS[0]:
+        if record.kind == kinds[0]:
             scores[record.key[1:]] = record  # without its kind
-        elif record.kind == DECISIONS[1]:
+        elif record.kind == kinds[1]:
             path, _, operator = record.name.rpartition(" ")
             name = f"{renamed_path(path, modules)} {operator}"
-            calls[name, record.step].append(_Call(record.key, scores[record.key[1:]].value, record.value))
+            calls[name, record.step].append(Call(record.key, scores[record.key[1:]].value, record.value))
     return calls
 
 
@@ -98,8 +114,8 @@ def _compared(
     bounds: Bounds,
     rank: int,
     group: tuple[str, int],
-    calls: Sequence[_Call],
-    reference: Sequence[_Call],
+    calls: Sequence[Call],
+    reference: Sequence[Call],
     places: Counter[tuple[int, int, tuple[int, ...]]],
     *,
     known: bool,
@@ -129,8 +145,8 @@ def _of_pair(
     bounds: Bounds,
     rank: int,
     group: tuple[str, int],
-    calls: Sequence[_Call],
-    reference: Sequence[_Call],
+    calls: Sequence[Call],
+    reference: Sequence[Call],
     places: Counter[tuple[int, int, tuple[int, ...]]],
     *,
     known: bool,
@@ -157,7 +173,7 @@ def _of_pair(
         yield _judged(rank, call, key, whole[where], allowed[where], expected[where])
 
 
-def _judged(rank: int, call: _Call, key: Key, scores: Any, allowed: Any, expected: Any) -> Decision:
+def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected: Any) -> Decision:
     """Return a decision whose rows are known, with the flips of it."""
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)
     with np.errstate(invalid="ignore"):

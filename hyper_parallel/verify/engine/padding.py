@@ -118,9 +118,15 @@ def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Ma
             sizes = {rank: shape[dim] for rank, shape in zip(group, shapes, strict=True)}
             padding = _Padding(key[1], group, dim, sizes, size)
             padded = [rank for rank in group if padding.kept(rank) < sizes[rank]]
-            if all(find_part(np.asarray(ranks[rank][key].value), value) is None for rank in padded):
+            if not any(_lies_in(np.asarray(ranks[rank][key].value), value) for rank in padded):
                 return padding
     return None
+
+
+def _lies_in(part: Any, value: Any) -> bool:
+    """Return whether a part is one of the reference's value, no element of which it has twice, such as rows of zeros."""
+    match = find_part(part, value)
+    return match is not None and np.unique(match.positions).size == match.positions.size
 
 
 def _trimmed(

@@ -20,6 +20,7 @@ from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.decisions import decisions_of
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.placement import Placement, renamed, renamed_path
+from hyper_parallel.verify.engine.thresholds import sides_of
 
 __all__ = ["Replay", "plan_replay"]
 
@@ -39,6 +40,8 @@ class Replay:
         draws: how often modules drew other random numbers.
         flips: how many choices were near ties that ranks decided otherwise.
         decisions: how many choices the ranks made in all.
+        sides: how many numbers rounding has taken to the other side of a threshold.
+        numbers: how many there are in the calls that have such.
     """
 
     table: dict[int, dict[Key, Any]] = field(default_factory=dict)
@@ -46,6 +49,8 @@ class Replay:
     draws: int = 0
     flips: int = 0
     decisions: int = 0
+    sides: int = 0
+    numbers: int = 0
 
     def adds_to(self, applied: Replay | None) -> bool:
         """Return whether this replaces something that ``applied`` did not, or by something else."""
@@ -65,8 +70,10 @@ class Replay:
         }
         for rank, own in self.table.items():
             table.setdefault(rank, {}).update(own)
-        flips, decisions = max(self.flips, applied.flips), max(self.decisions, applied.decisions)
-        return Replay(table, applied.masks + self.masks, applied.draws + self.draws, flips, decisions)
+        counts = [
+            max(getattr(self, name), getattr(applied, name)) for name in ("flips", "decisions", "sides", "numbers")
+        ]
+        return Replay(table, applied.masks + self.masks, applied.draws + self.draws, *counts)
 
     def words(self) -> list[str]:
         """Return what was replayed, for the report."""
@@ -85,6 +92,11 @@ class Replay:
                 f"decisions: {self.flips} of {self.decisions} are near ties that ranks decide otherwise, with margins "
                 "within the bounds; the reference's were replayed"
             )
+        if self.sides:
+            lines.append(
+                f"thresholds: {self.sides} of {self.numbers} numbers are nearer to one than rounding moves them, and on "
+                "its other side on a rank; the reference's sides were replayed"
+            )
         return lines
 
 
@@ -98,6 +110,7 @@ def plan_replay(runs: PairedRuns) -> Replay | None:
     _add_masks(runs, plan)
     _add_draws(runs, plan)
     _add_choices(runs, plan)
+    _add_sides(runs, plan)
     return plan if plan.table else None
 
 
@@ -110,6 +123,13 @@ def _add_choices(runs: PairedRuns, plan: Replay) -> None:
     for decision in decisions:
         if not decision.outside:
             plan.table.setdefault(decision.rank, {})[decision.own] = decision.expected
+
+
+def _add_sides(runs: PairedRuns, plan: Replay) -> None:
+    for decision in sides_of(runs.bounds, runs.parallel, runs.names):
+        plan.sides += len(decision.flips)
+        plan.numbers += int(decision.chosen.size)
+        plan.table.setdefault(decision.rank, {})[decision.own] = decision.expected
 
 
 def _add_masks(runs: PairedRuns, plan: Replay) -> None:

@@ -15,6 +15,7 @@ from hyper_parallel.errors import HyperParallelError
 __all__ = [
     "DECISIONS",
     "KINDS",
+    "THRESHOLDS",
     "Group",
     "LocalValue",
     "Pending",
@@ -31,9 +32,13 @@ backward, the norm that a clipping function returned, a gradient when the optimi
 weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
 tensor that the program saves."""
 
-DECISIONS = ("scores", "choice", "draw")
+THRESHOLDS = ("margin", "side")
+"""Kinds of records of an operator such as ReLU: how far each number is from the nearest threshold, and whether it is
+above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
+
+DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
 """Kinds of records that are no results: the rows that an operator such as top-k chooses from, the indices that it chose
-in each of them (:mod:`hyper_parallel.verify.engine.decisions`), and random numbers that a module drew."""
+in each of them (:mod:`hyper_parallel.verify.engine.decisions`), random numbers that a module drew, and thresholds."""
 
 
 class RecordingError(HyperParallelError, ValueError):

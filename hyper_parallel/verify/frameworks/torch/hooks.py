@@ -8,6 +8,7 @@ before the recording calls them unseen; clipping is seen in any spelling.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +31,11 @@ from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.versions import transforms_active
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
+from hyper_parallel.verify.frameworks.torch import thresholds
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
 from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, decided
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
+from hyper_parallel.verify.frameworks.torch.half_precision import REDUCTIONS
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
 from hyper_parallel.verify.frameworks.torch.upcast import upcast, without_autocast, without_half_precision
@@ -166,6 +169,10 @@ class _Installation:
             self._replace(owner, name, functools.partial(_draw, name))
         for owner, name in OPERATORS:
             self._replace(owner, name, functools.partial(_decision, name))
+        for name, argument in REDUCTIONS.items():
+            self._replace(distributed, name, functools.partial(_reduction, argument))
+        for owner, name in thresholds.OPERATORS:
+            self._replace(owner, name, functools.partial(_threshold, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -284,7 +291,7 @@ def _dropout(plain: Any) -> Any:
         try:
             log = recorder.log
             redraw, replays = log.place is None, bool(log.limits.replay)
-            return drop(plain, recorder.record_mask, input, p, inplace=inplace, redraw=redraw, replays=replays)
+            return drop(plain, recorder.decided.mask, input, p, inplace=inplace, redraw=redraw, replays=replays)
         finally:
             recorder.drops = False
 
@@ -301,7 +308,7 @@ def _attention(plain: Any) -> Any:
         state = torch.get_rng_state()
         output = plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
         again = functools.partial(plain, dropout_p=dropout_p, enable_gqa=kwargs.get("enable_gqa", False))
-        mask = recorder.record_attention_mask(attention_mask(again, query, key, state))
+        mask = recorder.decided.attention_mask(attention_mask(again, query, key, state))
         if mask is None:
             return output
         return masked_attention(mask, query, key, value, attn_mask, dropout_p, *args, **kwargs)
@@ -320,7 +327,7 @@ def _draw(name: str, plain: Any) -> Any:
         recorder = _active()
         if recorder is None or not recorder.is_training or recorder.drops or _is_traced():
             return result
-        return _drawn(result, name, recorder.record_draw)
+        return _drawn(result, name, recorder.decided.draw)
 
     return function
 
@@ -330,7 +337,33 @@ def _decision(name: str, plain: Any) -> Any:
         recorder = _active()
         if recorder is None or _is_traced():
             return plain(*args, **kwargs)
-        return decided(plain, name, recorder.record_choice, args, kwargs)
+        return decided(plain, name, recorder.decided.choice, args, kwargs)
+
+    return operator
+
+
+def _reduction(argument: str, plain: Any) -> Any:
+    place = list(inspect.signature(plain).parameters).index(argument)
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is not None and not _is_traced():
+            recorder.half.reduced(args[place] if len(args) > place else kwargs.get(argument))
+        return plain(*args, **kwargs)
+
+    return collective
+
+
+def _threshold(name: str, plain: Any) -> Any:
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is None or recorder.sides or _is_traced():
+            return plain(*args, **kwargs)
+        recorder.sides = True  # what it is computed with compares, too
+        try:
+            return thresholds.sided(plain, name, recorder.decided.side, args, kwargs)
+        finally:
+            recorder.sides = False
 
     return operator
 

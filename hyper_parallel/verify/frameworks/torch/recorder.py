@@ -18,10 +18,11 @@ from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
-from hyper_parallel.verify.frameworks.contract.replayed import Replayed, rows_along, unrolled
 from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
 from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
-from hyper_parallel.verify.frameworks.torch.local_values import HALF_TYPES, local_of, read_part, read_tensor
+from hyper_parallel.verify.frameworks.torch.decided import Decided
+from hyper_parallel.verify.frameworks.torch.half_precision import HalfPrecision, changed
+from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_part, read_tensor
 from hyper_parallel.verify.frameworks.torch.modules import ModelNames, infers_shapes, is_wrapper, recomputes
 from hyper_parallel.verify.frameworks.torch.partitions import (
     Piece,
@@ -47,17 +48,19 @@ class Recorder:
         log: of the rank.
         inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
         drops: whether a dropout runs.
+        sides: whether an operator with a threshold runs.
+        decided: what the program draws and decides.
+        half: what it computes and reduces in half precision.
     """
 
     def __init__(self, log: RecordLog) -> None:
         self.log = log
         self.inner: tuple[Any, Any] = (None, None)
-        self.drops = False
+        self.drops = self.sides = False
         self._names = ModelNames()
         self._open: list[str] = []
         self._evaluates = False
         self._infers = False
-        self._rounded = 0
         self._inputs = 0
         self._in_backward = False
         self._initial: dict[str, int] = {}
@@ -70,7 +73,8 @@ class Recorder:
         self._in_step = 0
         self._clips = False
         self._closed: tuple[Any, int] | None = None
-        self._changed, self._own, self._replayed = AppliedChanges(log), OwnGradients(log), Replayed(log)
+        self._changed, self._own = AppliedChanges(log), OwnGradients(log)
+        self.decided, self.half = Decided(log, self), HalfPrecision(log)
         log.take = read_tensor
 
     # -- modules -------------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ class Recorder:
         if not is_wrapper(module):
             self._record_output(module, path, output)
             output = self._changed.output(self._output_name(path), output)
-            output = self._rounded_output(path, output)
+            output = self.half.output(path, output)
         return output
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -147,78 +151,20 @@ class Recorder:
                 self._note("outputs whose placement has no name", leaf_name)
         self.inner = (None, None)
 
-    def record_mask(self, output: Any) -> Any | None:
-        """Record which elements a dropout kept, and return the mask that replaces it; None if it stays."""
-        path = self._open[-1] if self._open else ""
-        if self._infers or not self.log.records_outputs(path or "(model)"):
-            return None
-        taken = read_tensor(output)
-        if taken is None:
-            return None
-        drawn = taken.array != 0
-        if recomputes():
-            return self._replayed.again(drawn)
-        mask = self._replayed.instead_of(drawn, "mask", path or "(model)")
-        kept = drawn if mask is None else mask
-        self.log.add("mask", path or "(model)", taken._replace(array=kept, dtype=""), module=path)
-        return mask
+    @property
+    def inside(self) -> str:
+        """Path of the innermost module that runs; empty for the model itself, and outside of modules."""
+        return self._open[-1] if self._open else ""
 
-    def record_attention_mask(self, kept: Any) -> Any | None:
-        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told.
-
-        Returns:
-            what :meth:`record_mask` does.
-        """
-        if kept is not None:
-            return self.record_mask(kept)
-        if not (self._infers or recomputes()):
-            self._note("masks that were not recorded", (self._open[-1] if self._open else "") or "(model)")
-        return None
+    @property
+    def infers(self) -> bool:
+        """Whether a pipeline's stage learns its shapes."""
+        return self._infers
 
     @property
     def is_training(self) -> bool:
         """Whether a module is running, and gradients are recorded."""
         return bool(self._open) and not self._evaluates and not self._infers
-
-    def record_draw(self, function: str, numbers: Any) -> Any | None:
-        """Record random numbers that a module drew, and return those that replace them; None if they stay."""
-        taken = read_tensor(numbers)
-        if taken is None or self.log.place is not None:
-            return None
-        if recomputes():
-            return self._replayed.again(taken.array)
-        name = f"{self._open[-1] or '(model)'} {function}"
-        other = self._replayed.instead_of(taken.array, "draw", name)
-        self.log.add("draw", name, taken if other is None else taken._replace(array=other), module=self._open[-1])
-        return other
-
-    def record_choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
-        """Record what an operator chose along a dim, and return the indices that replace them; None if they stay.
-
-        Args:
-            operator: its name.
-            scores: a plain tensor.
-            chosen: indices along ``dim``, of as many dims.
-            dim: of both.
-        """
-        if self._infers:
-            return None
-        taken, indices = read_tensor(scores), read_tensor(chosen)
-        if taken is None or indices is None:
-            return None
-        path = self._open[-1] if self._open else ""
-        name = f"{path or '(model)'} {operator}"
-        rows, own = (rows_along(array, dim) for array in (taken.array, indices.array))
-        if recomputes():
-            instead = self._replayed.again(rows)
-        else:
-            instead = self._replayed.instead_of(rows, "choice", name, own.shape)
-            self.log.add("scores", name, taken._replace(array=rows), module=path)
-            kept = own if instead is None or self.log.perturbation is None else instead
-            self.log.add("choice", name, LocalValue(kept), module=path)
-        if instead is None or np.array_equal(instead, own):
-            return None
-        return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
 
     # -- backward and clipping -----------------------------------------------------------------------------------------
 
@@ -486,31 +432,8 @@ class Recorder:
         perturbation = self.log.perturbation
         if perturbation is None or type(value) is not torch.Tensor or not value.is_floating_point():
             return value
-        moved = _changed(value, partial(perturbation.moved, f"input {self._inputs}"))
+        moved = changed(value, partial(perturbation.moved, f"input {self._inputs}"))
         return value + (moved - value.detach()) if value.requires_grad else moved
-
-    def _rounded_output(self, path: str, output: Any) -> Any:
-        """Note half-precision tensors of a module's output, and perturb them and their gradients."""
-        tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
-        if not any(value.dtype in HALF_TYPES for value in tensors):
-            return output
-        self.log.notes["half precision"] = True
-        perturbation = self.log.perturbation
-        if perturbation is None:
-            return output
-        self._rounded += 1
-        names = (f"{place} {path}, call {self._rounded}" for place in ("output", "gradient of output"))
-        forward, backward = (partial(perturbation.rounded, name) for name in names)
-
-        def change(value: Any) -> Any:
-            if type(value) not in (torch.Tensor, TorchDTensor) or value.dtype not in HALF_TYPES:
-                return value
-            changed = value + (_changed(value, forward) - value.detach())
-            if changed.requires_grad:
-                changed.register_hook(lambda gradient: _changed(gradient, backward))
-            return changed
-
-        return tree_map(change, output, CONTAINERS)
 
     # -- groups and notes ----------------------------------------------------------------------------------------------
 
@@ -551,13 +474,6 @@ class Recorder:
         names = self.log.notes.setdefault(subject, [])
         if name not in names:
             names.append(name)
-
-
-def _changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
-    copy = tensor.detach().clone()
-    overwrite(copy, change)
-    return copy
 
 
 def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:

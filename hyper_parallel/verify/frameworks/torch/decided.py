@@ -1,0 +1,134 @@
+"""What a PyTorch program draws and decides, recorded on one rank and replaced by what the reference did."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS, LocalValue
+from hyper_parallel.verify.frameworks.contract.replayed import Replayed, rows_along, unrolled
+from hyper_parallel.verify.frameworks.torch.local_values import read_tensor
+from hyper_parallel.verify.frameworks.torch.modules import recomputes
+
+__all__ = ["Decided"]
+
+
+class Running(Protocol):
+    """Which module of a program runs."""
+
+    @property
+    def inside(self) -> str:
+        """Path of the innermost one; empty for the model itself, and outside of modules."""
+
+    @property
+    def infers(self) -> bool:
+        """Whether a pipeline's stage learns its shapes, so that nothing is recorded."""
+
+
+class Decided:
+    """Records masks, draws, choices and sides into a log.
+
+    Args:
+        log: of the rank.
+        running: says which module runs.
+    """
+
+    def __init__(self, log: RecordLog, running: Running) -> None:
+        self._log, self._running, self._replayed = log, running, Replayed(log)
+
+    def mask(self, output: Any) -> Any | None:
+        """Record which elements a dropout kept, and return the mask that replaces it; None if it stays."""
+        path = self._running.inside
+        if self._running.infers or not self._log.records_outputs(path or "(model)"):
+            return None
+        taken = read_tensor(output)
+        if taken is None:
+            return None
+        drawn = taken.array != 0
+        if recomputes():
+            return self._replayed.again(drawn)
+        mask = self._replayed.instead_of(drawn, "mask", path or "(model)")
+        kept = drawn if mask is None else mask
+        self._log.add("mask", path or "(model)", taken._replace(array=kept, dtype=""), module=path)
+        return mask
+
+    def attention_mask(self, kept: Any) -> Any | None:
+        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told.
+
+        Returns:
+            what :meth:`mask` does.
+        """
+        if kept is not None:
+            return self.mask(kept)
+        if not (self._running.infers or recomputes()):
+            names = self._log.notes.setdefault("masks that were not recorded", [])
+            name = self._running.inside or "(model)"
+            names += [] if name in names else [name]
+        return None
+
+    def draw(self, function: str, numbers: Any) -> Any | None:
+        """Record random numbers that a module drew, and return those that replace them; None if they stay."""
+        taken = read_tensor(numbers)
+        if taken is None or self._log.place is not None:
+            return None
+        if recomputes():
+            return self._replayed.again(taken.array)
+        name = f"{self._running.inside or '(model)'} {function}"
+        other = self._replayed.instead_of(taken.array, "draw", name)
+        kept = taken if other is None else taken._replace(array=other)
+        self._log.add("draw", name, kept, module=self._running.inside)
+        return other
+
+    def choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
+        """Record what an operator chose along a dim, and return the indices that replace them; None if they stay.
+
+        Args:
+            operator: its name.
+            scores: a plain tensor.
+            chosen: indices along ``dim``, of as many dims.
+            dim: of both.
+        """
+        if self._running.infers:
+            return None
+        taken, indices = read_tensor(scores), read_tensor(chosen)
+        if taken is None or indices is None:
+            return None
+        path = self._running.inside
+        name = f"{path or '(model)'} {operator}"
+        rows, own = (rows_along(array, dim) for array in (taken.array, indices.array))
+        if recomputes():
+            instead = self._replayed.again(rows)
+        else:
+            instead = self._replayed.instead_of(rows, "choice", name, own.shape)
+            self._log.add("scores", name, taken._replace(array=rows), module=path)
+            kept = own if instead is None or self._log.perturbation is None else instead
+            self._log.add("choice", name, LocalValue(kept), module=path)
+        if instead is None or np.array_equal(instead, own):
+            return None
+        return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
+
+    def side(self, operator: str, distance: Any, above: Any) -> Any | None:
+        """Record on which side of a threshold numbers lie, and return the sides that replace them; None if they stay.
+
+        Args:
+            operator: its name.
+            distance: of each number from the nearest threshold.
+            above: which numbers are above it.
+        """
+        if self._running.infers:
+            return None
+        taken, own = read_tensor(distance), above.numpy(force=True).copy()
+        if taken is None:
+            return None
+        path = self._running.inside
+        name = f"{path or '(model)'} {operator}"
+        if recomputes():
+            instead = self._replayed.again(taken.array)
+        else:
+            instead = self._replayed.instead_of(taken.array, THRESHOLDS[1], name, own.shape)
+            self._log.add(THRESHOLDS[0], name, taken, module=path)
+            self._log.add(THRESHOLDS[1], name, LocalValue(own), module=path)
+        return None if instead is None else torch.from_numpy(np.array(instead)).to(above.device)

@@ -1,0 +1,80 @@
+"""Half precision in a PyTorch program: noted, and moved by units in the last place in repeats of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor as TorchDTensor
+
+from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.torch.local_values import HALF_TYPES
+from hyper_parallel.verify.frameworks.torch.partitions import overwrite
+
+__all__ = ["REDUCTIONS", "HalfPrecision", "changed"]
+
+REDUCTIONS = {"all_reduce": "tensor", "reduce": "tensor", "reduce_scatter_tensor": "input"}
+"""Collectives that add up tensors, and the name of the argument that each rank gives."""
+
+
+class HalfPrecision:
+    """What one rank computes and reduces in half precision.
+
+    Args:
+        log: of the rank.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._outputs = self._sums = 0
+
+    def output(self, path: str, output: Any) -> Any:
+        """Note half-precision tensors of a module's output, and perturb them and their gradients."""
+        tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
+        if not any(value.dtype in HALF_TYPES for value in tensors):
+            return output
+        self._log.notes["half precision"] = True
+        perturbation = self._log.perturbation
+        if perturbation is None:
+            return output
+        self._outputs += 1
+        names = (f"{place} {path}, call {self._outputs}" for place in ("output", "gradient of output"))
+        forward, backward = (partial(perturbation.rounded, name) for name in names)
+
+        def change(value: Any) -> Any:
+            if type(value) not in (torch.Tensor, TorchDTensor) or value.dtype not in HALF_TYPES:
+                return value
+            moved = value + (changed(value, forward) - value.detach())
+            if moved.requires_grad:
+                moved.register_hook(lambda gradient: changed(gradient, backward))
+            return moved
+
+        return tree_map(change, output, CONTAINERS)
+
+    def reduced(self, value: Any) -> None:
+        """Note a half-precision tensor that is about to be reduced over ranks, and perturb it in place.
+
+        Each rank rounds its own part of the sum, and the single device the sum. Parts are as large as the tensor's
+        other numbers where the sum is small, so numbers move by a unit in the last place of their root mean square.
+        """
+        if type(value) is not torch.Tensor or value.dtype not in HALF_TYPES:
+            return
+        self._log.notes["half precision"] = True
+        perturbation = self._log.perturbation
+        if perturbation is None or not value.numel():
+            return
+        self._sums += 1
+        with torch.no_grad():
+            typical = value.float().square().mean().sqrt().to(value.dtype)
+            parts = torch.where(value.abs() < typical, typical, value)
+            value += changed(parts, partial(perturbation.rounded, f"sum {self._sums}")) - parts
+
+
+def changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
+    """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
+    copy = tensor.detach().clone()
+    overwrite(copy, change)
+    return copy

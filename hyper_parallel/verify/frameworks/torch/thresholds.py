@@ -1,0 +1,131 @@
+"""Operators of PyTorch whose result or gradient jumps at a threshold: ReLU, comparisons, signs, clamps, buckets.
+
+Each is replaced while a program is recorded. Numbers that the reference has on the other side of the nearest threshold,
+by rounding, can be mirrored there: they move by less than what rounding moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["OPERATORS", "sided"]
+
+_COMPARISONS = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
+_JUMPS = (*_COMPARISONS, "sign", "bucketize")
+"""Those whose results jump; of all others the gradient does, and the result does not."""
+
+_AT_ZERO = ("relu", "relu_", "leaky_relu", "abs", "sign")
+_BETWEEN = ("clamp", "hardtanh", "relu6")
+_NAMES = ("relu", "relu_", "abs", "sign", "clamp", "maximum", "minimum", "gt", "ge", "lt", "le")
+
+OPERATORS = (
+    *((owner, name) for owner in (torch, torch.Tensor) for name in _NAMES),
+    *((torch.Tensor, name) for name in _COMPARISONS[4:]),
+    *((nn.functional, name) for name in ("leaky_relu", "hardtanh", "relu6")),
+    (torch, "bucketize"),
+)
+"""Where the operators stand, and their names."""
+
+_SIZE = 1 << 22
+"""Most elements whose sides are recorded."""
+
+
+def sided(
+    plain: Callable[..., Any],
+    name: str,
+    record: Callable[[str, Any, Any], Any | None],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call an operator, after its numbers' sides were recorded, and numbers mirrored whose side ``record`` changes.
+
+    Args:
+        plain: the operator.
+        name: of ``OPERATORS``.
+        record: gets the name, the distances from the nearest threshold, and which numbers are above it.
+        args: of the call.
+        kwargs: of the call.
+    """
+    numbers = args[0] if args else kwargs.get("input")
+    if (
+        not args
+        or not _is_plain(numbers)
+        or not 1 < numbers.numel() <= _SIZE
+        or not (name in _JUMPS or (torch.is_grad_enabled() and numbers.requires_grad))
+        or "out" in kwargs
+    ):
+        return plain(*args, **kwargs)
+    with torch.no_grad():
+        values = numbers.detach()
+        threshold = _threshold(name, values, args[1:], kwargs)
+        if threshold is None:
+            return plain(*args, **kwargs)
+        above, distance = values > threshold, (values - threshold).abs()
+    if above.shape != values.shape:
+        return plain(*args, **kwargs)
+    expected = record(name, distance, above)
+    if expected is None:
+        return plain(*args, **kwargs)
+    with torch.no_grad():
+        twice = 2 * (threshold - values)
+        least = torch.finfo(values.dtype).tiny * (2 * expected.to(values.dtype) - 1)
+        moves = torch.where(expected != above, torch.where(twice == 0, least, twice), 0).to(values.dtype)
+    mirrored = numbers.add_(moves) if name == "relu_" else numbers + moves
+    return plain(mirrored, *args[1:], **kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a tensor of numbers lies in memory as such, and belongs to no subclass."""
+    return (
+        type(value) in (torch.Tensor, nn.Parameter)
+        and value.is_floating_point()
+        and value.layout is torch.strided
+        and not value.is_meta
+    )
+
+
+def _threshold(name: str, values: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+    """Return the threshold nearest to each number, as a tensor or a number; None if there is none."""
+    if name in _AT_ZERO:
+        return 0.0
+    if name == "bucketize":
+        return _nearest_edge(values, kwargs.get("boundaries", *args[:1]))
+    if name in _BETWEEN:
+        return _nearest_end(name, values, args, kwargs)
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, torch.Tensor):
+        plain = type(other) in (torch.Tensor, nn.Parameter) and other.layout is torch.strided and not other.is_meta
+        return other.detach() if plain else None
+    return other if isinstance(other, (int, float)) else None
+
+
+def _nearest_edge(values: torch.Tensor, edges: Any) -> torch.Tensor | None:
+    if not isinstance(edges, torch.Tensor) or not edges.numel():
+        return None
+    last = edges.numel() - 1
+    upper = torch.searchsorted(edges, values.contiguous()).clamp_(0, last)
+    above, below = edges[upper], edges[(upper - 1).clamp_(0, last)]
+    return torch.where((values - below).abs() <= (above - values).abs(), below, above)
+
+
+def _nearest_end(name: str, values: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+    low, high = {"hardtanh": (-1.0, 1.0), "relu6": (0.0, 6.0)}.get(name, (None, None))
+    if name != "relu6":
+        low, high = (
+            args[place]
+            if len(args) > place
+            else kwargs.get("min" if name == "clamp" else "min_val", low)
+            if place == 0
+            else kwargs.get("max" if name == "clamp" else "max_val", high)
+            for place in (0, 1)
+        )
+    ends = [end for end in (low, high) if isinstance(end, (int, float))]
+    if not ends or any(isinstance(end, torch.Tensor) for end in (low, high)):
+        return None
+    if len(ends) == 1:
+        return ends[0]
+    return torch.where((values - ends[0]).abs() <= (values - ends[1]).abs(), ends[0], ends[1])
