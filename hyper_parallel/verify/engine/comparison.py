@@ -428,15 +428,18 @@ class _Comparison:
     def _reduced_later(self) -> None:
         """Compare gradients that the optimizer reduces in its step as their sum or mean over the ranks."""
         names: dict[str, dict[tuple[str, str], None]] = {}
-        for key in [key for key in self.wrong if key[0] == "gradient"]:
-            found = reduced_later(self.runs, key)
-            if found is not None:
-                names.setdefault(found[0], {}).setdefault(key[:2])
-                self.ratios[key] = found[1]
-                del self.wrong[key]
-                self.verdict.replicas = [
-                    each for each in self.verdict.replicas if (each.kind, each.name, each.step) != key[:3]
-                ]
+        known: dict[int, set[str]] = {}
+        for others in (False, True):  # first those whose weights are right
+            for key in [key for key in self.wrong if key[0] == "gradient"]:
+                found = reduced_later(self.runs, key, known.get(key[2], ()) if others else ())
+                if found is not None:
+                    known.setdefault(key[2], set()).add(found[0])
+                    names.setdefault(found[0], {}).setdefault(key[:2])
+                    self.ratios[key] = found[1]
+                    del self.wrong[key]
+                    self.verdict.replicas = [
+                        each for each in self.verdict.replicas if (each.kind, each.name, each.step) != key[:3]
+                    ]
         for words, listed in names.items():
             why = "the optimizer reduces them in its step, and the weights after it are right"
             self.verdict.notes.append(f"{summary(list(listed))}: compared as {words}; {why}")

@@ -6,7 +6,7 @@ reference's. A weight that hardly moves would be right in any case, so its updat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.noise import unit
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.store import same_values
 
 __all__ = ["reduced_later"]
 
@@ -24,23 +25,27 @@ _NOTICED = 0.01
 """What a weight may be off by, relative to its update, for the weight to say that the gradient was right."""
 
 
-def reduced_later(runs: PairedRuns, key: Key) -> tuple[str, float] | None:
+def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tuple[str, float] | None:
     """Return how the ranks' gradients make up the reference's, and how far off that is; None if they do not.
 
     Args:
         runs: both runs.
         key: of a gradient that differs.
+        known: how other gradients of the step do, whose weights are right. Then this weight may be wrong, if it is
+            right on a rank or wrong in the same way on all: the error comes after a reduction.
     """
     holders = runs.holders(key)
-    if not _weight_is_right(runs, key, holders):
+    right = _weight_is_right(runs, key, holders)
+    if not right and not (known and _comes_of_a_reduction(runs, key, holders)):
         return None
     for axis, groups in runs.axes.sets():
         if {rank for group in groups for rank in group} != set(holders):
             continue
         for words, mean in (("mean", True), ("sum", False)):
             ratios = [_ratio(runs, key, group, mean=mean) for group in groups]
-            if max(ratios) <= 1:
-                return f"the {words} over {axis}", max(ratios)
+            text = f"the {words} over {axis}"
+            if max(ratios) <= 1 and (right or text in known):
+                return text, max(ratios)
     return None
 
 
@@ -76,3 +81,13 @@ def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool
         return False
     distances = runs.distances(after).values()
     return all(each is not None and each.ratio <= 1 for each in distances)
+
+
+def _comes_of_a_reduction(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool:
+    """Return whether the weight after the step is right on a rank, or has equal bits on all of them."""
+    after = ("weight", key[1], key[2], 0)
+    if after not in runs.bounds.reference or runs.holders(after) != holders:
+        return False
+    if any(each is not None and each.ratio <= 1 for each in runs.distances(after).values()):
+        return True
+    return all(same_values(runs.ranks[holders[0]][after].value, runs.ranks[rank][after].value) for rank in holders)

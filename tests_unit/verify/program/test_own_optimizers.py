@@ -104,3 +104,84 @@ def test_masters_of_half_precision_weights_are_compared(world):
     assert (counts["gradient"], counts["state"], counts["weight"]) == (12 * world, 36 * world, 32 * world)
     wrong = verify_program(functools.partial(mixed, reduces=False), world, upcast=False)
     assert (wrong.verdict.first.kind, wrong.verdict.first.name) == ("gradient", "optimizer 0, parameter 2")
+
+
+def train_by_hand(zero="module", lasts=True, halves=False):
+    """Train without an optimizer: Adam, whose flat moments the ranks share; the last elements may be left out."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+    parameters = list(model.parameters())
+    size = sum(each.numel() for each in parameters)
+    part = -(-size // world)
+    low, high = rank * part, min(size, (rank + 1) * part)
+    first, second = torch.zeros(high - low), torch.zeros(high - low)
+    for step in range(1, 4):
+        x, g = torch.randn(11, 5).tensor_split(world)[rank], torch.randn(11, 3).tensor_split(world)[rank]
+        for rows in (slice(0, 2), slice(2, None)) if halves else (slice(None),):
+            (model(x[rows]) * g[rows]).sum().backward()
+        flat = torch.cat([each.grad.flatten() for each in parameters])
+        dist.all_reduce(flat)
+        if zero == "module":
+            model.zero_grad()
+        else:
+            for each in parameters:
+                each.grad = None
+        values = torch.cat([each.detach().flatten() for each in parameters])
+        first.lerp_(flat[low:high], 0.1)
+        second.lerp_(flat[low:high].square(), 0.05)
+        corrected = (second / (1 - 0.95**step)).sqrt() + 1e-8
+        values[low:high] -= 0.01 * first / (1 - 0.9**step) / corrected
+        for owner in range(world):
+            end = min(size, (owner + 1) * part) - (0 if lasts or owner < world - 1 or world == 1 else 2)
+            own = values[owner * part : end].clone()
+            dist.broadcast(own, owner)
+            values[owner * part : end] = own
+        for each, value in zip(parameters, values.split([each.numel() for each in parameters]), strict=True):
+            each.data.copy_(value.view_as(each))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("zero, halves", [("module", False), ("none", True)])
+def test_steps_without_an_optimizer_are_compared(world, zero, halves):
+    """A step is seen where weights have changed after a backward, and its gradients before they are dropped."""
+    report = verify_program(functools.partial(train_by_hand, zero, halves=halves), world)
+    assert report.ok, report.text()
+    assert report.verdict.counts["weight"] == 4 * 4 * world
+    assert report.verdict.counts["gradient"] == 4 * 3 * world
+
+
+def test_elements_that_no_rank_updates_by_hand_are_an_error():
+    """What a hand-written update leaves out is reported as the first weight that differs."""
+    report = verify_program(functools.partial(train_by_hand, lasts=False), 3, steps=2)
+    first = report.verdict.differences[0]
+    assert (first.kind, first.name, first.ranks, first.step) == ("weight", "2.bias", (0, 1), 0)
+    assert first.cause.kind == "not-updated"
+
+
+def reduce_half(dtype, divides=True):
+    """Train on gradients that ranks reduce in half precision, small sums of large parts among them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        x, g = torch.randn(12, 5).tensor_split(world)[rank], torch.randn(12, 3).tensor_split(world)[rank]
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            gradient = parameter.grad.to(dtype)
+            dist.all_reduce(gradient)
+            parameter.grad.copy_(gradient).div_(1 if divides else world)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_reduced_in_half_precision_may_be_off_by_its_rounding(world, dtype):
+    """Each rank rounds its part of a sum, which is no error where the sum is small; a wrong divisor is one."""
+    report = verify_program(functools.partial(reduce_half, dtype), world, upcast=False)
+    assert report.ok, report.text()
+    report = verify_program(functools.partial(reduce_half, dtype, divides=False), world, upcast=False)
+    assert report.verdict.first.kind == "gradient"
+    assert report.verdict.first.cause.kind == "average-for-sum"

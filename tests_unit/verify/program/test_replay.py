@@ -323,3 +323,55 @@ def test_transforms_of_functions_are_left_alone():
 
     report = verify_program(program, 2)
     assert report.ok, report.text()
+
+
+SIDES = (
+    "thresholds: 1 of {} numbers are nearer to one than rounding moves them, and on its other side on a rank; the "
+    "reference's sides were replayed"
+)
+
+
+def cross(size, recompute=False):
+    """Train a ReLU, one of whose inputs is next to zero and lies on the other side, by ``size``, on its rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    first, last = nn.Linear(6, 9), nn.Linear(9, 2)
+    data, cotangents = torch.randn(3, 7, 6), torch.randn(3, 7, 2)
+    with torch.no_grad():
+        first.bias[2] -= first(data[0])[5, 2] - size
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = first, last
+
+        def forward(self, x):
+            h = self.first(x)
+            if world > 1:
+                h = h - 2 * torch.where(h.abs() < 2 * size, h, 0).detach()
+            return self.last(checkpoint(F.relu, h, use_reentrant=False) if recompute else F.relu(h))
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, g in zip(data, cotangents, strict=True):
+        (model(x.tensor_split(world)[rank]) * g.tensor_split(world)[rank]).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world, rows", [(2, 3), (3, 2), (4, 1)])
+@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
+def test_a_number_that_rounding_takes_across_a_threshold_is_replayed(world, rows, recompute):
+    """A ReLU's input that rounding makes negative on a rank has another gradient, and is no error."""
+    report = verify_program(functools.partial(cross, 3e-7, recompute), world)
+    assert report.ok, report.text()
+    assert SIDES.format(9 * rows) in report.verdict.notes
+
+
+def test_a_number_that_no_rounding_takes_across_a_threshold_is_an_error():
+    """A ReLU's input that is wrong by more than rounding is reported."""
+    report = verify_program(functools.partial(cross, 1e-3), 2)
+    assert not report.ok
+    assert not any(note.startswith("thresholds") for note in report.verdict.notes)

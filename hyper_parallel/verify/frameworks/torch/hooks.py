@@ -154,6 +154,7 @@ class _Installation:
             self._replace(policy, "__init__", without_half_precision)
         self._replace(nn.Module, "__call__", _module_call)
         self._replace(torch.autograd, "backward", _backward)
+        self._replace(nn.Module, "zero_grad", _zero_grad)
         self._replace(Optimizer, "__init__", functools.partial(_made, add=Recorder.add_optimizer))
         self._replace(DeviceMesh, "__init__", functools.partial(_made, add=Recorder.add_mesh))
         self._replace(clip_grad, "_clip_grads_with_norm_", _clipped)
@@ -210,6 +211,16 @@ def _backward(plain: Any) -> Any:
         return recorder.backward(plain, tensors, args, kwargs)
 
     return backward
+
+
+def _zero_grad(plain: Any) -> Any:
+    def zero_grad(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        recorder = _active()
+        if recorder is not None:
+            recorder.before_zero()
+        plain(module, *args, **kwargs)
+
+    return zero_grad
 
 
 def _made(plain: Any, add: Callable[[Recorder, Any], None]) -> Any:

@@ -32,6 +32,7 @@ from hyper_parallel.verify.frameworks.torch.partitions import (
     pieces_in,
     read_weight,
 )
+from hyper_parallel.verify.frameworks.torch.steps_by_hand import StepsByHand
 from hyper_parallel.verify.frameworks.torch.upcast import widened
 
 __all__ = ["Recorder"]
@@ -39,6 +40,7 @@ __all__ = ["Recorder"]
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 _WITHOUT = "parameters without a gradient"
 _BEFORE = -1  # the step of weights before training
+_HAND = 0  # the number of an optimizer that is none of PyTorch's
 
 
 class Recorder:
@@ -74,6 +76,7 @@ class Recorder:
         self._clips = False
         self._closed: tuple[Any, int] | None = None
         self._changed, self._own = AppliedChanges(log), OwnGradients(log)
+        self._by_hand = StepsByHand()
         self.decided, self.half = Decided(log, self), HalfPrecision(log)
         log.take = read_tensor
 
@@ -105,6 +108,7 @@ class Recorder:
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._end_step()
+        self._end_step_by_hand()
         if self._in_step:
             self.log.notes["optimizers that call the model"] = True
         self._names.add(module)
@@ -180,9 +184,20 @@ class Recorder:
         self._in_backward = True
         try:
             with noting_contributions(self.log, self._names.parameters()):
-                return plain(self._changed.losses(tensors), *args, **kwargs)
+                result = plain(self._changed.losses(tensors), *args, **kwargs)
         finally:
             self._in_backward = False
+        if not self._optimizers:
+            self._by_hand.take(self._names.parameters(), backward=True)
+            for name, parameter in self._names.parameters().items():
+                if parameter.grad is not None:
+                    self._displace(name, self.log.step, parameter.grad)
+        return result
+
+    def before_zero(self) -> None:
+        """Keep the gradients of a step without an optimizer, which are about to be set to zero."""
+        if not self._optimizers:
+            self._by_hand.take(self._names.parameters())
 
     def record_clipping(self, parameters: Any, clip: Callable[[], Any], largest: float, total: Any = None) -> Any:
         """Clip gradients; record them before, the norm that they are clipped by, and the factor.
@@ -349,6 +364,24 @@ class Recorder:
         if limit is not None and min(self._steps.values()) >= limit:
             raise ProgramStopped
 
+    def _end_step_by_hand(self) -> None:
+        """Record a step that the program made without an optimizer: its weights have changed since the last one.
+
+        Raises:
+            ProgramStopped: that was the last step to record.
+        """
+        named = self._names.parameters()
+        if self._optimizers or not self._initial or not self._by_hand.has_stepped(named):
+            return
+        self._by_hand.take(named)
+        step = self.log.step
+        for name, taken in self._by_hand.gradients.items():
+            self.log.add("gradient", name, taken, module=_owner(name), step=step)
+        self._by_hand.gradients.clear()
+        self._steps[_HAND] = self.log.step = step + 1
+        self._unrecorded = step
+        self._end_step()
+
     def _seen_by(self, optimizer: Any) -> dict[str, Any]:
         """Return the parameters whose gradients belong to this optimizer's step.
 
@@ -404,6 +437,8 @@ class Recorder:
         named: dict[str, Any] = self._names.parameters()
         for optimizer in self._optimizers:
             named.update(self._seen_by(optimizer))
+        if not self._optimizers:
+            self._by_hand.remember(named)
         for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
             for name, value in tensors.items():
                 taken = read_weight(value)
@@ -463,6 +498,7 @@ class Recorder:
         """Complete the log when the program has ended."""
         with suppress(ProgramStopped):
             self._end_step()
+            self._end_step_by_hand()
         self._own.close()
         self.add_groups()
         self.log.notes.setdefault(_WITHOUT, [])
