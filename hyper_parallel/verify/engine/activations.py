@@ -32,6 +32,9 @@ __all__ = ["ActivationPlacements"]
 KINDS = ("value", "output", "mask")
 _Sizes = tuple[int, int, int]
 
+_MOSTLY = 0.5
+"""Share of a part's elements that must be the reference's in one place, for the part to lie there with a few errors."""
+
 
 class ActivationPlacements:
     """The placements of outputs, masks and recorded values on every rank.
@@ -224,7 +227,8 @@ class ActivationPlacements:
     def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:
         """Return the rank's rows of ``dim`` if the parts of a group make up the dim one after the other.
 
-        With ``trusted``, a part of the group must have been recognised, and each that was must lie there.
+        With ``trusted``, a part of the group must have been recognised, and each that was must lie there; or most
+        elements of all parts are right there.
         """
         total = np.shape(self.bounds.reference[key].value)[dim]
         for groups in self.axes.groups.values():
@@ -262,7 +266,22 @@ class ActivationPlacements:
             if placement is not None and placement.positions is not None and placement.positions.size:
                 rows = rows_of(placement.positions, placement.shape)
                 known.append(rows is not None and np.array_equal(rows[dim], line))
-        return bool(known) and all(known)
+        return all(known) if known else self._mostly(key, dim, lines)
+
+    def _mostly(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
+        """Return whether most elements of each rank are the reference's in the given rows: a few of them are wrong."""
+        reference, allowed = np.asarray(self.bounds.reference[key].value), self.bounds.allowed(key)
+        if reference.dtype.kind not in "fc":
+            return False
+        for rank, line in lines.items():
+            own = np.asarray(self.ranks[rank][key].value)
+            expected, slack = (np.take(array, line, axis=dim) for array in (reference, allowed))
+            if own.shape != expected.shape or not own.size:
+                return False
+            with np.errstate(invalid="ignore"):
+                if float(((np.abs(own - expected) <= slack) | (own == expected)).mean()) < _MOSTLY:
+                    return False
+        return True
 
     def _place_pending(self, key: Key, records: Mapping[int, Record], likely: Mapping[int, Placement | None]) -> None:
         """Place values of groups that add up to the reference's part, on ranks that hold the same part."""

@@ -27,6 +27,8 @@ CAUSES = {
     "stale": "a value of another step or call, or one that contains it",
     "not-restored": "a value is not what it was when the program, which was started again, had saved it",
     "not-updated": "a parameter was never updated",
+    "skipped-step": "ranks leave out a step of the optimizer that the single device makes",
+    "untied": "one weight that two modules share is two weights on the ranks",
     "optimizer": "gradients and states are right, and the optimizer's step is another",
     "padding": "rows that pad a parameter take part in the computation",
     "loss": "every output is right and the loss is not: its formula or its targets",

@@ -29,6 +29,7 @@ from hyper_parallel.verify.engine.randomness import explain_dropped, explain_mas
 from hyper_parallel.verify.engine.reductions import missing_reduction, scaled, spread, unsummed_output
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.store import digest_of
+from hyper_parallel.verify.engine.surplus import skipped_step, untied
 from hyper_parallel.verify.engine.unequal_outputs import explain_unequal_outputs
 from hyper_parallel.verify.engine.verdict import Difference
 from hyper_parallel.verify.engine.wording import ranks_words
@@ -46,7 +47,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     """
     kind, ranks = key[0], wrong[key].ranks
     evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
-    tests: list[Any] = [_other_bits, _as_whole, _missing_value, _other_rows]
+    tests: list[Any] = [_other_bits, _as_whole, skipped_step, _missing_value, _other_rows]
     if kind == "norm":
         tests += [_norm]
     elif kind == "mask":
@@ -54,7 +55,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
         tests += [_loss, _unsummed_output, other_targets]
     elif kind == "gradient":
-        tests += [_missing, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
+        tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
     elif kind == "rate":
         tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
@@ -425,6 +426,8 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
         axis = next((axis for axis, groups in runs.axes.sets() if spread(evidence, groups) == "differ"), "")
         text = "ranks that hold the same part have different gradients, none of them the reference's"
         return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
+    if key[0] == "loss" and not right:
+        return None  # it may be a rank's own
     if key[0] == "output" and not right:
         return explain_unequal_outputs(runs, key, evidence)
     known = f"; {ranks_words(right)} {'has' if len(right) == 1 else 'have'} the reference's" if right else ""

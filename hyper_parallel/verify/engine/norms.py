@@ -46,7 +46,8 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
     factors = {rank: runs.factor(key, rank) for rank in ranks}
     known = {rank: factor for rank, factor in factors.items() if factor}
     gradients = _gradients(runs, key[2])
-    if len(known) < max(2, len(factors)) or len({f"{factor:.6g}" for factor in known.values()}) == 1:
+    alike = len({f"{factor:.6g}" for factor in known.values()}) == 1
+    if not known or len(known) < len(factors) or (alike and len(runs.holders(key)) > 1):
         return None
     for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
         whole = _norm(list(gradients.values()), power)

@@ -124,7 +124,7 @@ def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Ma
 
 
 def _lies_in(part: Any, value: Any) -> bool:
-    """Return whether a part is one of the reference's value, no element of which it has twice, such as rows of zeros."""
+    """Return whether a part is one of the reference's value, and has none of its elements, such as zeros, twice."""
     match = find_part(part, value)
     return match is not None and np.unique(match.positions).size == match.positions.size
 

@@ -73,7 +73,26 @@ def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
                 text = f"only the {words} {shown} rows of dim {dim} of each part are wrong"
                 text += f", on {ranks_words(evidence.ranks)}"
                 return Cause("boundary", axis, f"{text}; the parts are next to one another over {axis}")
+        ends = [_outermost(evidence, rank, dim) for rank in evidence.ranks]
+        if len({evidence.placements[rank].words for rank in evidence.ranks}) > 1 and all(ends):
+            axis = _axis_of_parts(runs, evidence, dim) or next(iter(runs.axes.groups))
+            text = f"only the first and the last rows of dim {dim} of parts are wrong, {max(ends)} at most"
+            text += f", on {ranks_words(evidence.ranks)}"
+            return Cause("boundary", axis, f"{text}; the parts are next to one another over {axis}")
     return None
+
+
+def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
+    """Return how many rows at either end of a rank's part are wrong, at most; 0 if others are, or a third of them."""
+    wrong, place = evidence.wrong[rank], evidence.placements[rank]
+    if place.positions is None or wrong.ndim != len(place.shape) or wrong.shape[dim] == place.shape[dim]:
+        return 0
+    rows = wrong.any(axis=tuple(other for other in range(wrong.ndim) if other != dim))
+    right = np.flatnonzero(~rows)
+    if not right.size or rows[right[0] : right[-1] + 1].any():
+        return 0
+    most = int(max(right[0], rows.size - 1 - right[-1]))
+    return most if 3 * most <= rows.size else 0
 
 
 def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:

@@ -94,8 +94,8 @@ class Replay:
             )
         if self.sides:
             lines.append(
-                f"thresholds: {self.sides} of {self.numbers} numbers are nearer to one than rounding moves them, and on "
-                "its other side on a rank; the reference's sides were replayed"
+                f"thresholds: {self.sides} of {self.numbers} numbers are nearer to one than rounding moves them, and "
+                "on its other side on a rank; the reference's sides were replayed"
             )
         return lines
 

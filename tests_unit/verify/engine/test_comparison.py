@@ -278,12 +278,17 @@ def test_parts_of_a_model_that_a_rank_calls_by_themselves():
     assert (verdict.first.name, verdict.first.ranks) == ("last.b", (1,))
 
 
+@pytest.mark.parametrize("zeros", [False, True], ids=["padded", "both padded"])
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (6, 6), (3, 3, 3, 3)])
-def test_rows_that_pad_a_parameter_are_not_compared(sizes):
-    """A vocabulary padded to a multiple of the ranks: the reference's rows are compared, in outputs as well."""
+def test_rows_that_pad_a_parameter_are_not_compared(sizes, zeros):
+    """A vocabulary padded to a multiple of the ranks: the reference's rows are compared, in outputs as well.
+
+    The single device may pad it, too, with fewer rows of zeros.
+    """
     rng = np.random.default_rng(sum(sizes) + len(sizes))
     total, batch = 10, 7
     weight, gradient = rng.standard_normal((2, total, 2))
+    weight[total - zeros :] = 0.0
     pad = sum(sizes) - total
 
     def run(parts, scale=1.0):
@@ -291,7 +296,7 @@ def test_rows_that_pad_a_parameter_are_not_compared(sizes):
         for rank, size in enumerate(parts):
             extra = sum(parts) - total
             own = [np.concatenate([a, np.zeros((extra, 2)) + b])[start : start + size] for a, b in
-                   ((weight, 0.25), (gradient * scale, 0.0))]  # fmt: skip
+                   ((weight, 0.0 if zeros else 0.25), (gradient * scale, 0.0))]  # fmt: skip
             logits = np.concatenate([output, np.full((batch, extra), -np.inf)], 1)[:, start : start + size]
             ranks.append(RankRecords(rank, [
                 Record("weight", "head.weight", "head", -1, 0, own[0]),
