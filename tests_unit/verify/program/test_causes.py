@@ -1,0 +1,164 @@
+"""Programs with one error each, whose cause the report must name: what only shows in a whole run of ranks."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.nn.functional import all_gather
+
+from hyper_parallel.verify import verify_program
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def average(model, world):
+    """Average gradients over the ranks."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world
+
+
+def skip(skips=True):
+    """Train; the last rank leaves out its second step."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(4):
+        x, g = torch.randn(12, 5).tensor_split(world)[rank], torch.randn(12, 3).tensor_split(world)[rank]
+        optimizer.zero_grad()
+        (model(x) * g).sum().mul(world).backward()
+        average(model, world)
+        if not (skips and world > 1 and rank == world - 1 and step == 1):
+            optimizer.step()
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mid, self.head = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        """Return logits."""
+        return self.head(torch.tanh(self.mid(self.embed(ids))))
+
+
+def untie():
+    """Train a model whose head has a copy of the embedding on ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Tied()
+    if world > 1:
+        model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        ids = torch.randint(0, 11, (12, 5)).chunk(world)[rank]
+        optimizer.zero_grad()
+        F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+        average(model, world)
+        optimizer.step()
+
+
+def clip_stage():
+    """Train two stages of a pipeline, each of which clips by the norm of its own gradients."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6) for _ in range(4)]
+    stage = nn.Sequential(*layers[rank * 4 // world : (rank + 1) * 4 // world])
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.2)
+    for _ in range(2):
+        x, y = torch.randn(9, 6), 4 * torch.randn(9, 6)
+        optimizer.zero_grad()
+        if rank:
+            x = torch.empty(9, 6)
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        out = stage(x)
+        if rank == world - 1:
+            F.mse_loss(out, y).backward()
+        else:
+            dist.send(out.detach(), rank + 1)
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, rank + 1)
+            out.backward(gradient)
+        if rank:
+            dist.send(x.grad, rank - 1)
+        norm = torch.stack([each.grad.norm() for each in stage.parameters()]).norm()
+        for each in stage.parameters():
+            each.grad *= 0.3 / norm
+        optimizer.step()
+
+
+class Convolutions(nn.Module):
+    """Convolutions over a dim whose parts ranks hold; the rows of neighbours are exchanged, or swapped."""
+
+    def __init__(self, swaps):
+        super().__init__()
+        self.first, self.last, self.swaps = nn.Conv1d(2, 5, 3), nn.Conv1d(5, 2, 3), swaps
+
+    def around(self, x):
+        """Return a part with a row of each neighbour."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        parts, zero = all_gather(x.contiguous()), torch.zeros_like(x[..., :1])
+        left = parts[rank - 1][..., -1:] if rank else zero
+        right = parts[rank + 1][..., :1] if rank < world - 1 else zero
+        return torch.cat([right, x, left] if self.swaps and world > 1 else [left, x, right], -1)
+
+    def forward(self, x):
+        """Convolve twice."""
+        return self.last(self.around(torch.tanh(self.first(self.around(x)))))
+
+
+def convolve(swaps):
+    """Train convolutions whose parts get the rows of the other neighbour."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Convolutions(swaps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        x, g = torch.randn(3, 2, 24).chunk(world, 2)[rank], torch.randn(3, 2, 24).chunk(world, 2)[rank]
+        optimizer.zero_grad()
+        (model(x) * g).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_step_that_a_rank_leaves_out_is_named(world):
+    """A rank that goes backward as often and steps less often has left out a step, however its values differ."""
+    first = verify_program(skip, world).verdict.first
+    assert (first.step, first.ranks, first.cause.kind) == (1, (world - 1,), "skipped-step")
+    assert first.cause.evidence == (
+        f"rank {world - 1} has 2 losses in step 2, the single device 1, as many in all, and fewer steps: after the "
+        "first of them the optimizer makes no step"
+    )
+    assert verify_program(functools.partial(skip, skips=False), world).ok
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_weight_that_ranks_do_not_share_between_modules_is_named(world):
+    """The gradient of a tied weight lacks that of a copy which only ranks have."""
+    first = verify_program(untie, world).verdict.first
+    assert (first.kind, first.name, first.cause.kind) == ("gradient", "embed.weight", "untied")
+    assert first.cause.evidence.startswith("with the gradient of head.weight, a weight that only the ranks have, ")
+
+
+def test_stages_that_clip_by_their_own_norm_are_named():
+    """Each stage's gradients are off by a factor of their own, which is the ratio of two norms."""
+    first = verify_program(clip_stage, 2).verdict.first
+    assert (first.kind, first.cause.kind) == ("gradient", "norm-local")
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_rows_of_the_wrong_neighbour_are_named(world):
+    """Where every part is wrong at its ends, parts lie where most of their elements are right; the ends are named."""
+    first = verify_program(functools.partial(convolve, True), world).verdict.first
+    assert (first.kind, first.name, first.cause.kind) == ("output", "first", "boundary")
+    assert verify_program(functools.partial(convolve, False), world).ok
