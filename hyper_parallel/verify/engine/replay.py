@@ -21,6 +21,7 @@ from hyper_parallel.verify.engine.decisions import decisions_of
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.placement import Placement, renamed, renamed_path
 from hyper_parallel.verify.engine.thresholds import sides_of
+from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS
 
 __all__ = ["Replay", "plan_replay"]
 
@@ -56,7 +57,7 @@ class Replay:
         """Return whether this replaces something that ``applied`` did not, or by something else."""
         known = {} if applied is None else applied.table
         return any(
-            key not in known.get(rank, {}) or not np.array_equal(known[rank][key], array)
+            key not in known.get(rank, {}) or not _equal(key, known[rank][key], array)
             for rank, arrays in self.table.items()
             for key, array in arrays.items()
         )
@@ -98,6 +99,11 @@ class Replay:
                 "on its other side on a rank; the reference's sides were replayed"
             )
         return lines
+
+
+def _equal(key: Key, one: Any, other: Any) -> bool:
+    """Return whether two replacements are the same; of numbers that are mirrored, whether they go to the same side."""
+    return np.array_equal(np.sign(one), np.sign(other)) if key[0] == THRESHOLDS[1] else np.array_equal(one, other)
 
 
 def plan_replay(runs: PairedRuns) -> Replay | None:

@@ -107,12 +107,17 @@ def _assumed(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], plac
 
 
 def _judged(rank: int, call: Call, whole: tuple[Any, Any, Any], positions: Any) -> Decision:
-    """Return the sides of a call, with those that rounding flips taken from the reference."""
+    """Return a call, with what its numbers next to a threshold take from the reference.
+
+    Expected is, of each of these numbers, the distance up to which it is mirrored, with the sign of the reference's
+    side; of all others 0, since they may have another side when the call runs again behind what is replayed.
+    """
     margin, allowed, side = (array.reshape(-1)[positions] for array in whole)
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)
     with np.errstate(invalid="ignore"):
         near = (margin <= 2 * allowed) & (own <= 2 * allowed) & (np.abs(own - margin) <= allowed)
     flips = np.flatnonzero(near & (chosen != side))
-    expected = chosen.copy()
-    expected.reshape(-1)[flips] = side.reshape(-1)[flips]
+    expected = np.zeros(chosen.shape, np.float32)
+    signs = np.where(side.reshape(-1)[flips], 1, -1)
+    expected.reshape(-1)[flips] = signs * np.maximum(2 * allowed.reshape(-1)[flips], np.finfo(np.float32).tiny)
     return Decision(rank, call.own, call.own, chosen, expected, tuple(map(int, flips)))

@@ -29,6 +29,9 @@ __all__ = ["FEW_UNITS", "ROUNDING", "check_deterministic", "check_rounding"]
 FEW_UNITS = 16.0
 """How many units in the last place of its array's largest number the first value that differs may be off."""
 
+_SLOWER = 4
+"""How many times fewer steps are proposed than a run on one rank makes: simulated ranks take longer."""
+
 _UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded when the optimizer has stepped
 
 ROUNDING = "differs from run to run"
@@ -57,6 +60,14 @@ def check_deterministic(program: Program, first: Run, second: Run) -> str:
     for mine, again in zip(own, other, strict=False):
         if mine.key != again.key or not _same(mine, again):
             raise _not_deterministic(program, _words(mine))
+    steps = [int(run.ranks[0].notes.get("optimizer steps", 0)) for run in (first, second)]
+    if min(steps) and steps[0] != steps[1]:
+        fewer = f"--steps {max(1, min(steps) // _SLOWER)}"
+        raise InputError(
+            f"{program.name} makes {steps[0]} optimizer steps in one run and {steps[1]} in another, and computes the "
+            f"same in those that both make: something else than the training ends it, such as time; give it a number "
+            f"of steps that every run makes, such as {fewer}"
+        )
     raise _not_deterministic(program, f"the number of recorded values ({len(own)} and {len(other)})")
 
 

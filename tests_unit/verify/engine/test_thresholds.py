@@ -57,7 +57,9 @@ def test_a_number_next_to_a_threshold_is_found_on_its_rank(dim):
     found = sides_of(bounds_of(calls([values])), run_of([calls([part]) for part in parts]), [{}, {}])
     (decision,) = found
     assert (decision.rank, decision.own, len(decision.flips)) == (0, ("side", "act relu", 0, 0), 1)
-    assert np.array_equal(decision.expected, np.array_split(values > 0, [4 if dim == 0 else 3], axis=dim)[0])
+    (place,) = zip(*np.nonzero(decision.expected), strict=True)
+    assert place == (3, 2)
+    assert 2 * MOVED < decision.expected[place] < 1e-3  # above, and how far it is mirrored at most
     assert not decision.outside
 
 
@@ -71,7 +73,7 @@ def test_a_number_that_rounding_does_not_take_across_keeps_its_side():
     own[1, 1] *= -1  # far from zero, and as far as the reference's
     (decision,) = sides_of(bounds_of(calls([values])), run_of([calls([own])]), [{}])
     assert decision.flips == (3 * 5 + 2,)
-    assert decision.expected[1, 1] == (own[1, 1] > 0)
+    assert np.count_nonzero(decision.expected) == 1
 
 
 def test_numbers_that_an_earlier_flip_has_changed_lie_where_the_others_do():

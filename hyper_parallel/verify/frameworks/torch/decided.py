@@ -131,4 +131,7 @@ class Decided:
             instead = self._replayed.instead_of(taken.array, THRESHOLDS[1], name, own.shape)
             self._log.add(THRESHOLDS[0], name, taken, module=path)
             self._log.add(THRESHOLDS[1], name, LocalValue(own), module=path)
-        return None if instead is None else torch.from_numpy(np.array(instead)).to(above.device)
+        if instead is None:
+            return None
+        near = (instead != 0) & (taken.array <= np.abs(instead))
+        return torch.from_numpy(np.where(near, instead > 0, own)).to(above.device) if near.any() else None
