@@ -170,3 +170,18 @@ def test_a_draw_behind_such_rounding_is_refused():
     with pytest.raises(InputError) as caught:
         verify_program(_noisy(draw=0.1), 2, platform="torch")
     assert ": run twice, loss 'loss' of step 2, by more than rounding does, differs; " in str(caught.value)
+
+
+@pytest.mark.parametrize("steps, fewer", [((9, 14), 2), ((3, 1), 1)])
+def test_a_training_that_time_ends_is_refused_with_a_number_of_steps(steps, fewer):
+    """Runs that compute the same, and differ in their number of steps alone, need a number of steps that all make."""
+    runs = [run_of(*[VALUES] * count) for count in steps]
+    for run, count in zip(runs, steps, strict=True):
+        run.ranks[0].notes["optimizer steps"] = count
+    with pytest.raises(InputError) as caught:
+        check_deterministic(PROGRAM, *runs)
+    assert str(caught.value) == (
+        f"{PROGRAM.name} makes {steps[0]} optimizer steps in one run and {steps[1]} in another, and computes the same "
+        "in those that both make: something else than the training ends it, such as time; give it a number of steps "
+        f"that every run makes, such as --steps {fewer}"
+    )
