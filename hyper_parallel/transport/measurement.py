@@ -9,7 +9,6 @@ pytest-cov look for it. coverage.py is used only if the parent has imported it.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import signal
 import sys
@@ -37,7 +36,6 @@ _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not
 _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
 _LOCK = threading.RLock()
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
-_SEARCHED: list[tuple[Any, tuple[Any, ...]]] = []  # the Coverage object whose files were listed here, at most one
 _LOST: set[str] = set()  # data files, without the suffix of this process, to which its data could not be written
 
 
@@ -49,13 +47,11 @@ class Measurement:
         settings: coverage's configuration by name.
         folder: to which its relative paths refer.
         context: the running test, where contexts are recorded; or None.
-        files: of the measured packages, as coverage finds them, so that no rank searches for them; empty if not known.
     """
 
     settings: dict[str, Any]
     folder: str
     context: str | None = None
-    files: tuple[Any, ...] = ()
 
 
 @contextmanager
@@ -80,7 +76,7 @@ def current_measurement() -> Measurement | None:
     folder = coverage.files.relative_directory()
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
     settings["data_file"] = str(Path(folder, settings["data_file"]))
-    return Measurement(settings, folder, _TEST_CONTEXT.get(), _files(current))
+    return Measurement(settings, folder, _TEST_CONTEXT.get())
 
 
 def wrote_data_at(pid: int) -> float:
@@ -113,7 +109,7 @@ def _measuring(measurement: Measurement) -> Any:
     """The Coverage object that measures this process: a new one if none does."""
     import coverage
 
-    key = dataclasses.replace(measurement, context=None, files=())
+    key = dataclasses.replace(measurement, context=None)
     with _LOCK:
         if _STARTED and _STARTED[0][0] != key:
             earlier, other = _STARTED.pop()
@@ -137,6 +133,7 @@ def _start(measurement: Measurement) -> Any:
         started.config.disable_warnings = [*started.config.disable_warnings, *_EXPECTED]
         started.config.sigterm = True
         started.start()
+        _search_no_files(started)
     finally:
         os.chdir(here)
     return started
@@ -153,8 +150,6 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         yield
         return
     current = _measuring(measurement)
-    if measurement.files:
-        _know_files(current, measurement.files)
     if measurement.context is not None:
         _write(current, measurement, partial(current.switch_context, measurement.context))
     try:
@@ -163,40 +158,28 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         with _sigterm_deferred():
             # Not `save`, which hashes the whole file each time; when the process leaves, coverage does that once.
             _write(current, measurement, current.get_data)
-        if _all_imported(current):
-            current._inorout.find_possibly_unexecuted_files = tuple  # noqa: SLF001 - they are in the data now
 
 
-def _files(current: Any) -> tuple[Any, ...]:
-    """The files of the measured packages, listed once; none while a package is not imported.
+def _search_no_files(started: Any) -> None:
+    """Let this rank's data name no files that never ran: its parent's does, and the search takes most of a save."""
+    inside = getattr(started, "_inorout", None)
+    if inside is not None:
+        inside.find_possibly_unexecuted_files = tuple
 
-    coverage reads every folder of the packages for them, which takes most of the time of a small save.
+
+def _forget_parents_data() -> None:
+    """Drop, in a forked process, what was measured before the fork: the parent writes that.
+
+    A fork server has measured the import of the whole package: writing that again takes a short rank most of its time.
     """
-    if not _SEARCHED or _SEARCHED[0][0] is not current:
-        if not _all_imported(current):
-            return ()
-        _SEARCHED[:] = [(current, tuple(current._inorout.find_possibly_unexecuted_files()))]  # noqa: SLF001
-    return _SEARCHED[0][1]
+    coverage: Any = sys.modules.get("coverage")
+    for started in getattr(getattr(coverage, "Coverage", None), "_instances", ()):
+        _search_no_files(started)
+        for measured_lines in list(started._collector.data.values()):  # noqa: SLF001 - its lock may be held for ever
+            measured_lines.clear()
 
 
-def _all_imported(current: Any) -> bool:
-    """Whether a search finds the files of all measured packages."""
-    inside = getattr(current, "_inorout", None)
-    return inside is not None and all(package in sys.modules for package in inside.source_pkgs)
-
-
-def _know_files(current: Any, files: tuple[Any, ...]) -> None:
-    """Let this rank's data name the files that its parent has found, instead of a search.
-
-    A rank that is forked from a measured server saves the server's data as well when it leaves: that names none.
-    """
-    inside = getattr(current, "_inorout", None)
-    if inside is not None and "find_possibly_unexecuted_files" not in vars(inside):
-        inside.find_possibly_unexecuted_files = lambda: files
-    if multiprocessing.parent_process() is not None:
-        for other in getattr(type(current), "_instances", ()):
-            if other is not current and getattr(other, "_inorout", None) is not None:
-                other._inorout.find_possibly_unexecuted_files = tuple  # noqa: SLF001
+os.register_at_fork(after_in_child=_forget_parents_data)
 
 
 def _write(current: Any, measurement: Measurement, write: Callable[[], object]) -> None:

@@ -78,7 +78,7 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     settings = {name: value for name, value in vars(config).items() if not name.startswith("_")}
 
     def rank(data_file, context=None):
-        taken = Measurement({**settings, "data_file": str(tmp_path / data_file)}, str(tmp_path), context, False)
+        taken = Measurement({**settings, "data_file": str(tmp_path / data_file)}, str(tmp_path), context)
         with measured(taken):
             namespace = {}
             exec(compile((tmp_path / "code.py").read_text(), str(tmp_path / "code.py"), "exec"), namespace)  # noqa: S102
@@ -100,69 +100,43 @@ def test_a_rank_writes_its_data_after_each_task(monkeypatch, tmp_path):
     assert contexts == {"test_one|run", "test_two|run"}
 
 
-@pytest.fixture
-def searches(monkeypatch, nested, tmp_path):
-    """Coverage of a package ``measured_package``, one file of which never runs; returns the searches for such files."""
-    (tmp_path / "measured_package").mkdir()
-    for name in ("__init__", "never_ran"):
-        (tmp_path / "measured_package" / f"{name}.py").write_text("ANSWER = 42\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    nested.config.source_pkgs = ["measured_package"]
-    nested.config.disable_warnings = ["module-not-imported", "no-data-collected"]
-    searches = []
-    search = coverage.inorout.InOrOut.find_possibly_unexecuted_files
+FORKED = """
+import os, sys
+import coverage
+import measured_package
 
-    def counted(self):
-        searches.append(self)
-        return search(self)
+from hyper_parallel.transport.measurement import measured, current_measurement
 
-    monkeypatch.setattr(coverage.inorout.InOrOut, "find_possibly_unexecuted_files", counted)
-    return searches
+measured_package.before()
+child = os.fork()
+if not child:
+    with measured(current_measurement()):
+        measured_package.after()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
 
 
-def test_files_that_never_ran_are_looked_for_until_they_are_in_the_data(searches, nested, tmp_path):
-    """A rank's data names each file of the measured package; once the package is imported, one search is enough."""
-    taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path))
-    nested.start()
-    try:
-        with measured(taken):
-            pass
-        for _ in range(3):
-            with measured(taken):
-                sys.modules.pop("measured_package", None)
-                __import__("measured_package")
-    finally:
-        nested.stop()
-        sys.modules.pop("measured_package", None)
-    (written,) = tmp_path.glob(".coverage.*")
-    data = coverage.CoverageData(str(written))
-    data.read()
-    assert {Path(name).name for name in data.measured_files()} == {"__init__.py", "never_ran.py"}
-    assert len(searches) == 2
-
-
-def test_a_rank_takes_the_files_that_its_parent_has_found(searches, nested, tmp_path):
-    """The parent searches its measured packages once, when all are imported; a rank's data names them by that list."""
-    nested.start()
-    try:
-        assert current_measurement().files == ()
-        assert searches == []
-        __import__("measured_package")
-        found = [current_measurement().files for _ in range(2)]
-        assert len(searches) == 1
-        taken = Measurement({"data_file": str(tmp_path / ".coverage")}, str(tmp_path), files=found[1])
-        for _ in range(2):
-            with measured(taken):
-                pass
-    finally:
-        nested.stop()
-        sys.modules.pop("measured_package", None)
-    assert [Path(path).name for path, plugin in found[0] if plugin is None] == ["__init__.py", "never_ran.py"]
-    assert len(searches) == 1
-    (written,) = tmp_path.glob(".coverage.*")
-    data = coverage.CoverageData(str(written))
-    data.read()
-    assert {Path(name).name for name in data.measured_files()} == {"__init__.py", "never_ran.py"}
+def test_a_forked_process_writes_what_it_ran_itself(tmp_path):
+    """Its data has no line from before the fork and no file that never ran: the parent's data has these."""
+    package = tmp_path / "measured_package"
+    package.mkdir()
+    (package / "never_ran.py").write_text("ANSWER = 42\n")
+    (package / "__init__.py").write_text("def before():\n    return 1\n\n\ndef after():\n    return 2\n")
+    (tmp_path / "program.py").write_text(FORKED)
+    (tmp_path / "settings").write_text("[run]\nparallel = true\nsource_pkgs = measured_package\npatch = _exit\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(hyper_parallel.__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-m", "coverage", "run", "--rcfile=settings", "program.py"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path}  # nothing of what measures the test
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=240)
+    found = []
+    for written in tmp_path.glob(".coverage.*"):
+        data = coverage.CoverageData(str(written))
+        data.read()
+        found.append({Path(name).name: sorted(data.lines(name)) for name in data.measured_files()})
+    child, parent = sorted(found, key=len)
+    assert child == {"__init__.py": [6]}
+    assert parent == {"__init__.py": [1, 2, 5], "never_ran.py": []}
 
 
 ENDED_WHILE_SAVING = """
