@@ -18,6 +18,7 @@ from hyper_parallel.cli import (
     doctor,
     explain,
     fuzz,
+    prove,
     trace,
     verify_bugs,
     verify_model,
@@ -192,6 +193,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "doctor": doctor.add_parser,
     "explain": explain.add_parser,
     "fuzz": fuzz.add_parser,
+    "prove": prove.add_parser,
     "trace": trace.add_parser,
 }
 

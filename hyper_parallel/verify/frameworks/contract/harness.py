@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
     from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, StepResult, TrainingOptimizer
+    from hyper_parallel.verify.prove.primitives import Graph
 
 __all__ = ["HarnessPlatform"]
 
@@ -231,6 +232,28 @@ class HarnessPlatform(abc.ABC):
     @abc.abstractmethod
     def kept_operators(self) -> list[Any]:
         """Return operators of the reference model for selective checkpointing to keep: its matrix products."""
+
+    def primitives(
+        self,
+        run: Callable[..., Any],
+        operands: Sequence[Any],
+        requires_grad: Sequence[bool],
+        sizes: Callable[[Sequence[Any]], Any],
+    ) -> Graph:
+        """Return an operator and its backward as primitives over symbolic sizes.
+
+        Args:
+            run: ``run(tensors, sizes)`` calls it.
+            operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are.
+            requires_grad: per operand, whether its gradient is wanted.
+            sizes: makes what ``run`` needs of the operands' symbolic shapes.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.
+        """
+        del run, operands, requires_grad, sizes
+        msg = f"{self.platform.name} does not decompose operators; proofs are made on PyTorch, for the rules of both"
+        raise UnsupportedOnBackend(msg)
 
     def unknown_optimizer(self, name: str) -> ValueError:
         """Return the error for a name that is not in ``OPTIMIZERS``."""

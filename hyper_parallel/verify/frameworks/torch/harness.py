@@ -24,6 +24,7 @@ from hyper_parallel.verify.frameworks.torch.saved_tensors import FULLY_SHARDED, 
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.prove.primitives import Graph
 
 __all__ = ["TorchHarness", "build"]
 
@@ -42,6 +43,18 @@ class TorchHarness(HarnessPlatform):
         from hyper_parallel.verify.frameworks.torch.hooks import inherited_world
 
         return inherited_world()
+
+    def primitives(
+        self,
+        run: Callable[..., Any],
+        operands: Sequence[Any],
+        requires_grad: Sequence[bool],
+        sizes: Callable[[Sequence[Any]], Any],
+    ) -> Graph:
+        """By PyTorch's decompositions, traced with symbolic sizes."""
+        from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+        return traced(run, operands, requires_grad, sizes)
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """PyTorch's own mesh."""

@@ -1,0 +1,1 @@
+"""Proofs for every size: rows of rules, and plans that use them."""

@@ -1,0 +1,259 @@
+"""Checks one row of a rule: whether the laws lead from the placements of the operands to those of the results.
+
+The row is data: nothing that made it is asked. Forward, the relation of each result must be what the row says.
+Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must be in its
+own: the whole one for a pending sum, a part for a part, and for an operand that ranks have whole while others differ a
+pending sum, which the library reduces (its varying view).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.verify.prove.laws import Relation, UnprovenError, after
+from hyper_parallel.verify.prove.primitives import Graph, Input, Primitive, Reshape
+from hyper_parallel.verify.prove.sizes import ONE, Size
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.rule import Row
+
+__all__ = ["Proof", "prove_row"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the laws say of one row.
+
+    Attributes:
+        forward: why the results are not proven, or empty.
+        backward: why the gradients are not proven, or empty.
+        conditions: on sizes, which the row asks for as well.
+        sizes: local sizes that the decomposition does not cover.
+        differentiable: whether there are gradients to speak of.
+    """
+
+    forward: str = ""
+    backward: str = ""
+    conditions: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    differentiable: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether the row is proven, forward and backward."""
+        return not self.forward and not self.backward
+
+
+@dataclass
+class _Walk:
+    """Relations of all steps, as far as the laws go."""
+
+    graph: Graph
+    split: str
+    needs: set[tuple[str, Size]] = field(default_factory=set)
+    known: dict[int, Relation] = field(default_factory=dict)
+    unknown: dict[int, str] = field(default_factory=dict)
+
+    def run(self, given: Mapping[int, Relation]) -> None:
+        """Apply the laws to every step whose operands are known."""
+        for number, step in enumerate(self.graph.steps):
+            if number in given:
+                self.known[number] = given[number]
+                continue
+            missing = [operand for operand in step.operands if operand in self.unknown]
+            if missing:
+                self.unknown[number] = self.unknown[missing[0]]
+                continue
+            if isinstance(step.does, Input):
+                self.unknown[number] = "a gradient that is not given"
+                continue
+            operands = [self.known[operand] for operand in step.operands]
+            shapes = [self.graph.steps[operand].shape for operand in step.operands]
+            try:
+                self.known[number] = after(step, shapes, operands, self.split, self.needs)
+            except UnprovenError as error:
+                self.unknown[number] = str(error)
+
+    def problem(self, number: int, wanted: Relation) -> str:
+        """Return why step ``number`` is not in the relation ``wanted``, or empty."""
+        if number in self.unknown:
+            return self.unknown[number]
+        found, size = self.known[number], self.graph.steps[number].shape
+        if found.zero:
+            return ""
+        if (found.kind, found.dim, found.reduce, found.ranks, found.share) != (
+            wanted.kind, wanted.dim, wanted.reduce, wanted.ranks, wanted.share,
+        ):  # fmt: skip
+            return f"it is {_words(found)}, not {_words(wanted)}"
+        if found.outer != ONE:
+            return f"of dim {found.dim} ranks have rows of each of {found.outer} blocks"
+        if found.kind == "part":
+            self.needs.update(_even(size[found.dim], self.split))
+        return ""
+
+
+def prove_row(graph: Graph, row: Row) -> Proof:
+    """Return what the laws say of ``row``.
+
+    Args:
+        graph: the operator and its backward.
+        row: placements of the operands and results, and conditions.
+    """
+    proofs = [_prove(graph, row, split) for split in _candidates(graph, row)]
+    best = next((proof for proof in proofs if proof.holds), None)
+    return best or next((proof for proof in proofs if not proof.forward), proofs[0])
+
+
+def _candidates(graph: Graph, row: Row) -> list[str]:
+    """Return the symbols of the label that the row may split; one that does not exist where it splits none."""
+    found = [graph.steps[number].shape[place.dim].symbols
+             for number, place in zip(graph.inputs, row.inputs, strict=False) if isinstance(place, Shard)]  # fmt: skip
+    return list(dict.fromkeys(found[0])) if found and found[0] else [""]
+
+
+def _prove(graph: Graph, row: Row, split: str) -> Proof:
+    walk, differs = _Walk(graph, split), any(not place.is_replicate() for place in row.inputs)
+    given: dict[int, Relation] = {}
+    differentiable = any(number is not None for number in graph.gradients)
+    try:
+        for number, place in zip_longest(graph.inputs, row.inputs, fillvalue=Replicate()):
+            given[number] = _given(walk, number, place)
+        duals = [
+            None if number is None else _dual(walk, number, place)
+            for number, place in zip(graph.cotangents or [None] * len(row.outputs), row.outputs, strict=True)
+        ]
+    except UnprovenError as error:
+        return Proof(forward=str(error))
+    given |= {number: dual for number, dual in zip(graph.cotangents, duals, strict=False)
+              if number is not None and dual is not None}  # fmt: skip
+    walk.run(given)
+    forward = ""
+    for number, place in zip(graph.outputs, row.outputs, strict=True):
+        forward = forward or _unless_whole(walk, number, place)
+    forward = forward or _missing(walk, row)
+    backward = graph.no_backward
+    extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
+    if not backward and extremum and not _only_moves(graph):
+        backward = "the gradient of an extremum goes to the ranks that attain it"
+    for number, place in zip(graph.gradients, row.inputs, strict=False):
+        if number is not None and not backward and not extremum:
+            backward = walk.problem(number, _gradient(place, differs=differs))
+    backward = backward or (_missing(walk, row) if not forward else "")
+    assumed = tuple(text for text, _ in graph.assumptions)
+    conditions = tuple(sorted(f"{_CONDITIONS[kind]} {size}" for kind, size in walk.needs))
+    return Proof(forward, backward, conditions, assumed, differentiable or bool(graph.no_backward))
+
+
+_NONE = -99
+_CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an empty part of"}
+
+
+def _only_moves(graph: Graph) -> bool:
+    """Whether every element of a result is an element of an operand.
+
+    Then ranks that attain an extremum in a result attain it in the operand, and the adjoint takes the gradient there.
+    """
+    waiting, seen = list(graph.outputs), set[int]()
+    while waiting:
+        number = waiting.pop()
+        step = graph.steps[number]
+        moves = isinstance(step.does, (Input, Reshape)) or (isinstance(step.does, Primitive) and step.does.moves)
+        if not moves:
+            return False
+        seen.add(number)
+        waiting.extend(operand for operand in step.operands if operand not in seen)
+    return True
+
+
+def _given(walk: _Walk, number: int, place: Placement) -> Relation:
+    shape = walk.graph.steps[number].shape
+    split_dim = place.dim if isinstance(place, Shard) else -1
+    for dim, size in enumerate(shape):
+        if walk.split and (walk.split in size.symbols) != (dim == split_dim):
+            msg = f"operand {walk.graph.inputs.index(number)}: dim {dim} of size {size} must be split as well"
+            raise UnprovenError(msg)
+    if isinstance(place, Shard):
+        factor = shape[place.dim].over(Size(1, (walk.split,))) if walk.split else None
+        if factor is None:
+            msg = f"a dim of size {shape[place.dim]} is split"
+            raise UnprovenError(msg)
+        walk.needs.update(_even(shape[place.dim], walk.split))
+        return Relation("part", place.dim, ONE, factor)
+    return _result(place)
+
+
+def _result(place: Placement) -> Relation:
+    """Return the relation that a placement stands for; of an average ranks have ``n`` times a pending sum."""
+    if isinstance(place, Shard):
+        return Relation("part", place.dim)
+    if isinstance(place, Partial):
+        return Relation("pending", reduce="sum", ranks=1) if place.reduce_op == "avg" else Relation(
+            "pending", reduce=place.reduce_op
+        )  # fmt: skip
+    return Relation("whole")
+
+
+def _unless_whole(walk: _Walk, number: int, place: Placement) -> str:
+    """Return why a result is not in ``place``, but empty where it is whole, and hence its own average or extremum."""
+    own = isinstance(place, Partial) and place.reduce_op in {"avg", "max", "min", "any", "all"}
+    return walk.problem(number, Relation("whole") if own else _result(place)) and walk.problem(number, _result(place))
+
+
+def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
+    """Return the relation of the gradient of a result; None where the values decide it."""
+    if isinstance(place, Partial):
+        return {"sum": Relation("whole"), "avg": Relation("whole", ranks=-1)}.get(place.reduce_op)
+    if isinstance(place, Shard):
+        size = walk.graph.steps[number].shape[place.dim]
+        factor = size.over(Size(1, (walk.split,))) if walk.split else None
+        if factor is None:
+            msg = f"a result of size {size} is split"
+            raise UnprovenError(msg)
+        return Relation("part", place.dim, ONE, factor)
+    return Relation("whole")
+
+
+def _gradient(place: Placement, *, differs: bool) -> Relation:
+    """Return the relation that the gradient of an operand in ``place`` must have; of an extremum only zero has one."""
+    if isinstance(place, Partial) and place.reduce_op not in {"sum", "avg"}:
+        return Relation("whole", ranks=_NONE)
+    if isinstance(place, Shard):
+        return Relation("part", place.dim)
+    if isinstance(place, Partial):
+        return Relation("whole", ranks=-1 if place.reduce_op == "avg" else 0)
+    return Relation("pending", reduce="sum") if differs else Relation("whole")
+
+
+def _even(size: Size, split: str) -> set[tuple[str, Size]]:
+    """Return the condition under which rows of a split label are a part of a dim as the library cuts it."""
+    label = Size(1, (split,))
+    return set() if size.over(label) == ONE else {("even", label)}
+
+
+def _missing(walk: _Walk, row: Row) -> str:
+    """Return a condition that the proof needs and the row does not ask for, or empty."""
+    hints = walk.graph.hints
+
+    def sizes(pairs: Sequence[tuple[int, int]]) -> set[int]:
+        return {walk.graph.steps[walk.graph.inputs[index]].shape[dim].value(hints) for index, dim in pairs}
+
+    asked = {
+        "even": sizes(row.even) | {other for *_, other in row.sizes},
+        "full": sizes(row.full),
+    }
+    for kind, size in sorted(walk.needs, key=str):
+        if size.value(hints) not in asked[kind]:
+            return f"the row does not ask that {_CONDITIONS[kind]} {size}"
+    return ""
+
+
+def _words(relation: Relation) -> str:
+    text = {"whole": "whole", "part": f"split along dim {relation.dim}", "pending": f"a pending {relation.reduce}"}
+    factors = [f"n^{relation.ranks}"] * bool(relation.ranks) + [f"(local/global size)^{relation.share}"] * bool(
+        relation.share
+    )
+    return text[relation.kind] + "".join(f" times {factor}" for factor in factors)

@@ -1,0 +1,239 @@
+"""Proofs of the rows of the library's rules: each sample of an operator as a graph, each row checked on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.shard.rule import LocalCall, Ref, Row, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.sample import Sample, Size, Value, exemption, samples_of
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.ops.claims import bind_sample, mesh_of, row_text, with_operands
+from hyper_parallel.verify.ops.values import fill, seed_of, substitute
+from hyper_parallel.verify.prove.checker import Proof, prove_row
+from hyper_parallel.verify.prove.primitives import Graph
+from hyper_parallel.verify.prove.seen import SeenCall
+from hyper_parallel.verify.prove.tested import TestedRows
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.ops.claims import SampleCall
+
+__all__ = ["LEVELS", "ProvenRow", "SampleGraph", "family_of", "graphs_of", "prove_operator"]
+
+LEVELS = ("proven", "tested", "assumed", "refuted")
+HINTS = (11, 13, 17, 19, 23, 29, 31)
+"""Sizes of the letters of a sample: no two alike, and no numbers that samples have."""
+
+
+@dataclass
+class ProvenRow:
+    """A row of a rule and what is known of it.
+
+    Attributes:
+        op: the operator.
+        sample: number of the sample.
+        row: in words.
+        level: ``proven``, ``tested``, ``assumed``, or ``refuted`` by a test.
+        why: it is not proven, or empty.
+        conditions: on sizes.
+        sizes: local sizes that the proof leaves out.
+    """
+
+    op: str
+    sample: int
+    row: str
+    level: str
+    why: str = ""
+    conditions: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass
+class SampleGraph:
+    """A sample of an operator as primitives.
+
+    Attributes:
+        number: of the sample.
+        call: the call, all operands whole.
+        answer: the rows of the rule.
+        graph: as primitives; None where it could not be traced.
+        why: it could not be traced.
+    """
+
+    number: int
+    sample_call: SampleCall
+    answer: Strategies
+    graph: Graph | None
+    why: str = ""
+    sample: Sample | None = None
+    letters: dict[str, int] = field(default_factory=dict)
+
+
+def family_of(op: str) -> str:
+    """Return the family of an operator: the file of its rule."""
+    found = find_rule(op)
+    run: Any = getattr(found, "strategies", None) or getattr(found, "run", None)
+    return str(run.__module__).rpartition(".")[2]
+
+
+def graphs_of(platform: Platform, op: str) -> Iterator[SampleGraph]:
+    """Yield the samples of ``op`` as primitives."""
+    rule = find_rule(op)
+    if not isinstance(rule, Rule):
+        return
+    for number, sample in enumerate(samples_of(op)):
+        found = _sample_graph(platform, rule, number, sample)
+        if found is not None:
+            yield found
+
+
+def prove_operator(platform: Platform, op: str) -> list[ProvenRow]:
+    """Return every row of the rule of ``op``, on each of its samples, proven or tested."""
+    rows: dict[tuple[int, str], ProvenRow] = {}
+    for made in graphs_of(platform, op):
+        tests: TestedRows | None = None
+        for row in dict.fromkeys(made.answer.rows):
+            proven = prove_sample_row(platform, made, row)
+            if proven.level == "tested":
+                tests = tests or TestedRows(platform, op, made.number)
+                _test(proven, tests)
+            rows[(made.number, proven.row)] = proven
+    if not rows:
+        reason = exemption(op) or "its rule answers with whole layouts"
+        rows[(0, "-")] = ProvenRow(op, 0, "all", "assumed", reason)
+    return list(rows.values())
+
+
+def _test(row: ProvenRow, tests: TestedRows) -> None:
+    """Set the level of a row that is not proven."""
+    if row.row in tests.failed:
+        row.level, row.why = "refuted", tests.failed[row.row]
+    elif tests.result(row.row):
+        row.level, row.why = "assumed", f"{row.why}; {tests.result(row.row)}"
+
+
+def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenRow:
+    """Return what is known of one row."""
+    op, text = made.sample_call.call.op, row_text(row)
+    if row.cut:
+        return ProvenRow(op, made.number, text, "tested", "it depends on the axes before it")
+    graph, why = made.graph, made.why
+    if graph is None:
+        return ProvenRow(op, made.number, text, "tested", why)
+    if made.answer.localize is not None and not all(place.is_replicate() for place in row.inputs):
+        graph, why = _traced(platform, made, row)
+        if graph is None:
+            return ProvenRow(op, made.number, text, "tested", f"its local call is not the caller's: {why}")
+    proof = prove_row(graph, row)
+    if proof.holds:
+        return ProvenRow(op, made.number, text, "proven", "", proof.conditions, proof.sizes)
+    return ProvenRow(op, made.number, text, "tested", _why(proof), proof.conditions, proof.sizes)
+
+
+def _why(proof: Proof) -> str:
+    return proof.forward or f"backward: {proof.backward}"
+
+
+def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -> SampleGraph | None:
+    letters = _letters(sample)
+    sizes = dict(zip(letters, HINTS, strict=False))
+    seed = seed_of(rule.op, number)
+    filled = None
+    for integral in (False, True):
+        filled = filled or fill(
+            sample, sizes, sample.dtypes[0], seed, integral=integral, to_dtype=platform.str_to_dtype
+        )
+    if filled is None:
+        return None
+    tensors = [platform.from_numpy(array) for array in filled.arrays]
+    sample_call = bind_sample(platform, rule, filled, mesh_of((1,)), tensors)
+    try:
+        answer = rule.strategies(sample_call.call)
+    except (ValueError, HyperParallelError):
+        return None
+    if not isinstance(answer, Strategies) or answer.open:
+        return None
+    if sample.random:
+        return SampleGraph(number, sample_call, answer, None, "it draws random numbers")
+    if sample.writes:
+        return SampleGraph(number, sample_call, answer, None, "it writes in place")
+    made = SampleGraph(
+        number, sample_call, answer, None, sample=sample, letters=dict(zip(letters, HINTS, strict=False))
+    )
+    made.graph, made.why = _traced(platform, made, None)
+    return made
+
+
+def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Graph | None, str]:
+    """Return the local call as primitives, of ``row`` if given, or why it could not be traced."""
+    call, sample, rule = made.sample_call.call, made.sample, made.sample_call.rule
+    assert sample is not None
+    filled = made.sample_call.filled
+    func = platform.local_op(rule.op)
+    tensors = [platform.from_numpy(array) for array in filled.arrays]
+    arguments = (
+        platform.from_numpy(np.zeros(tuple(made.letters.values())[:4] or (1,), np.float32)) if made.letters else None
+    )
+
+    def symbolic(shapes: Sequence[Sequence[Any]]) -> tuple[dict[str, Any], LocalCall | None]:
+        known = dict(zip(made.letters, shapes[len(tensors)], strict=False)) if made.letters else {}
+        args = _arguments(platform, rule, sample, known)
+        if row is None or made.answer.localize is None:
+            return args, None
+        seen = SeenCall(call, made.answer, row, known, made.letters, shapes)
+        return args, made.answer.localize(seen.call(args), seen.operands(), seen.outputs())
+
+    def run(leaves: Sequence[Any], given: tuple[dict[str, Any], LocalCall | None]) -> Any:
+        args, local = given
+        args = with_operands(args, leaves)
+        if local is not None:
+            args = {**args, **(local.args or {})}
+            if local.run is not None:
+                return local.run(platform, args)
+        return func(**args)
+
+    wanted = list(filled.requires_grad)
+    if arguments is not None:
+        tensors_and_sizes, wanted = [*tensors, arguments], [*wanted, False]
+    else:
+        tensors_and_sizes = tensors
+    try:
+        graph = harness_of(platform).primitives(run, tensors_and_sizes, wanted, symbolic)
+    except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
+        return None, f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
+    if len(graph.outputs) != len(made.answer.outputs):
+        return None, "its results are not those of the rule"
+    return graph, ""
+
+
+def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name, operands as references, with symbolic sizes."""
+    from hyper_parallel.core.shard.entry import binder
+    from hyper_parallel.core.shard.sample import DType
+
+    count = iter(range(1000))
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Value):
+            return Ref(next(count))
+        if isinstance(value, Size):
+            return math.prod(int(c) if c.isdigit() else known[c] for c in value.letters) + value.plus
+        if isinstance(value, DType):
+            return platform.str_to_dtype(value.name)
+        return value
+
+    args = tuple(substitute(value, leaf) for value in sample.args)
+    kwargs = {name: substitute(value, leaf) for name, value in sample.kwargs.items()}
+    return binder(rule.signature).bind(args, kwargs)
+
+
+def _letters(sample: Sample) -> list[str]:
+    from hyper_parallel.verify.ops.values import size_choices
+
+    return list(size_choices(sample, 1)[0])

@@ -1,0 +1,104 @@
+"""A call as the adapter of a local call sees it, with symbolic sizes: the global ones, and those of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
+from hyper_parallel.core.shard.rule import OpCall, Row, Strategies
+
+__all__ = ["SeenCall"]
+
+
+class _SeenLayout:
+    """What a layout says of sizes; anything else that an adapter asks for makes its row tested instead of proven."""
+
+    def __init__(self, shape: Sequence[Any], local_shape: Sequence[Any], place: Placement, mesh: Any) -> None:
+        self.shape, self.local_shape, self.placements, self.mesh = tuple(shape), tuple(local_shape), (place,), mesh
+        split = place.dim if isinstance(place, Shard) else -1
+        self.dim_axes = tuple((0,) if dim == split else () for dim in range(len(self.shape)))
+        self.partials = ((0, place.reduce_op),) if isinstance(place, Partial) else ()
+        self.ndim = len(self.shape)
+
+    def placement_on(self, axis: int) -> Placement:
+        """The placement on the one axis."""
+        return self.placements[axis]
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether ranks have the whole value."""
+        return not self.partials and not any(self.dim_axes)
+
+
+class SeenCall:
+    """The operands and results of a call in the placements of a row.
+
+    Args:
+        whole: the call with whole operands, whose sizes are the letters' values.
+        answer: of the rule.
+        row: the placements.
+        known: the symbolic global size of each letter.
+        letters: the value of each.
+        shapes: symbolic local shapes of the operands.
+    """
+
+    def __init__(
+        self,
+        whole: OpCall,
+        answer: Strategies,
+        row: Row,
+        known: dict[str, Any],
+        letters: dict[str, int],
+        shapes: Sequence[Sequence[Any]],
+    ) -> None:
+        self._whole, self._answer, self._row, self._known, self._letters = whole, answer, row, known, letters
+        self._local: dict[str, Any] = dict(known)
+        self._shapes = shapes
+        for operand, place, shape in zip(whole.operands, row.inputs, shapes, strict=False):
+            if isinstance(place, Shard):
+                for letter, value in letters.items():
+                    if value == operand.shape[place.dim]:
+                        self._local[letter] = shape[place.dim]
+
+    def operands(self) -> tuple[Any, ...]:
+        """The operands' layouts."""
+        pairs = zip(self._whole.operands, self._row.inputs, self._shapes, strict=False)
+        return tuple(
+            _SeenLayout([self._size(size, self._known) for size in operand.shape], shape, place, self._whole.mesh)
+            for operand, place, shape in pairs
+        )
+
+    def outputs(self) -> tuple[Any, ...]:
+        """The results' layouts."""
+        return tuple(
+            _SeenLayout(
+                [self._size(size, self._known) for size in shape],
+                [
+                    self._size(size, self._local if isinstance(place, Shard) and place.dim == dim else self._known)
+                    for dim, size in enumerate(shape)
+                ],
+                place,
+                self._whole.mesh,
+            )
+            for shape, place in zip(self._answer.outputs, self._row.outputs, strict=True)
+        )
+
+    def call(self, args: dict[str, Any]) -> OpCall:
+        """The call with arguments ``args``."""
+        operands = tuple(
+            replace(operand, layout=layout)
+            for operand, layout in zip(self._whole.operands, self.operands(), strict=True)
+        )
+        return OpCall(self._whole.op, self._whole.mesh, operands, args)
+
+    def _size(self, size: int, sizes: dict[str, Any]) -> Any:
+        """Return a size as the product of letters that it is: their values are primes that no sample names."""
+        factors, rest = [], size
+        for letter, value in self._letters.items():
+            while rest and rest % value == 0:
+                factors.append(sizes[letter])
+                rest //= value
+        return math.prod(factors) * rest if factors else size

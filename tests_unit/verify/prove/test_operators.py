@@ -1,0 +1,104 @@
+"""Rows of rules: what is proven, what is tested, and rows that are wrong."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.rule import Row
+from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.verify.prove.checker import prove_row
+from hyper_parallel.verify.prove.operators import graphs_of, prove_operator, prove_sample_row
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, SUM, AVG = Replicate(), Partial("sum"), Partial("avg")
+
+
+@pytest.fixture(scope="module")
+def platform():
+    """Return PyTorch's platform."""
+    with use_platform("torch"):
+        yield current_platform()
+
+
+@pytest.fixture(scope="module")
+def graphs(platform):
+    """Return the first sample of some operators as primitives."""
+    return {op: next(graphs_of(platform, op)) for op in ("linear", "softmax", "amax", "mul", "add", "relu")}
+
+
+@pytest.mark.parametrize("op", ["linear", "softmax", "mul"])
+def test_right_rows(op, platform, graphs):
+    """Every row of these rules is proven, forward and backward."""
+    for row in graphs[op].answer.rows:
+        assert prove_sample_row(platform, graphs[op], row).level == "proven", row
+
+
+@pytest.mark.parametrize(
+    "op, row, why",
+    [
+        ("linear", Row((Shard(1), Shard(1), R), (SUM,)), "add: not linear, and an operand is a pending sum"),
+        ("linear", Row((Shard(1), Shard(1), SUM), (R,)), "it is a pending sum, not whole"),
+        ("linear", Row((Shard(1), R, SUM), (SUM,)), "operand 1: dim 1 of size s54 must be split as well"),
+        ("softmax", Row((Shard(1),), (Shard(1),)), "sub: a pending operand meets a split one"),
+        ("mul", Row((SUM, SUM), (SUM,)), "mul: not linear, and an operand is a pending sum"),
+        ("add", Row((SUM, R), (SUM,)), "add: not linear, and an operand is a pending sum"),
+        ("relu", Row((SUM,), (SUM,)), "relu: not linear, and an operand is a pending sum"),
+        ("relu", Row((Shard(0),), (Shard(1),)), "a result of size s73 is split"),
+    ],
+)
+def test_wrong_rows(op, row, why, graphs):
+    """A wrong row is not proven, for a reason: a bias that every rank adds, a reduction that is forgotten."""
+    proof = prove_row(graphs[op].graph, row)
+    assert not proof.holds
+    assert proof.forward == why
+
+
+def test_a_gradient_that_ranks_share(graphs):
+    """The gradient of a whole operand that meets split ones is a pending sum; a whole one would be a multiple."""
+    graph, split = graphs["linear"].graph, Row((Shard(0), R, R), (Shard(0),))
+    assert prove_row(graph, Row((R, R, R), (R,))).holds
+    assert prove_row(graph, split).holds
+    x, weight, bias = graph.gradients
+    proof = prove_row(replace(graph, gradients=(x, graph.inputs[1], bias)), split)
+    assert proof.backward == "it is whole, not a pending sum"
+    assert prove_row(replace(graph, gradients=(x, weight, None)), split).holds
+
+
+def test_conditions_on_sizes(platform):
+    """A view merges a split dim if the ranks divide it; the row that does not ask for that is not proven."""
+    made = next(graphs_of(platform, "view"))
+    row = next(row for row in made.answer.rows if row.even and not row.cut)
+    proven = prove_sample_row(platform, made, row)
+    assert (proven.level, proven.conditions) == ("proven", ("the number of ranks divides s28",))
+    unasked = prove_sample_row(platform, made, replace(row, even=(), sizes=()))
+    assert unasked.why == "the row does not ask that the number of ranks divides s28"
+
+
+def test_of_the_command(capsys):
+    """Each row has a level, a row that is not proven a reason; JSON has the same."""
+    assert main(["prove", "ops", "--op", "relu", "flatten", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    levels = {(row["row"], row["level"]) for row in document["rows"]}
+    assert ("Shard(0) -> Shard(0)", "proven") in levels
+    assert ("Partial(max) -> Partial(max)", "tested") in levels
+    assert (document["ok"], document["composed"]) == (True, ["flatten"])
+    assert all(row["why"] for row in document["rows"] if row["level"] != "proven")
+
+
+def test_of_what_cannot_be_traced(platform, capsys):
+    """Rows of random operators are tested; a rule without rows is assumed, with the reason."""
+    assert {row.level for row in prove_operator(platform, "uniform")} <= {"tested", "assumed"}
+    assert [row.level for row in prove_operator(platform, "unique_consecutive")] == ["assumed"]
+    assert main(["prove", "ops", "--op", "neg"]) == 0
+    assert "proven" in capsys.readouterr().out
+
+
+def test_an_operator_that_has_no_rule(capsys):
+    """A name that no rule has is invalid input."""
+    assert main(["prove", "ops", "--op", "linera"]) == 2
+    error = "hyper-parallel: error: --op: no rule is called 'linera'; near: linear, bilinear, lerp\n"
+    assert capsys.readouterr().err == error
