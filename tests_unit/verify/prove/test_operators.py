@@ -62,10 +62,10 @@ def test_a_gradient_that_ranks_share(graphs):
     graph, split = graphs["linear"].graph, Row((Shard(0), R, R), (Shard(0),))
     assert prove_row(graph, Row((R, R, R), (R,))).holds
     assert prove_row(graph, split).holds
-    x, weight, bias = graph.gradients
-    proof = prove_row(replace(graph, gradients=(x, graph.inputs[1], bias)), split)
+    x, weight, bias, _ = graph.gradients
+    proof = prove_row(replace(graph, gradients=(x, graph.inputs[1], bias, None)), split)
     assert proof.backward == "it is whole, not a pending sum"
-    assert prove_row(replace(graph, gradients=(x, weight, None)), split).holds
+    assert prove_row(replace(graph, gradients=(x, weight, None, None)), split).holds
 
 
 def test_conditions_on_sizes(platform):
