@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run_ops"]
 
+_PROVE = "Prove what holds for every size and every number of ranks, without running ranks."
+
+_EXAMPLES = ("hyper-parallel prove ops", "hyper-parallel prove ops --op linear softmax")
+
 _OPS = """\
 Prove the rows of every sharding rule for all sizes and numbers of ranks. An operator and its backward are decomposed
 into primitives over symbolic sizes (PyTorch's decompositions; the rows are those of both frameworks), and a row is
@@ -28,16 +32,19 @@ Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input,
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    prove = commands.add_parser("prove", help="what holds for every size")
+    prove = commands.add_parser(
+        "prove", help="prove what holds for every size", description=_PROVE, examples=_EXAMPLES, guide="docs/proofs.md"
+    )
     kinds = prove.add_subparsers(required=True, metavar="WHAT")
     ops = kinds.add_parser(
         "ops",
-        help="prove the rows of sharding rules",
+        help="prove the rows of sharding rules for all sizes and numbers of ranks",
         description=_OPS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/proofs.md",
     )
-    ops.add_argument("--op", nargs="+", metavar="NAME", help="only these operators, every row listed")
-    ops.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    ops.add_argument("--op", nargs="+", metavar="NAME", help="prove only these operators, and list every row")
+    ops.add_argument("--json", action="store_true", help="print the report as JSON")
     ops.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     ops.set_defaults(run=run_ops)
 

@@ -14,9 +14,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Reshape
+from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
 from hyper_parallel.verify.prove.laws import Relation, UnprovenError, after
-from hyper_parallel.verify.prove.primitives import Graph, Input, Primitive, Reshape
-from hyper_parallel.verify.prove.sizes import ONE, Size
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Row

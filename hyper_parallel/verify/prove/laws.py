@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hyper_parallel.verify.prove.primitives import Constant, Opaque, Primitive, Reshape, Step
-from hyper_parallel.verify.prove.sizes import ONE, Size, product
+from hyper_parallel.verify.frameworks.contract.primitives import Constant, Opaque, Primitive, Reshape, Step
+from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size, product
 
 __all__ = ["Relation", "UnprovenError", "after"]
 

@@ -13,10 +13,10 @@ from hyper_parallel.core.shard.rule import LocalCall, Ref, Row, Rule, Strategies
 from hyper_parallel.core.shard.sample import Sample, Size, Value, exemption, samples_of
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.primitives import Graph
 from hyper_parallel.verify.ops.claims import bind_sample, mesh_of, row_text, with_operands
 from hyper_parallel.verify.ops.values import fill, seed_of, substitute
 from hyper_parallel.verify.prove.checker import Proof, prove_row
-from hyper_parallel.verify.prove.primitives import Graph
 from hyper_parallel.verify.prove.seen import SeenCall
 from hyper_parallel.verify.prove.tested import TestedRows
 

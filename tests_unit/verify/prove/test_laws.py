@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from hyper_parallel.verify.frameworks.contract.primitives import Constant, Opaque, Primitive, Reshape, Step
+from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
 from hyper_parallel.verify.prove.laws import Relation, UnprovenError, after
-from hyper_parallel.verify.prove.primitives import Constant, Opaque, Primitive, Reshape, Step
-from hyper_parallel.verify.prove.sizes import ONE, Size
 
 SIZES = {"s": 5, "a": 2, "b": 3}
 SPLIT = Size(1, ("s",))

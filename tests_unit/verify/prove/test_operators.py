@@ -100,5 +100,5 @@ def test_of_what_cannot_be_traced(platform, capsys):
 def test_an_operator_that_has_no_rule(capsys):
     """A name that no rule has is invalid input."""
     assert main(["prove", "ops", "--op", "linera"]) == 2
-    error = "hyper-parallel: error: --op: no rule is called 'linera'; near: linear, bilinear, lerp\n"
+    error = "hyper-parallel: error: --op: there is no operator 'linera'; did you mean linear or bilinear?\n"
     assert capsys.readouterr().err == error

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.frameworks.contract.primitives import Graph
     from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
     from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, StepResult, TrainingOptimizer
-    from hyper_parallel.verify.prove.primitives import Graph
 
 __all__ = ["HarnessPlatform"]
 

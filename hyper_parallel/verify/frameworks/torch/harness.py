@@ -24,7 +24,7 @@ from hyper_parallel.verify.frameworks.torch.saved_tensors import FULLY_SHARDED, 
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.verify.prove.primitives import Graph
+    from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
 __all__ = ["TorchHarness", "build"]
 

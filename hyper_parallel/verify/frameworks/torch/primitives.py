@@ -19,8 +19,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from hyper_parallel.verify.prove.primitives import Constant, Graph, Input, Opaque, Primitive, Reshape, Step
-from hyper_parallel.verify.prove.sizes import Size
+from hyper_parallel.verify.frameworks.contract.primitives import (
+    Constant,
+    Graph,
+    Input,
+    Opaque,
+    Primitive,
+    Reshape,
+    Step,
+)
+from hyper_parallel.verify.frameworks.contract.sizes import Size
 
 __all__ = ["describe", "traced"]
 

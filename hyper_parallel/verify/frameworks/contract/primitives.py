@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hyper_parallel.verify.prove.sizes import Size
+from hyper_parallel.verify.frameworks.contract.sizes import Size
 
 __all__ = ["Constant", "Graph", "Input", "Opaque", "Primitive", "Reshape", "Step"]
 
