@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     ("py:obj", r".*\._\w+"),  # variables of types
     (
         "py:class",
-        "AbstractContextManager|Cause|Dispatcher|BoundaryLayout|ModuleT|Names|OpCall|ParameterLayout|Part|Path",
+        "AbstractContextManager|Cause|Dispatcher|BoundaryLayout|Graph|ModuleT|Names|OpCall|ParameterLayout|Part|Path",
     ),
     ("py:class", r"Ranks|RecordLog|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
