@@ -3,7 +3,7 @@
 hyper-parallel verify program examples/two_axes.py --world-size 4
 torchrun --nproc-per-node 4 examples/two_axes.py --steps 3 --save /tmp/checkpoint
 torchrun --nproc-per-node 2 examples/two_axes.py --steps 5 --load /tmp/checkpoint
-hyper-parallel explain examples/two_axes.py:case --plan examples/two_axes.py:plan --mesh dp=4,tp=128
+hyper-parallel explain examples/two_axes.py:case --plan examples/two_axes.py:sharded --mesh dp=4,tp=128
 """
 
 from __future__ import annotations
@@ -144,6 +144,11 @@ def parallel(model: GPT, mesh: DeviceMesh) -> GPT:
     for block in model.blocks:
         fully_shard(block, mesh=mesh["dp"])
     return fully_shard(model, mesh=mesh["dp"])
+
+
+def sharded(_: DeviceMesh) -> Any:
+    """Return what parallelizes the model, for ``explain``: each rank gets the batch as it is."""
+    return parallel
 
 
 def main() -> None:

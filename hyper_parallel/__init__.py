@@ -20,11 +20,14 @@ if TYPE_CHECKING:
         FSDPModule as FSDPModule,
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         OffloadPolicy as OffloadPolicy,
+        UnshardHandle as UnshardHandle,
         fully_shard as fully_shard,
         global_mean as global_mean,
         no_sync as no_sync,
+        register_fsdp_forward_method as register_fsdp_forward_method,
         replicate as replicate,
         set_requires_gradient_sync as set_requires_gradient_sync,
+        share_comm_ctx as share_comm_ctx,
     )
     from hyper_parallel.core.dtensor import (
         DeviceMesh as DeviceMesh,

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
         no_sync as no_sync,
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
-    from hyper_parallel.core.data_parallel.methods import FSDPModule as FSDPModule
+    from hyper_parallel.core.data_parallel.methods import (
+        FSDPModule as FSDPModule,
+        UnshardHandle as UnshardHandle,
+        register_fsdp_forward_method as register_fsdp_forward_method,
+        share_comm_ctx as share_comm_ctx,
+    )
     from hyper_parallel.core.data_parallel.policy import (
         CPUOffloadPolicy as CPUOffloadPolicy,
         MixedPrecisionPolicy as MixedPrecisionPolicy,
@@ -28,7 +33,12 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.data_parallel.accumulation": ("global_mean", "no_sync", "set_requires_gradient_sync"),
-        "hyper_parallel.core.data_parallel.methods": ("FSDPModule",),
+        "hyper_parallel.core.data_parallel.methods": (
+            "FSDPModule",
+            "UnshardHandle",
+            "register_fsdp_forward_method",
+            "share_comm_ctx",
+        ),
         "hyper_parallel.core.data_parallel.policy": ("CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"),
         "hyper_parallel.core.data_parallel.replication": ("replicate",),
         "hyper_parallel.core.data_parallel.sharding": ("fully_shard",),

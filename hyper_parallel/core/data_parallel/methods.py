@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.data_parallel.accumulation import set_requires_gradient_sync
@@ -10,9 +10,9 @@ from hyper_parallel.core.data_parallel.sharding import groups_of
 from hyper_parallel.errors import ArgumentTypeError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["FSDPModule", "class_with"]
+__all__ = ["FSDPModule", "UnshardHandle", "class_with", "register_fsdp_forward_method", "share_comm_ctx"]
 
 
 class UnshardHandle:
@@ -73,6 +73,10 @@ class FSDPModule:
             raise PlanError(msg)
         self._set("divide_factor", factor, recurse=False)
 
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """:meth:`set_gradient_divide_factor` by its old name."""
+        self.set_gradient_divide_factor(factor)
+
     def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
         """Accepted for modules under ``fully_shard``: what is gathered ahead is learned from the last forward."""
         _require_sharded("set_modules_to_forward_prefetch", modules)
@@ -87,6 +91,53 @@ class FSDPModule:
     def set_post_optim_event(self, event: Any) -> None:
         """Accepted: gathering follows the optimizer on its stream."""
 
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Accepted: reductions are sums, which are divided afterwards."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Accepted: memory is PyTorch's, whatever the transport."""
+
+    def set_symm_mem_for_comm(self, *args: Any, **options: Any) -> None:
+        """Accepted, as :meth:`set_allocate_memory_from_process_group_for_comm`."""
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Accepted: all collectives of the data axis are of one group."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Accepted: at most two collectives are in flight."""
+
+    def reset_iter_state(self) -> None:
+        """Accepted: a pass that raises is forgotten when it does."""
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Ranks may use different parameters; one that no rank uses has no gradient.
+
+        Raises:
+            PlanError: it is to have zeros.
+        """
+        del recurse
+        if reduce_scatter_unused_params:
+            msg = (
+                "set_reduce_scatter_unused_params: ranks may use different parameters without it, and a parameter that "
+                "no rank uses has no gradient, as on one device; leave it out"
+            )
+            raise PlanError(msg)
+
+    def set_all_reduce_hook(self, hook: Any, *args: Any, **options: Any) -> None:
+        """Refused, like everything that replaces a collective."""
+        del hook, args, options
+        raise _refused("set_all_reduce_hook")
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Refused, like everything that replaces a collective."""
+        del comm
+        raise _refused("set_custom_all_gather")
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Refused, like everything that replaces a collective."""
+        del comm
+        raise _refused("set_custom_reduce_scatter")
+
     def _set(self, name: str, value: Any, *, recurse: bool) -> None:
         own, nested = groups_of(self)
         for group in [*own, *nested] if recurse else own:
@@ -96,6 +147,59 @@ class FSDPModule:
         """For a copy or a file: the class is made anew from the module's own."""
         del protocol
         return _empty, (type(self).__mro__[2],), dict(vars(self))
+
+
+def _refused(method: str) -> PlanError:
+    return PlanError(
+        f"{method}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; change "
+        "gradients by hooks of the parameters, which are called with the reduced ones"
+    )
+
+
+class _ForwardMethod:
+    """A method that runs as forward does. It is copied and saved with its module."""
+
+    def __init__(self, module: Any, method: Callable[..., Any]) -> None:
+        self.module, self.method = module, method
+        update_wrapper(self, method, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.method
+        for group in groups_of(self.module)[0]:
+            run = partial(group.as_forward, self.module, run)
+        return run(*args, **kwargs)
+
+
+def register_fsdp_forward_method(module: Any, method_name: str) -> None:
+    """Let a method of a module under ``fully_shard`` gather parameters as its forward does, such as ``generate``.
+
+    A module that ``fully_shard`` was not applied to is left alone. The module's own forward, called inside the method,
+    frees what it has gathered: read parameters before.
+
+    Args:
+        module: the module.
+        method_name: name of the method.
+
+    Raises:
+        PlanError: (a ValueError) the module has no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(module, method_name, None)
+    if not callable(method):
+        msg = f"register_fsdp_forward_method: {type(module).__name__} has no method {method_name!r}"
+        raise PlanError(msg)
+    if not isinstance(method, _ForwardMethod):
+        setattr(module, method_name, _ForwardMethod(module, method))
+
+
+def share_comm_ctx(modules: Sequence[Any]) -> None:
+    """Accepted for modules under ``fully_shard``, such as stages of a pipeline: their order of collectives is learned.
+
+    Args:
+        modules: the modules.
+    """
+    _require_sharded("share_comm_ctx", modules)
 
 
 def _require_sharded(caller: str, modules: Sequence[Any]) -> None:

@@ -20,7 +20,7 @@ from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves
 from hyper_parallel.transport.checks.sequence import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 
@@ -293,6 +293,17 @@ class FullyShardedGroup:
                 self.free()
         self.schedule.leave_forward()
         return output
+
+    def as_forward(self, module: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a method of ``module`` as its forward runs: with gathered parameters."""
+        changed = self._before_forward(module, args, kwargs)
+        args, kwargs = (args, kwargs) if changed is None else changed
+        try:
+            output = method(*args, **kwargs)
+        except BaseException:
+            self._after_forward(module, args, None)
+            raise
+        return self._after_forward(module, args, output)
 
     def _expose(self, *, whole: bool) -> None:
         """Let the modules see the whole parameters, or the shards."""

@@ -305,3 +305,37 @@ def test_options_that_do_not_exist_are_refused():
         "fully_shard: reshard_after_forward=0 must be true, false or a divisor of the 2 ranks of dp",
         "fully_shard: the list of modules is empty",
     ]
+
+
+def test_all_methods_of_pytorch_are_there():
+    """Each public method of PyTorch's class is served, accepted where it changes no value, or refused by name."""
+    from torch.distributed.fsdp import FSDPModule as Theirs
+
+    assert not [name for name in vars(Theirs) if not name.startswith("_") and not hasattr(FSDPModule, name)]
+
+    def rank(mesh):
+        dense, model = make(), fully_shard(make(), mesh=mesh)
+        model.set_reduce_scatter_divide_factor(float(mesh.size()))
+        model.set_force_sum_reduction_for_comms(True)
+        model.set_allocate_memory_from_process_group_for_comm(True)
+        model.set_symm_mem_for_comm()
+        model.set_separate_reduce_scatter_group()
+        model.set_reduce_scatter_max_input_buffers(2)
+        model.set_reduce_scatter_unused_params(False)
+        model.reset_iter_state()
+        assert_trains(model, dense, 2, mesh.rank)
+        with pytest.raises(PlanError) as caught:
+            model.set_reduce_scatter_unused_params(True)
+        assert str(caught.value) == (
+            "set_reduce_scatter_unused_params: ranks may use different parameters without it, and a parameter that no "
+            "rank uses has no gradient, as on one device; leave it out"
+        )
+        for name in ("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"):
+            with pytest.raises(PlanError) as caught:
+                getattr(model, name)(None)
+            assert str(caught.value) == (
+                f"{name}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; "
+                "change gradients by hooks of the parameters, which are called with the reduced ones"
+            )
+
+    on_ranks(2, rank)
