@@ -2,6 +2,8 @@
 
 import random
 import statistics
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -219,3 +221,19 @@ def test_ranks_make_their_tensors_on_the_device(monkeypatch):
         assert not torch.autograd.is_multithreading_enabled()
     assert torch.autograd.is_multithreading_enabled()
     assert torch.ones(1).device.type == "cpu"
+
+
+@pytest.mark.platforms("torch")
+def test_the_time_limit_begins_when_the_framework_is_imported():
+    """A rank that its limit ends has not begun to import the framework, which later runs would find half imported."""
+    program = (
+        "import sys\n"
+        "from hyper_parallel.transport.frontends.c10d import simulated_world\n"
+        "from hyper_parallel.verify import simulate\n"
+        "names = 'hyper_parallel.platform.torch.platform', 'hyper_parallel.verify.frameworks.torch'\n"
+        "before = [name in sys.modules for name in names]\n"
+        "simulated_world.run_ranks = lambda *_, **__: print(before, [name in sys.modules for name in names])\n"
+        "simulate(int, 2, 'torch')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[False, False] [True, True]\n"
