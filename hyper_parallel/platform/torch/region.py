@@ -21,7 +21,15 @@ from hyper_parallel.platform.torch.dtensor import TorchDTensor, wrap
 from hyper_parallel.platform.torch.region_collectives import TracingTransport
 from hyper_parallel.platform.torch.region_graph import INDUCTOR, Backend, compiled_graphs
 from hyper_parallel.platform.torch.region_numbers import recorder
-from hyper_parallel.platform.torch.region_state import SHARDED, ModuleState, ModuleTensors, is_observed, modes
+from hyper_parallel.platform.torch.region_state import (
+    SHARDED,
+    ModuleState,
+    ModuleTensors,
+    content,
+    has_fields,
+    is_observed,
+    modes,
+)
 from hyper_parallel.platform.torch.versions import pytree
 from hyper_parallel.transport.base import use_transport
 
@@ -299,7 +307,7 @@ def _constant(value: Any) -> Any:
             "pass tensors, numbers, strings, or nested tuples, lists and dicts of them"
         )
         raise ArgumentTypeError(msg) from None
-    return type(value), value
+    return type(value), repr(content(value)) if type(value).__eq__ is object.__eq__ and has_fields(value) else value
 
 
 def _rebuilding(output: Any) -> tuple[list[Any], Callable[[Any], Any]]:

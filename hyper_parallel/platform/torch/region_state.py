@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from enum import Enum
 from operator import is_
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,9 +25,10 @@ from hyper_parallel.platform.torch.versions import (
     transforms_active,
 )
 
-__all__ = ["SHARDED", "ModuleState", "ModuleTensors", "is_observed", "modes"]
+__all__ = ["SHARDED", "ModuleState", "ModuleTensors", "content", "has_fields", "is_observed", "modes"]
 
 _PACKAGE = "hyper_parallel."
+_LIBRARIES = {"hyper_parallel", "torch", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARDED = "_hyper_parallel_fully_sharded"
 """Attribute of modules that fully_shard was applied to."""
@@ -77,12 +80,13 @@ class ModuleState:
         self._submodules = list(itertools.chain.from_iterable(map(dict.values, self._children)))
         self._hooks = [getattr(module, name) for path, module in modules if path for name in _HOOKS]
         self._hook_count = sum(map(len, self._hooks))
-        self._contents = [
-            (value, _content(value))
+        changeable = {
+            id(value): value
             for attributes in self._dicts
             for name, value in attributes.items()
-            if name not in _ELSEWHERE and _is_container(value)
-        ]
+            if name not in _ELSEWHERE and (_is_container(value) or has_fields(value))
+        }  # a configuration is an attribute of many submodules
+        self._contents = [(value, content(value)) for value in changeable.values()]
         for path, module in modules:
             if path:
                 _check(path, module)
@@ -96,7 +100,7 @@ class ModuleState:
             and all(map(is_, itertools.chain.from_iterable(map(dict.values, self._children)), self._submodules))
             and sum(map(len, self._children)) == len(self._submodules)
             and sum(map(len, self._hooks)) == self._hook_count
-            and all(_content(value) == content for value, content in self._contents)
+            and all(content(value) == before for value, before in self._contents)
         )
 
     def difference(self, later: ModuleState) -> str | None:
@@ -177,19 +181,36 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, _CONTAINERS) and not isinstance(value, tuple)
 
 
-def _content(value: Any) -> Any:
-    """A copy of the plain values in containers, and the identities of everything else."""
-    if isinstance(value, dict):
-        return (dict, [(key, _content(item)) for key, item in value.items()])
-    if isinstance(value, (set, frozenset)):
-        return (type(value), frozenset(value))
-    if isinstance(value, (list, tuple)):
-        return (type(value), [_content(item) for item in value])
+def has_fields(value: Any) -> bool:
+    """Whether ``value`` is an object of the program, such as a configuration, whose attributes may change."""
     return (
-        (type(value), repr(value) if isinstance(value, (float, complex)) else value)
-        if isinstance(value, _PLAIN)
-        else id(value)
+        hasattr(value, "__dict__")
+        and not callable(value)
+        and not isinstance(value, (*_PLAIN, Enum, ModuleType))
+        and type(value).__module__.partition(".")[0] not in _LIBRARIES
     )
+
+
+def content(value: Any, holders: tuple[int, ...] = ()) -> Any:
+    """A copy of the plain values in containers and in objects with fields, and the identities of everything else.
+
+    Args:
+        value: what to copy.
+        holders: identities of what holds it.
+    """
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value) if isinstance(value, (float, complex)) else value
+    if id(value) in holders:
+        return "holder", holders.index(id(value))
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(value)
+    fields = value if isinstance(value, dict) else vars(value) if has_fields(value) else None
+    holders = (*holders, id(value))
+    if fields is not None:
+        return type(value), [(key, content(item, holders)) for key, item in fields.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [content(item, holders) for item in value]
+    return id(value)
 
 
 # Compared in other ways: tensors are arguments of the graph, submodules are listed, hooks are counted.
@@ -197,4 +218,4 @@ _ELSEWHERE = (frozenset(vars(nn.Module())) | {"forward"}) - {"training"}
 
 
 def _key(attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, repr(_content(value))) for name, value in attributes.items() if name not in _ELSEWHERE)
+    return tuple((name, repr(content(value))) for name, value in attributes.items() if name not in _ELSEWHERE)

@@ -307,6 +307,44 @@ def test_attributes_arguments_buffers_and_results_are_followed():
     simulate(main, 2)
 
 
+class Settings:
+    """An object without a comparison of its own, which holds itself."""
+
+    def __init__(self, factor):
+        self.factor, self.nested, self.me = factor, {"shift": [0.0]}, self
+
+
+class Configured(nn.Module):
+    """Two layers that share a configuration."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.settings, self.layer = settings, nn.Linear(5, 5)
+        self.layer.settings = settings
+
+    def forward(self, x, options):
+        """``x_BD -> y_BD``."""
+        return self.layer(x) * self.settings.factor * options.factor + self.layer.settings.nested["shift"][0]
+
+
+def test_fields_of_objects_are_followed():
+    """A changed field of an attribute or an argument, however deep, traces anew; changed back, the first graph runs."""
+
+    def main():
+        settings, options = Settings(2.0), Settings(1.0)
+        eager = Configured(settings)
+        compiled = hyper_parallel.compile(copy.deepcopy(eager))
+        compiled.settings = compiled.layer.settings = settings
+        x = torch.randn(3, 5)
+        for factor, shift, own in ((2.0, 0.0, 1.0), (3.0, 0.0, 1.0), (3.0, 1.0, 1.0), (3.0, 1.0, 2.0), (2.0, 0.0, 1.0)):
+            settings.factor, settings.nested["shift"][0], options.factor = factor, shift, own
+            assert torch.equal(compiled(x, options), eager(x, options))
+        assert torch.equal(compiled(x, Settings(1.0)), eager(x, options))  # equal fields, another object
+        assert graphs(compiled) == 4
+
+    simulate(main, 2)
+
+
 def test_copies_and_files_of_a_compiled_module_trace_for_themselves():
     """A deep copy computes with its own weights, a saved module too."""
 
