@@ -35,7 +35,7 @@ from hyper_parallel.verify.spec import user_function
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
 
-__all__ = ["explain_model", "rehearsed_transport"]
+__all__ = ["explain_model", "meta_tensors", "rehearsed_transport"]
 
 
 _FAILURES = (HyperParallelError, InputError, RuntimeError)
@@ -131,7 +131,7 @@ def _last_rank(
     on_meta = platform == "torch" and not with_values
     with (
         use_transport(rehearsed_transport(platform, world_size, rank)),
-        _meta_tensors() if on_meta else contextlib.nullcontext(),
+        meta_tensors() if on_meta else contextlib.nullcontext(),
     ):
         try:
             return run(), []
@@ -139,7 +139,7 @@ def _last_rank(
             return None, [f"rank {rank} fails where rank 0 does not: {str(error).splitlines()[0]}"]
 
 
-def _meta_tensors() -> contextlib.AbstractContextManager[Any]:
+def meta_tensors() -> contextlib.AbstractContextManager[Any]:
     """New tensors have no values inside this context."""
     platform = current_platform()
     without: contextlib.AbstractContextManager[Any] = platform.init_on_device(
@@ -171,14 +171,14 @@ def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any
     """
     platform = current_platform()
     try:
-        with _meta_tensors():
+        with meta_tensors():
             return run(), ""
     except UnsupportedOnBackend:
         raise
     except _FAILURES as error:
         first = error
     size = 0
-    with contextlib.suppress(*_FAILURES), _meta_tensors():
+    with contextlib.suppress(*_FAILURES), meta_tensors():
         parameters = platform.parameters_dict(build_model(platform, as_case(make_case()), 0)).values()
         size = sum(math.prod(value.shape) * platform.itemsize(value) for value in parameters)
     if size > _LARGEST:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,12 @@ from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
 
-__all__ = ["OpPlan", "describe", "plan_call", "replicated_layout"]
+__all__ = ["OpPlan", "describe", "observing_plans", "plan_call", "replicated_layout"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,19 @@ class OpPlan:
         )
 
 
+_OBSERVERS: ContextVar[tuple[Callable[[OpPlan], None], ...]] = ContextVar("hyper_parallel_observers", default=())
+
+
+@contextmanager
+def observing_plans(observe: Callable[[OpPlan], None]) -> Iterator[None]:
+    """Call ``observe`` with every plan made inside the block; calls with the key of an earlier one make none."""
+    token = _OBSERVERS.set((*_OBSERVERS.get(), observe))
+    try:
+        yield
+    finally:
+        _OBSERVERS.reset(token)
+
+
 def plan_call(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     """Plan ``call`` by ``rule``.
 
@@ -72,10 +87,13 @@ def plan_call(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
         ShardMismatchError: a row of the rule has another number of operands or outputs than the call.
     """
     try:
-        return _plan(call, rule, in_place=in_place)
+        plan = _plan(call, rule, in_place=in_place)
     except (TypeError, ValueError) as error:
         _refuse_tensors_for_numbers(call, error)
         raise
+    for observe in _OBSERVERS.get():
+        observe(plan)
+    return plan
 
 
 def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:

@@ -244,7 +244,8 @@ class HarnessPlatform(abc.ABC):
 
         Args:
             run: ``run(tensors, sizes)`` calls it.
-            operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are.
+            operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are. Or pairs
+                of a shape and a dtype, whose sizes stay numbers.
             requires_grad: per operand, whether its gradient is wanted.
             sizes: makes what ``run`` needs of the operands' symbolic shapes.
 

@@ -24,9 +24,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number in every element: zero, another one, or one that the program does not define."""
+    """The same number in every element: zero, another one, or one that the program does not define.
+
+    Attributes:
+        zero: whether it is zero.
+        number: it as text, empty where it is not defined.
+    """
 
     zero: bool = False
+    number: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Primitive:
         times: sizes that are factors of the result; ``per`` are divisors.
         per: sizes that divide the result.
         values: other sizes that the result depends on.
+        numbers: that the result depends on, as text.
     """
 
     inputs: tuple[Labels, ...]
@@ -72,6 +79,7 @@ class Primitive:
     times: tuple[Size, ...] = ()
     per: tuple[Size, ...] = ()
     values: tuple[Size, ...] = ()
+    numbers: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hyper_parallel.verify.frameworks.contract.primitives import (
     Constant,
@@ -34,6 +35,8 @@ __all__ = ["describe", "traced"]
 
 Labels = tuple[int | None, ...]
 
+# Their numbers are sizes of the result, which are compared as such.
+_SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
 _ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type")
 _JOINT = ("add", "sub", "rsub", "neg", "real", "imag", "view_as_real", "view_as_complex", "deg2rad", "rad2deg")
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "view_of", "positive")
@@ -110,15 +113,17 @@ def traced(
 
     Args:
         run: ``run(tensors, sizes)`` calls it.
-        operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are.
+        operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are. Or pairs of a
+            shape and a dtype, whose sizes stay numbers.
         requires_grad: per operand, whether its gradient is wanted.
         sizes: makes what ``run`` needs of the operands' symbolic sizes.
 
     Raises:
         Exception: whatever the operator raises on symbolic sizes.
     """
+    symbolic = not any(isinstance(each, tuple) for each in operands)
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode = FakeTensorMode(shape_env=env if symbolic else None, allow_non_fake_inputs=True)
     fakes = [_fake(mode, tensor, index) for index, tensor in enumerate(operands)]
     made = len(env.guards)  # of the operands' strides, on which no value depends
     given = sizes([tuple(fake.shape) for fake in fakes])
@@ -141,7 +146,7 @@ def traced(
         return outs, [cotangents.pop(0) if each.requires_grad else None for each in outs], list(grads)
 
     shown: dict[str, str] = {}
-    with mode:
+    with mode, sdpa_kernel([SDPBackend.MATH]):
         module = make_fx(joint, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
     hints = {
         str(size.node.expr): int(size.node.hint)
@@ -150,7 +155,11 @@ def traced(
     return _graph(module, env, env.guards[made:], list(requires_grad), shown["failure"], hints)
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor, index: int) -> Tensor:
+def _fake(mode: FakeTensorMode, tensor: Any, index: int) -> Tensor:
+    if isinstance(tensor, tuple):
+        shape, dtype = tensor
+        with mode:
+            return torch.empty(shape, dtype=dtype)
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.ndim)
     return mode.from_tensor(tensor.contiguous(), source=ConstantSource(f"x{index}"), symbolic_context=context)
 
@@ -254,11 +263,20 @@ def _add(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
             continue
         try:
             does = describe(node.target, node.args, node.kwargs, [arg.meta["val"] for arg in operands], out, index)
+            if isinstance(does, Primitive) and _name(node.target) not in _SIZED:
+                does = replace(does, numbers=repr(_numbers([*node.args, *node.kwargs.values()])))
         except Exception as error:  # noqa: BLE001 - what cannot be described is opaque
             does = Opaque(f"{_name(node.target)}: {error}")
         made.append(len(steps))
         steps.append(Step(_name(node.target), does, taken, _shape(out)))
     numbers[node] = made if isinstance(value, (list, tuple)) else made[0]
+
+
+def _numbers(tree: Any) -> list[Any]:
+    """Return the numbers in arguments."""
+    if isinstance(tree, (list, tuple)):
+        return [each for item in tree for each in _numbers(item)]
+    return [tree] if isinstance(tree, (int, float, complex, str)) else []
 
 
 def _tensors(tree: Any) -> list[Any]:
@@ -320,7 +338,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
         value = None if fill is None else args[fill]
         if isinstance(value, torch.fx.Node):
             raise LookupError("a number that is computed")
-        return Constant(zero=name in _ZEROS or (fill is not None and value == 0))
+        return Constant(name in _ZEROS or (fill is not None and value == 0), "" if fill is None else str(value))
     if name in _COPIES or name in {"view", "_unsafe_view", "reshape"}:
         return Reshape()
     if name in {"iota", "arange", "eye"}:

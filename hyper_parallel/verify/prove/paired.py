@@ -1,0 +1,62 @@
+"""The graph of a call of given sizes from two: that of one device, and that of the local call of the first rank.
+
+Where both take the same steps with the same numbers, sizes that differ are multiples of one label, which is split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hyper_parallel.verify.frameworks.contract.primitives import Graph, Primitive, Step
+from hyper_parallel.verify.frameworks.contract.sizes import Size
+from hyper_parallel.verify.prove.laws import UnprovenError
+
+__all__ = ["paired"]
+
+_LABEL = "s"
+
+
+def paired(whole: Graph, local: Graph) -> Graph:
+    """Return the graph in which the sizes that ``local`` has fewer of are multiples of a symbol.
+
+    Raises:
+        UnprovenError: the two do not take the same steps, or no label explains their sizes.
+    """
+    names = [[step.name for step in graph.steps] for graph in (whole, local)]
+    wiring = [(graph.inputs, graph.outputs, graph.cotangents, graph.gradients) for graph in (whole, local)]
+    if names[0] != names[1] or wiring[0] != wiring[1]:
+        msg = "the local call takes other steps than one device"
+        raise UnprovenError(msg)
+    differing = {size for sizes in _sizes(whole, local) if (size := tuple(each.number for each in sizes))[0] != size[1]}
+    label = math.gcd(*(size for size, _ in differing)) if differing else 1
+    if len({size / part if part else 0 for size, part in differing}) > 1 or (label == 0 and differing):
+        msg = "local sizes are no shares of one label"
+        raise UnprovenError(msg)
+    steps = [_step(one, own, label) for one, own in zip(whole.steps, local.steps, strict=True)]
+    return replace(whole, steps=tuple(steps), hints={_LABEL: label}, no_backward=whole.no_backward or local.no_backward)
+
+
+def _sizes(whole: Graph, local: Graph) -> Iterator[tuple[Size, Size]]:
+    for one, own in zip(whole.steps, local.steps, strict=True):
+        if len(one.shape) != len(own.shape):
+            msg = f"{one.name}: the local result has other dims"
+            raise UnprovenError(msg)
+        yield from zip(one.shape, own.shape, strict=True)
+
+
+def _step(one: Step, own: Step, label: int) -> Step:
+    shape = tuple(
+        size if size == local else Size(size.number // label, (_LABEL,))
+        for size, local in zip(one.shape, own.shape, strict=True)
+    )
+    if one.operands != own.operands or _without_sizes(one.does) != _without_sizes(own.does):
+        msg = f"{one.name}: the local call does something else than one device"
+        raise UnprovenError(msg)
+    return replace(one, shape=shape)
+
+
+def _without_sizes(does: Any) -> Any:
+    return does if not isinstance(does, Primitive) else replace(does, times=(), per=(), values=())

@@ -1,0 +1,316 @@
+"""A certificate of a plan: every operator's row for its sizes, and what no proof covers. No rank runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import module_path
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.op_plan import OpPlan, observing_plans
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Row, Rule, Strategies, find_rule
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.transport.base import use_transport
+from hyper_parallel.verify.explain import meta_tensors, rehearsed_transport
+from hyper_parallel.verify.explained_step import run_parallel_step
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.ops.claims import mesh_of, row_text, with_operands
+from hyper_parallel.verify.prove.checker import prove_row
+from hyper_parallel.verify.prove.laws import UnprovenError
+from hyper_parallel.verify.prove.paired import paired
+from hyper_parallel.verify.report import Report
+from hyper_parallel.verify.spec import user_function
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.events import Event
+    from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.frameworks.contract.primitives import Graph
+
+__all__ = ["CallProof", "Certificate", "certify"]
+
+
+@dataclass(frozen=True)
+class CallProof:
+    """One operator of the program on one axis.
+
+    Attributes:
+        op: the operator.
+        module: that called it first.
+        axis: of the mesh.
+        row: placements on the axis.
+        shapes: global shapes of the operands.
+        level: ``proven`` for these sizes, or ``tested``.
+        why: it is not proven, or empty.
+        conditions: on sizes, which hold.
+    """
+
+    op: str
+    module: str
+    axis: str
+    row: str
+    shapes: tuple[tuple[int, ...], ...]
+    level: str
+    why: str = ""
+    conditions: tuple[str, ...] = ()
+
+
+@dataclass
+class Certificate(Report):
+    """What is proven of a plan.
+
+    Attributes:
+        model: as named.
+        mesh: sizes by axis.
+        calls: operators, each once per axis, placement and shape.
+        reductions: where pending sums and gradients are reduced: module, collective and axes, with the number.
+        moves: other collectives.
+        gradients: gradients that are laid out as their parameters ask.
+        open: what no proof covers: values that enter or leave as plain tensors, with the module.
+        wrong: why there is no certificate.
+    """
+
+    model: str
+    mesh: dict[str, int]
+    calls: list[CallProof] = field(default_factory=list)
+    reductions: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+    gradients: int = 0
+    open: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a certificate."""
+        return not self.wrong and bool(self.calls)
+
+    def text(self) -> str:
+        """Return the certificate for people."""
+        ranks = math.prod(self.mesh.values())
+        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
+        levels = Counter(call.level for call in self.calls)
+        lines = [f"{self.model} on {ranks} ranks ({mesh})"]
+        lines += [f"no certificate: {line}" for line in self.wrong]
+        lines.append(f"proven for these sizes: {levels['proven']} of {len(self.calls)} rows of operators")
+        lines += [_line(call) for call in self.calls if call.level != "proven"]
+        lines.append(f"{self.gradients} gradients are laid out as their parameters ask")
+        lines += [f"reduced: {what}{_times(count)}" for what, count in self.reductions.items()]
+        lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
+        lines += [f"not covered: {line}" for line in self.open]
+        lines.append("not covered: changes of placement (tested by verify redistribute), the optimizer's step")
+        lines.append(f"{self.seconds:.1f} s, {self.peak_bytes / 2**30:.1f} GiB")
+        return "\n".join(lines)
+
+    def json(self) -> dict[str, Any]:
+        """Return the certificate as a JSON object."""
+        fields = {**vars(self), "reductions": dict(self.reductions), "moves": dict(self.moves)}
+        return {"ok": self.ok, **fields, "calls": [asdict(call) for call in self.calls]}
+
+
+def _line(call: CallProof) -> str:
+    where = call.module or "(model)"
+    return f"{call.level}: {call.op} in {where} on {call.axis}: {call.row}: {call.why}"
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
+
+
+def certify(
+    spec: str | Callable[[], Any],
+    plan: str | Callable[[Any], Any],
+    mesh_shape: Sequence[int],
+    mesh_names: Sequence[str],
+    *,
+    name: str | None = None,
+) -> Certificate:
+    """Return the certificate of a plan of a PyTorch model.
+
+    Args:
+        spec: as for ``explain_model``; one step runs on meta tensors, as the first rank.
+        plan: likewise.
+        mesh_shape: sizes of the axes.
+        mesh_names: their names.
+        name: of the model in the text.
+
+    Raises:
+        InputError: the model does not run on meta tensors under the plan.
+    """
+    started = time.monotonic()
+    shape, names = tuple(mesh_shape), tuple(mesh_names)
+    make_case, make_plan = user_function(spec, "SPEC"), user_function(plan, "PLAN")
+    found = Certificate(name or str(spec), dict(zip(names, shape, strict=True)))
+    planned: list[tuple[str, OpPlan]] = []
+    with use_platform("torch"):
+        transport = rehearsed_transport("torch", math.prod(shape), 0)
+        with (
+            use_transport(transport),
+            meta_tensors(),
+            observing_plans(lambda each: planned.append((module_path(), each))),
+            _border(found),
+        ):
+            step = run_parallel_step(make_case, make_plan, shape, names)
+        found.gradients = step.gradients
+        found.wrong += step.wrong
+        for event in step.events:
+            _count(found, event)
+        _prove_calls(found, current_platform(), planned)
+    found.seconds = time.monotonic() - started
+    found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return found
+
+
+def _count(found: Certificate, event: Event) -> None:
+    reduces = event.collective in {"all_reduce", "reduce_scatter", "reduce_exchange"}
+    what = f"{event.phase} {event.collective} over {', '.join(event.axes)} for {event.op}"
+    (found.reductions if reduces else found.moves)[what] += 1
+
+
+@contextlib.contextmanager
+def _border(found: Certificate) -> Iterator[None]:
+    """Note what leaves the program's DTensors, and enters them, as plain tensors."""
+    leave, enter = DTensor.to_local, DTensor.from_local
+    noted: dict[str, None] = {}
+
+    def to_local(self: DTensor, *args: Any, **kwargs: Any) -> Any:
+        partials, where = self.layout.partials, module_path()
+        if not where and getattr(self._local, "is_leaf", False):
+            return leave(self, *args, **kwargs)  # the harness looks at a parameter or gradient
+        where = where or "(model)"
+        if partials:
+            axes = ", ".join(self.layout.mesh.names[axis] for axis, _ in partials)
+            line = (
+                f"{where}: a value that is a pending {partials[0][1]} over {axes} leaves as a plain tensor, not reduced"
+            )
+            if line not in found.wrong:
+                found.wrong.append(line)
+        elif not self.layout.is_replicated:
+            noted[f"{where}: what is computed with its plain output {self.layout.notation()}"] = None
+        return leave(self, *args, **kwargs)
+
+    def from_local(*args: Any, **kwargs: Any) -> Any:
+        result = enter(*args, **kwargs)
+        if isinstance(result, DTensor) and not result.layout.is_replicated:
+            noted[f"{module_path() or '(model)'}: that a plain tensor is {result.layout.notation()}"] = None
+        return result
+
+    DTensor.to_local, DTensor.from_local = to_local, staticmethod(from_local)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        DTensor.to_local, DTensor.from_local = leave, staticmethod(enter)  # type: ignore[assignment,method-assign]
+        found.open += noted
+
+
+def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple[str, OpPlan]]) -> None:
+    graphs: dict[Any, Graph | str] = {}
+    known: dict[Any, CallProof] = {}
+    for module, plan in planned:
+        mesh = plan.call.mesh
+        for axis in range(mesh.ndim):
+            inputs = tuple(layout.placement_on(axis) for layout in plan.choice.targets)
+            outputs = tuple(layout.placement_on(axis) for layout in plan.choice.outputs)
+            if mesh.shape[axis] == 1 or all(place.is_replicate() for place in (*inputs, *outputs)):
+                continue
+            shapes = tuple(operand.shape for operand in plan.call.operands)
+            key = (plan.call.op, inputs, outputs, shapes, mesh.shape[axis], repr(plan.call.args))
+            if key not in known:
+                row = Row(inputs, outputs)
+                level, why, conditions = _prove(platform, plan.call, row, mesh.shape[axis], graphs)
+                known[key] = CallProof(
+                    plan.call.op, module, mesh.names[axis], row_text(row), shapes, level, why, conditions
+                )
+            _check_varying(found, module, plan, axis)
+    found.calls = list(known.values())
+
+
+def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> None:
+    """Note operands whose gradient ranks share and do not reduce, or reduce though each rank has all of it."""
+    places = [layout.placement_on(axis) for layout in plan.choice.targets]
+    for index, place in enumerate(places):
+        wanted = place.is_replicate() and not all(other.is_replicate() for other in places)
+        if (axis in plan.choice.varying[index]) != wanted:
+            found.wrong.append(f"{module}: {plan.call.op} does not reduce the gradient of operand {index} as it must")
+
+
+def _prove(
+    platform: Platform, call: OpCall, row: Row, ranks: int, graphs: dict[Any, Any]
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return level, reason and conditions of one row of a call, whose sizes are numbers."""
+    rule = find_rule(call.op)
+    if not isinstance(rule, Rule):
+        return "tested", "its rule is the user's", ()
+    mesh = mesh_of((ranks,))
+    layouts = [
+        Layout.place(mesh, [place], operand.shape) for place, operand in zip(row.inputs, call.operands, strict=True)
+    ]
+    operands = tuple(
+        Operand(each.name, layout, each.dtype, each.floating, each.needs_grad)
+        for each, layout in zip(call.operands, layouts, strict=True)
+    )
+    own = OpCall(call.op, mesh, operands, call.args)
+    try:
+        answer = rule.strategies(own)
+        if not isinstance(answer, Strategies):
+            return "tested", "its rule answers with whole layouts", ()
+        outputs = tuple(
+            Layout.place(mesh, [place], shape) for place, shape in zip(row.outputs, answer.outputs, strict=True)
+        )
+        local = answer.localize(own, tuple(layouts), outputs) if answer.localize else None
+        whole = _graph(platform, call, [each.shape for each in operands], None, graphs)
+        part = _graph(platform, call, [layout.local_shape for layout in layouts], local, graphs)
+        proof = prove_row(paired(whole, part), _conditions(row, operands, ranks))
+    except (UnprovenError, HyperParallelError, ValueError) as error:
+        return "tested", str(error).splitlines()[0], ()
+    why = proof.forward or (proof.backward and f"backward: {proof.backward}")
+    return ("tested" if why else "proven"), why, proof.conditions
+
+
+def _conditions(row: Row, operands: Sequence[Operand], ranks: int) -> Row:
+    """Return the row with the conditions that these sizes meet."""
+    split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
+    sizes = {pair: operands[pair[0]].shape[pair[1]] for pair in split}
+    even = tuple(pair for pair, size in sizes.items() if size % ranks == 0)
+    full = tuple(pair for pair, size in sizes.items() if size > -(-size // ranks) * (ranks - 1))
+    others = tuple((*pair, other) for pair, size in sizes.items() for other in _divisors(size) if other % ranks == 0)
+    return Row(row.inputs, row.outputs, even=even, full=full, sizes=others)
+
+
+def _divisors(size: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(size) + 1) if size % each == 0]
+    return [*small, *(size // each for each in small)]
+
+
+def _graph(
+    platform: Platform, call: OpCall, shapes: Sequence[Sequence[int]], local: LocalCall | None, graphs: dict[Any, Any]
+) -> Graph:
+    """Return a call as primitives, with sizes that are numbers."""
+    named = None if local is None else repr(local)
+    key = (call.op, tuple(map(tuple, shapes)), repr(call.args), named, tuple(each.dtype for each in call.operands))
+    if key not in graphs:
+        func = platform.local_op(call.op)
+
+        def run(leaves: Sequence[Any], _: Any) -> Any:
+            args = {**with_operands(call.args, leaves), **((local.args or {}) if local else {})}
+            return local.run(platform, args) if local is not None and local.run is not None else func(**args)
+
+        pairs = [(tuple(shape), each.dtype) for shape, each in zip(shapes, call.operands, strict=True)]
+        wanted = [each.floating and each.needs_grad for each in call.operands]
+        try:
+            graphs[key] = harness_of(platform).primitives(run, pairs, wanted, lambda _: None)
+        except Exception as error:  # noqa: BLE001 - any operator may fail on sizes alone in its own way
+            graphs[key] = f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
+    if isinstance(graphs[key], str):
+        raise UnprovenError(graphs[key])
+    found: Graph = graphs[key]
+    return found

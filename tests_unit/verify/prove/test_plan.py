@@ -1,0 +1,102 @@
+"""Certificates of plans: rows for given sizes, on ranks that do not exist, and plans that have none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hyper_parallel import ColwiseParallel, Partial, RowwiseParallel, Shard
+from hyper_parallel.cli import main
+from hyper_parallel.verify import ModelCase, ParallelPlan
+from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Step
+from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
+from hyper_parallel.verify.prove.laws import UnprovenError
+from hyper_parallel.verify.prove.paired import paired
+from hyper_parallel.verify.prove.plan import certify
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def case():
+    """Return two layers and a loss."""
+    import torch
+
+    def batch():
+        return torch.ones(8, 12), torch.ones(8, 5)
+
+    model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.GELU(), torch.nn.Linear(16, 5))
+    return ModelCase(lambda: model, [batch()], lambda out, _: (out**2).sum())
+
+
+def plan_of(**down):
+    """Return a plan whose last layer has these options."""
+    return lambda _: ParallelPlan({"0": ColwiseParallel(), "2": RowwiseParallel(**down)}, batch={})
+
+
+def test_of_a_plan():
+    """Each row of an operator is proven for these sizes; what styles hand over as plain tensors is not covered."""
+    certificate = certify(case, plan_of(), (4,), ("tp",), name="two layers")
+    assert certificate.ok
+    assert "linear" in {call.op for call in certificate.calls}
+    assert {call.level for call in certificate.calls} == {"proven"}
+    assert any("0: " in line for line in certificate.open)
+    assert certificate.reductions["forward all_reduce over tp for RowwiseParallel"] == 1
+    text = certificate.text()
+    count = len(certificate.calls)
+    assert text.startswith(
+        f"two layers on 4 ranks (tp=4)\nproven for these sizes: {count} of {count} rows of operators\n"
+    )
+    assert json.dumps(certificate.json())
+
+
+def test_a_reduction_that_is_left_out():
+    """A pending sum that leaves a module as a plain tensor has no certificate, and the module is named."""
+    certificate = certify(case, plan_of(output_layouts=Partial()), (4,), ("tp",))
+    assert not certificate.ok
+    assert certificate.wrong == ["2: a value that is a pending sum over tp leaves as a plain tensor, not reduced"]
+    assert f"no certificate: {certificate.wrong[0]}" in certificate.text()
+
+
+@pytest.mark.sweep
+def test_of_the_command(tmp_path, capsys):
+    """The example of two axes is certified; only a look-up is tested, not proven."""
+    words = ["prove", "plan", "examples/two_axes.py:case", "--plan", "examples/two_axes.py:plan"]
+    assert main([*words, "--mesh", "dp=4,tp=4", "--report", str(tmp_path / "certificate.json")]) == 0
+    document = json.loads((tmp_path / "certificate.json").read_text())
+    levels = [call["level"] for call in document["calls"]]
+    assert (document["ok"], levels.count("proven") > 40) == (True, True)
+    assert {call["op"] for call in document["calls"] if call["level"] != "proven"} <= {"embedding"}
+    assert "rows of operators" in capsys.readouterr().out
+
+
+def graph(size, **facts):
+    """Return a graph of one elementwise step."""
+    shape = (Size(size),)
+    does = Primitive(((0,),), (0,), **facts)
+    return Graph((Step("x", Input(), (), shape), Step("f", does, (0,), shape)), (0,), (1,))
+
+
+def test_graphs_of_one_device_and_of_a_rank():
+    """Sizes that differ are multiples of one label; other numbers, other steps or other shares are refused."""
+    both = paired(graph(12), graph(3))
+    assert (both.steps[1].shape, both.hints) == ((Size(1, ("s",)),), {"s": 12})
+    assert paired(graph(12), graph(12)).steps[0].shape == (Size(12),)
+    with pytest.raises(UnprovenError, match=r"^f: the local call does something else than one device$"):
+        paired(graph(12, numbers="[12]"), graph(3, numbers="[3]"))
+    with pytest.raises(UnprovenError, match=r"^the local call takes other steps than one device$"):
+        paired(graph(12), Graph(graph(3).steps[:1], (0,), (0,)))
+    whole = graph(12)
+    other = replace(whole, steps=(whole.steps[0], replace(whole.steps[1], shape=(Size(6),))))
+    local = replace(whole, steps=(replace(whole.steps[0], shape=(Size(6),)), replace(whole.steps[1], shape=(Size(2),))))
+    with pytest.raises(UnprovenError, match=r"^local sizes are no shares of one label$"):
+        paired(other, local)
+    flat = replace(whole, steps=(whole.steps[0], replace(whole.steps[1], shape=(ONE, ONE))))
+    with pytest.raises(UnprovenError, match=r"^f: the local result has other dims$"):
+        paired(flat, whole)
+
+
+def test_unused_placements():
+    """A row of an axis of one rank, or of whole operands alone, needs no proof."""
+    certificate = certify(case, lambda _: ParallelPlan({}, batch={"dp": Shard(0)}), (1,), ("dp",))
+    assert certificate.calls == []
+    assert not certificate.ok
