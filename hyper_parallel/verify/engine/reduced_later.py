@@ -15,6 +15,7 @@ from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.noise import unit
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.store import same_values
+from hyper_parallel.verify.frameworks.contract.records import OWN_GRADIENTS
 
 __all__ = ["reduced_later"]
 
@@ -35,21 +36,22 @@ def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tu
             right on a rank or wrong in the same way on all: the error comes after a reduction.
     """
     holders = runs.holders(key)
-    right = _weight_is_right(runs, key, holders)
+    own = all(key[1] in runs.noted(rank, OWN_GRADIENTS) for rank in holders)
+    right = _weight_is_right(runs, key, holders, weak=own)
     if not right and not (known and _comes_of_a_reduction(runs, key, holders)):
         return None
     for axis, groups in runs.axes.sets():
         if {rank for group in groups for rank in group} != set(holders):
             continue
         for words, mean in (("mean", True), ("sum", False)):
-            ratios = [_ratio(runs, key, group, mean=mean) for group in groups]
+            ratios = [_ratio(runs, key, group, mean=mean, apart=1.0 if own else _APART) for group in groups]
             text = f"the {words} over {axis}"
             if max(ratios) <= 1 and (right or text in known):
                 return text, max(ratios)
     return None
 
 
-def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool) -> float:
+def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apart: float) -> float:
     """Return how far the sum or mean of a group's gradients is from the reference's, relative to what is allowed."""
     places = [runs.placement(key, rank) for rank in group]
     first = places[0]
@@ -62,14 +64,18 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool) -> f
     divisor = len(group) if mean else 1
     total = np.sum(values, axis=0, dtype=np.float64) / divisor
     slack = unit(expected, runs.bounds.reference[key].dtype) * np.sum(np.abs(values), axis=0) / divisor
-    apart = max(float(np.linalg.norm(value - values[0])) for value in values)
-    if apart <= _APART * float(np.linalg.norm(allowed + slack)):
+    farthest = max(float(np.linalg.norm(value - values[0])) for value in values)
+    if farthest <= apart * float(np.linalg.norm(allowed + slack)):
         return np.inf  # reduced already: what is off is no share of a rank's own
     return float(distance(total, expected, allowed + slack, runs.bounds.floor(key)).ratio)
 
 
-def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool:
-    """Return whether the weight after the step is right on all ranks, and would not be with another gradient."""
+def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak: bool) -> bool:
+    """Return whether the weight after the step is right on all ranks, and would not be with another gradient.
+
+    With ``weak`` it may be right with any: nobody has seen the gradient that the weight was updated by, and what that
+    leaves open is said by the power of the gradients' own bounds.
+    """
     reference = runs.bounds.reference
     before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))
     if before not in reference or after not in reference or runs.holders(after) != holders:
@@ -77,7 +83,7 @@ def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool
     update = np.abs(np.asarray(reference[after].value) - np.asarray(reference[before].value))
     allowed = np.asarray(runs.bounds.allowed(after))
     moved = update > 0
-    if not moved.any() or float(np.median(allowed[moved] / update[moved])) > _NOTICED:
+    if not weak and (not moved.any() or float(np.median(allowed[moved] / update[moved])) > _NOTICED):
         return False
     distances = runs.distances(after).values()
     return all(each is not None and each.ratio <= 1 for each in distances)

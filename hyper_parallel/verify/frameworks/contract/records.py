@@ -15,6 +15,7 @@ from hyper_parallel.errors import HyperParallelError
 __all__ = [
     "DECISIONS",
     "KINDS",
+    "OWN_GRADIENTS",
     "THRESHOLDS",
     "Group",
     "LocalValue",
@@ -39,6 +40,10 @@ above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
 """Kinds of records that are no results: the rows that an operator such as top-k chooses from, the indices that it chose
 in each of them (:mod:`hyper_parallel.verify.engine.decisions`), random numbers that a module drew, and thresholds."""
+
+
+OWN_GRADIENTS = "gradients as backward has left them"
+"""The note of a recorder that no optimizer was seen: the program may have reduced these gradients elsewhere."""
 
 
 class RecordingError(HyperParallelError, ValueError):

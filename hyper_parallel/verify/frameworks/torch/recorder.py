@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
-from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
+from hyper_parallel.verify.frameworks.contract.records import OWN_GRADIENTS, LocalValue, Region
 from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
 from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
 from hyper_parallel.verify.frameworks.torch.decided import Decided
@@ -377,7 +377,10 @@ class Recorder:
         step = self.log.step
         for name, taken in self._by_hand.gradients.items():
             self.log.add("gradient", name, taken, module=_owner(name), step=step)
+        for name in self._by_hand.own:
+            self._note(OWN_GRADIENTS, name)
         self._by_hand.gradients.clear()
+        self._by_hand.own.clear()
         self._steps[_HAND] = self.log.step = step + 1
         self._unrecorded = step
         self._end_step()

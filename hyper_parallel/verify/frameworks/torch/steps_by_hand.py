@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from hyper_parallel.verify.frameworks.contract.records import LocalValue
 from hyper_parallel.verify.frameworks.torch.local_values import read_part
 from hyper_parallel.verify.frameworks.torch.partitions import read_weight
@@ -21,10 +23,12 @@ class StepsByHand:
 
     Attributes:
         gradients: by name, of the backwards since the last step.
+        own: names of those that are as backward has left them, so that the program has not reduced them in place.
     """
 
     def __init__(self) -> None:
         self.gradients: dict[str, LocalValue] = {}
+        self.own: set[str] = set()
         self._weights: dict[str, bytes] = {}
 
     def take(self, named: Mapping[str, Any], *, backward: bool = False) -> None:
@@ -39,8 +43,13 @@ class StepsByHand:
         for name, parameter in named.items():
             gradient = parameter.grad
             taken = None if gradient is None else read_part(parameter, gradient)
-            if taken is not None and (backward or taken.array.any()):
-                self.gradients[name] = taken
+            if taken is None or not (backward or taken.array.any()):
+                continue
+            if backward:
+                self.own.add(name)
+            elif name in self.own and not np.array_equal(taken.array, self.gradients[name].array):
+                self.own.remove(name)
+            self.gradients[name] = taken
 
     def remember(self, named: Mapping[str, Any]) -> None:
         """Keep what tells whether weights change."""
