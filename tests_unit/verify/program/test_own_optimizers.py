@@ -106,28 +106,31 @@ def test_masters_of_half_precision_weights_are_compared(world):
     assert (wrong.verdict.first.kind, wrong.verdict.first.name) == ("gradient", "optimizer 0, parameter 2")
 
 
-def train_by_hand(zero="module", lasts=True, halves=False):
-    """Train without an optimizer: Adam, whose flat moments the ranks share; the last elements may be left out."""
+def train_by_hand(zero="module", lasts=True, halves=False, dtype=torch.float32):
+    """Train without an optimizer: Adam, whose flat moments the ranks share; the last elements may be left out.
+
+    It updates a float32 copy of the weights.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
-    parameters = list(model.parameters())
-    size = sum(each.numel() for each in parameters)
+    parameters = list(model.to(dtype).parameters())
+    values = torch.cat([each.detach().float().flatten() for each in parameters])
+    size = values.numel()
     part = -(-size // world)
     low, high = rank * part, min(size, (rank + 1) * part)
     first, second = torch.zeros(high - low), torch.zeros(high - low)
     for step in range(1, 4):
         x, g = torch.randn(11, 5).tensor_split(world)[rank], torch.randn(11, 3).tensor_split(world)[rank]
         for rows in (slice(0, 2), slice(2, None)) if halves else (slice(None),):
-            (model(x[rows]) * g[rows]).sum().backward()
-        flat = torch.cat([each.grad.flatten() for each in parameters])
+            (model(x[rows].to(dtype)) * g[rows]).sum().backward()
+        flat = torch.cat([each.grad.float().flatten() for each in parameters])
         dist.all_reduce(flat)
         if zero == "module":
             model.zero_grad()
         else:
             for each in parameters:
                 each.grad = None
-        values = torch.cat([each.detach().flatten() for each in parameters])
         first.lerp_(flat[low:high], 0.1)
         second.lerp_(flat[low:high].square(), 0.05)
         corrected = (second / (1 - 0.95**step)).sqrt() + 1e-8
@@ -148,6 +151,14 @@ def test_steps_without_an_optimizer_are_compared(world, zero, halves):
     report = verify_program(functools.partial(train_by_hand, zero, halves=halves), world)
     assert report.ok, report.text()
     assert report.verdict.counts["weight"] == 4 * 4 * world
+    assert report.verdict.counts["gradient"] == 4 * 3 * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_steps_without_an_optimizer_in_half_precision(world):
+    """Weights that hardly say whether a gradient was reduced leave the ranks' own gradients right, if their sum is."""
+    report = verify_program(functools.partial(train_by_hand, "none", dtype=torch.bfloat16), world)
+    assert report.ok, report.text()
     assert report.verdict.counts["gradient"] == 4 * 3 * world
 
 
