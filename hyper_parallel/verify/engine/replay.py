@@ -116,7 +116,8 @@ def plan_replay(runs: PairedRuns) -> Replay | None:
     _add_masks(runs, plan)
     _add_draws(runs, plan)
     _add_choices(runs, plan)
-    _add_sides(runs, plan)
+    if not (plan.masks or plan.draws):  # behind which numbers are others
+        _add_sides(runs, plan)
     return plan if plan.table else None
 
 

@@ -21,15 +21,13 @@ __all__ = ["skipped_step", "untied"]
 def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
     """Test whether ranks went backward and left out the optimizer's step, so that a step has two steps' losses there.
 
-    They have as many losses as the single device in all, and fewer steps; values before the step that is left out are
-    no symptom of it.
+    They have as many losses as the single device in all; values before the step that is left out are no symptom of it.
     """
     expected = _losses(runs.bounds.reference)
-    end = _steps(runs.bounds.reference)
     found: dict[int, int] = {}
     for rank, index in enumerate(runs.ranks):
         own = _losses(index)
-        if own.total() == expected.total() and _steps(index) < end:
+        if own.total() == expected.total():
             first = next((step for step in sorted(own) if own[step] > expected[step]), None)
             if first is not None and first <= key[2]:
                 found[rank] = first
@@ -38,18 +36,14 @@ def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
     rank, step = next(iter(found.items()))
     text = (
         f"{ranks_words(list(found))} {'has' if len(found) == 1 else 'have'} {_losses(runs.ranks[rank])[step]} losses "
-        f"in step {step + 1}, the single device {expected[step]}, as many in all, and fewer steps: after the first of "
-        "them the optimizer makes no step"
+        f"in step {step + 1}, the single device {expected[step]}, and as many in all: after the first of them the "
+        "optimizer makes no step, as after gradients that overflow"
     )
     return Cause("skipped-step", "", text)
 
 
 def _losses(index: Mapping[Key, Any]) -> Counter[int]:
     return Counter(key[2] for key in index if key[0] == "loss")
-
-
-def _steps(index: Mapping[Key, Any]) -> int:
-    return max((key[2] for key in index if key[0] == "weight"), default=-1) + 1
 
 
 def untied(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
