@@ -403,6 +403,37 @@ def test_shards_whose_sizes_ranks_exchange_are_compared_at_each_call():
     simulate(main, 2)
 
 
+class Differentiating(nn.Module):
+    """Returns a gradient, of which there are further gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        """Like ``x``."""
+        (gradient,) = torch.autograd.grad(torch.tanh(self.linear(x)).square().sum(), x, create_graph=True)
+        return gradient
+
+
+def test_gradients_of_gradients():
+    """Inside of forward they have the bits of the uncompiled module; through a compiled module they are refused."""
+
+    def main():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        torch.manual_seed(0)
+        eager = hyper_parallel.distribute_module(Differentiating(), mesh)
+        compiled = hyper_parallel.compile(copy.deepcopy(eager))
+        assert_equal(compiled, eager, placed(mesh, 3, 6), placed(mesh, 3, 6, seed=1))
+        _, block = twins(mesh, p=0.0)
+        x = placed(mesh, 2, 4, 6)
+        (gradient,) = torch.autograd.grad((block(x) ** 2).sum(), [x], create_graph=True)
+        with pytest.raises(RuntimeError, match="does not currently support double backward"):
+            torch.autograd.grad((gradient**2).sum(), [x])
+
+    simulate(main, 2)
+
+
 class Careless(nn.Module):
     """A layer with one thing that a graph cannot hold."""
 
