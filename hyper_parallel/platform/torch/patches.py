@@ -54,6 +54,8 @@ from hyper_parallel.platform.torch.state_dicts import (
     broadcasting_to_shards,
     distributing_to_shards,
     gathering_dtensors,
+    going_into_dtensors,
+    staging_dtensors,
 )
 from hyper_parallel.platform.torch.storage_format import (
     functions_of_masked,
@@ -264,7 +266,13 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
             ("_distribute_state_dict", distributing_to_shards),
             ("_broadcast_state_dict", broadcasting_to_shards),
             ("_broadcast_tensors", broadcasting_to_shards),
+            ("_iterate_state_dict", going_into_dtensors),
         )
+    ),
+    "torch.distributed.checkpoint._state_dict_stager": lambda module: (
+        Patch(
+            ((module.StateDictStager, "_offload_tensor"),), staging_dtensors, "it copies storage, which a DTensor lacks"
+        ),
     ),
     "torch._dynamo": lambda module: (
         Patch(

@@ -15,8 +15,15 @@ import torch.distributed as dist
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.platform.torch.dtensor import wrap
 
-__all__ = ["broadcasting_to_shards", "distributing_to_shards", "gathering_dtensors"]
+__all__ = [
+    "broadcasting_to_shards",
+    "distributing_to_shards",
+    "gathering_dtensors",
+    "going_into_dtensors",
+    "staging_dtensors",
+]
 
 Call = Callable[..., Any]
 
@@ -69,6 +76,36 @@ def broadcasting_to_shards(broadcast: Call) -> Call:
         _shard(before, local_state_dict, source=None)
 
     return shards
+
+
+def going_into_dtensors(iterate: Call) -> Call:
+    """Make what copies the tensors of nested values copy the local tensors of DTensors."""
+
+    @wraps(iterate)
+    def copied(iter_object: Any, *functions: Any, **options: Any) -> Any:
+        if not isinstance(iter_object, DTensor):
+            return iterate(iter_object, *functions, **options)
+        companion = options.get("companion_obj")
+        if isinstance(companion, DTensor):
+            iterate(iter_object.to_local(), *functions, **{**options, "companion_obj": companion.to_local()})
+            return companion
+        local = iterate(iter_object.detach().to_local(), *functions, **options)
+        return wrap(local, iter_object.layout) if isinstance(local, torch.Tensor) else local
+
+    return copied
+
+
+def staging_dtensors(offload: Call) -> Call:
+    """Make what copies the storage of a tensor, for ``async_save``, copy that of a DTensor's local tensor."""
+
+    @wraps(offload)
+    def staged(self: Any, x: Any, memo: dict[int, Any], *args: Any, **options: Any) -> Any:
+        if not isinstance(x, DTensor):
+            return offload(self, x, memo, *args, **options)
+        memo[id(x)] = copy = wrap(offload(self, x.detach().to_local(), memo, *args, **options), x.layout)
+        return copy
+
+    return staged
 
 
 def _dtensors(state: Mapping[str, Any]) -> dict[str, DTensor]:

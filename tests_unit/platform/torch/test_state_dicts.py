@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hyper_parallel import ColwiseParallel, DTensor, NoParallel, RowwiseParallel, fully_shard, parallelize_module
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -199,3 +202,46 @@ def test_numbers_and_frozen_parameters():
             assert model.factor.full_tensor().item() == 4.0 + broadcasts
 
     simulate(main, 2)
+
+
+def _saved_while_written(folder):
+    first = parallel("dp", 2)
+    trained(*first)
+    before = copy.deepcopy(first[0])
+    state = {"model": get_model_state_dict(first[0])}
+    future = checkpoint.async_save(state, checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in first[0].parameters():
+            parameter.zero_()
+    future.result()
+    second = parallel("dp", 2, seed=3)[0]
+    state = get_model_state_dict(second)
+    checkpoint.load({"model": state}, checkpoint_id=folder)
+    set_model_state_dict(second, state)
+    for mine, theirs in zip(second.parameters(), before.parameters(), strict=True):
+        assert torch.equal(mine.full_tensor(), theirs.full_tensor())
+
+
+def test_async_save_has_the_values_of_its_call(tmp_path):
+    """``async_save`` on real processes keeps what the model was, while parameters are written."""
+    launch(_saved_while_written, 2, args=(str(tmp_path / "checkpoint"),), platform="torch")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_staged_states_are_copies(blocking):
+    """Copies have layouts and values, share nothing with the model, and take later values where they are kept."""
+
+    def main():
+        model, optimizer = parallel("both", 4)
+        stager = BlockingAsyncStager() if blocking else DefaultStager(StagingOptions(False, False, False, False))
+        for _ in range(2):
+            trained(model, optimizer)
+            state, _ = get_state_dict(model, optimizer)
+            expected = {name: getattr(value, "_local", value).clone() for name, value in state.items()}
+            staged = stager.stage({"model": state})["model"]
+            trained(model, optimizer)
+            for name, value in state.items():
+                assert getattr(staged[name], "layout", None) == getattr(value, "layout", None)
+                assert torch.equal(getattr(staged[name], "_local", staged[name]), expected[name])
+
+    simulate(main, 4)
