@@ -217,6 +217,8 @@ def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Re
     """Row-major order: a part stays one where the elements before it and those of one of its rows are as many."""
     if x.kind != "part" or x.zero:
         return x if x.zero else _checked(step, x, split)
+    if tuple(source) == step.shape:
+        return x
     before, row = product(source[: x.dim]) * x.outer, product(source[x.dim + 1 :]) * x.factor
     for dim, size in enumerate(step.shape):
         inside = size.over(Size(1, (split,)))

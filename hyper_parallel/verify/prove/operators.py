@@ -161,8 +161,6 @@ def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -
         return None
     if sample.random:
         return SampleGraph(number, sample_call, answer, None, "it draws random numbers")
-    if sample.writes:
-        return SampleGraph(number, sample_call, answer, None, "it writes in place")
     made = SampleGraph(
         number, sample_call, answer, None, sample=sample, letters=dict(zip(letters, HINTS, strict=False))
     )
@@ -191,12 +189,16 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
 
     def run(leaves: Sequence[Any], given: tuple[dict[str, Any], LocalCall | None]) -> Any:
         args, local = given
+        written = next((name for name, value in args.items() if value == Ref(0)), "") if sample.writes else ""
         args = with_operands(args, leaves)
+        if written:
+            args[written] = platform.local_op("clone")(x=args[written], memory_format=None)
         if local is not None:
             args = {**args, **(local.args or {})}
             if local.run is not None:
                 return local.run(platform, args)
-        return func(**args)
+        out = func(**args)
+        return args[written] if written and out is None else out
 
     wanted = list(filled.requires_grad)
     if arguments is not None:

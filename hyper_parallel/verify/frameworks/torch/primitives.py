@@ -53,15 +53,21 @@ _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "med
 # Along one dim, the argument after the operand; all other dims are independent.
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "flip", "roll", "slice")
 # Functions of matrices, of the last dims of every operand; dims before them are independent.
-_BATCHED = {"linalg_cholesky_ex": 2, "linalg_inv_ex": 2, "linalg_qr": 2, "_linalg_svd": 2, "_linalg_eigh": 2,
-            "linalg_lu_factor_ex": 2, "linalg_lu": 2, "_linalg_det": 2, "_linalg_slogdet": 2, "linalg_eig": 2,
-            "linalg_matrix_exp": 2, "tril": 2, "triu": 2, "linalg_householder_product": 2, "cholesky_inverse": 2,
-            "geqrf": 2, "trace": 2, "lu_unpack": 2}  # fmt: skip
-# Functions of images or sequences: the first dims (samples and channels) are independent.
-_LEADING = {"avg_pool2d": 2, "avg_pool3d": 2, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 2,
-            "_adaptive_avg_pool2d": 2, "adaptive_max_pool2d": 2, "upsample_bilinear2d": 2, "upsample_nearest2d": 2,
-            "upsample_nearest1d": 2, "upsample_linear1d": 2, "upsample_bicubic2d": 2, "reflection_pad1d": 2,
-            "reflection_pad2d": 2, "replication_pad1d": 2, "replication_pad2d": 2}  # fmt: skip
+_BATCHED = ("linalg_cholesky_ex", "linalg_inv_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu_factor_ex",
+            "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig", "linalg_matrix_exp", "tril", "triu",
+            "linalg_householder_product", "cholesky_inverse", "geqrf", "lu_unpack", "linalg_lu_solve",
+            "_linalg_solve_ex", "linalg_ldl_solve", "linalg_ldl_factor_ex", "cholesky_solve", "triangular_solve",
+            "linalg_solve_triangular", "ormqr", "_cdist_forward", "_pdist_forward")  # fmt: skip
+# Functions of images or sequences: the last one, two or three dims are whole.
+_LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d",
+            "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "upsample_bilinear2d",
+            "upsample_nearest2d", "upsample_nearest1d", "upsample_linear1d", "upsample_bicubic2d",
+            "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
+            "avg_pool2d_backward", "avg_pool3d_backward", "max_pool2d_with_indices_backward",
+            "max_pool3d_with_indices_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
+            "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")  # fmt: skip
+_LINEAR_INNER = ("tril", "triu", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+                 *(name for name in _LEADING if name.endswith("_backward")))  # fmt: skip
 # Decomposed although they are elementwise, because their parts tell where they are linear.
 _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "_conj", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
@@ -74,7 +80,7 @@ _KEPT = (*_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, 
          "bmm", "embedding", "index_select", "constant_pad_nd", "slice_backward", "select_backward", "split",
          "split_with_sizes", "unbind", "diagonal", "convolution", "topk", "_to_copy", "scatter_add", "index_add",
          "scatter", "where", "embedding_dense_backward", "index", "view_as_real",
-         "view_as_complex", "arange", "iota")  # fmt: skip
+         "view_as_complex", "arange", "iota", "unfold", "unfold_backward")  # fmt: skip
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
@@ -556,6 +562,19 @@ def _pairs(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
     return Primitive((labels,), labels[:-1], whole=frozenset({len(labels) - 1}), joint=(0,))
 
 
+@_of("unfold", "unfold_backward")
+def _windows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del kwargs, operands, index
+    few = min(shapes[0], shape, key=len)
+    dim, labels = args[1 if name == "unfold" else 2] % len(few), tuple(range(len(few)))
+    own = tuple(label if label != dim else 100 for label in labels)
+    parts = (*labels, 101)
+    whole = frozenset({dim, 100, 101})
+    if name == "unfold":
+        return Primitive((own,), parts, whole=whole, joint=(0,), increasing=True, moves=True)
+    return Primitive((parts,), own, whole=whole, joint=(0,))
+
+
 @_of("unbind")
 def _unbound(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del name, kwargs, operands, shape, index
@@ -606,37 +625,32 @@ def _gathered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sha
 
 @_of("scatter_add", "scatter", "index_add")
 def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del kwargs, index
-    if name != "scatter_add" or len(operands) != 3:
-        raise LookupError("it has no description")
+    del index
+    if name == "index_add" or len(operands) != 3 or kwargs:
+        msg = "it has no description"
+        raise LookupError(msg)
     dim = args[1] % len(shape)
     if any(shapes[2][at] != shape[at] for at in range(len(shape)) if at != dim):
         raise LookupError("an index of fewer rows")
     source = tuple(label if label != dim else dim + 100 for label in range(len(shape)))
     labels = tuple(range(len(shape)))
+    if name == "scatter":
+        return Primitive((labels, source, source), labels, whole=frozenset({dim, dim + 100}), joint=(0, 2))
     return Primitive((labels, source, source), labels, whole=frozenset({dim}), reduce="sum", joint=(0, 2))
 
 
-@_of(*_BATCHED)
-def _matrices(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+@_of(*_BATCHED, *_LEADING)
+def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe a function of the last dims of its operands: matrices, images, sequences."""
     del args, kwargs, operands, index
-    own = _BATCHED[name]
+    own = 2 if name in _BATCHED or "2d" in name else 3 if "3d" in name else 1
     batch = len(shapes[0]) - own
-    if any(len(each) - own != batch or each[:batch] != shapes[0][:batch] for each in shapes):
-        raise LookupError("operands of other dims")
-    labels = [(*range(batch), *(100 + at for at in range(own))) for _ in shapes]
-    out = (*range(batch), *(200 + at for at in range(len(shape) - batch)))
-    facts = {"joint": (0,)} if name in {"tril", "triu"} else {}
-    return Primitive(tuple(labels), out, whole=frozenset({100, 101, *out[batch:]}), **facts)
-
-
-@_of(*_LEADING)
-def _images(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del args, kwargs, operands, index
-    if len(shapes) > 1:
-        raise LookupError("more operands")
-    inner = 2 if "2d" in name else 3 if "3d" in name else 1
-    batch = len(shapes[0]) - inner
-    own = tuple(100 + at for at in range(inner))
-    out = tuple(200 + at for at in range(len(shape) - batch))
-    return Primitive(((*range(batch), *own),), (*range(batch), *out), whole=frozenset({*own, *out}))
+    if batch < 0 or any(each[:batch] != shapes[0][:batch] for each in (*shapes, shape)):
+        msg = "operands of other dims"
+        raise LookupError(msg)
+    inputs = tuple(
+        (*range(batch), *(100 * (at + 1) + dim for dim in range(len(each) - batch))) for at, each in enumerate(shapes)
+    )
+    out = (*range(batch), *(10000 + dim for dim in range(len(shape) - batch)))
+    whole = frozenset(label for labels in (*inputs, out) for label in labels if label >= batch)
+    return Primitive(inputs, out, whole=whole, joint=(0,) if name in _LINEAR_INNER else ())
