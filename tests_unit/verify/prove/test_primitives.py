@@ -1,0 +1,154 @@
+"""The table of functions: what it says of one is what the function does to small tensors."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.frameworks.contract.primitives import Constant, Graph, Opaque, Primitive, Reshape
+
+pytestmark = pytest.mark.platforms("torch")
+
+# The name in ATen, the call on operands, and their shapes; an index operand is given by its number of values.
+CASES = [
+    ("add", lambda x, y: x + y, [(3, 4), (4,)]),
+    ("mul", lambda x, y: x * y, [(3, 4), (3, 1)]),
+    ("div", lambda x, y: x / y, [(3, 4), (3, 4)]),
+    ("relu", lambda x: x.relu(), [(3, 4)]),
+    ("where", lambda x, y: _torch().where(x > 0, y, 0), [(3, 4), (3, 4)]),
+    ("where", lambda c, x, y: _torch().where(c > 0, x, y), [(3, 4), (3, 4), (4,)]),
+    ("exp", lambda x: x.exp(), [(3, 4)]),
+    ("maximum", lambda x, y: x.maximum(y), [(3, 4), (4,)]),
+    ("sum", lambda x: x.sum(1), [(3, 4, 2)]),
+    ("sum", lambda x: x.sum((0, 2), True), [(3, 4, 2)]),
+    ("amax", lambda x: x.amax(1), [(3, 4)]),
+    ("amin", lambda x: x.amin(0), [(3, 4)]),
+    ("prod", lambda x: x.prod(1), [(3, 4)]),
+    ("any", lambda x: (x > 0).any(1), [(3, 4)]),
+    ("argmax", lambda x: x.argmax(1), [(3, 4)]),
+    ("cumsum", lambda x: x.cumsum(1), [(3, 4)]),
+    ("sort", lambda x: x.sort(1)[0], [(3, 4)]),
+    ("topk", lambda x: x.topk(2, 0)[0], [(3, 4)]),
+    ("flip", lambda x: x.flip(1), [(3, 4)]),
+    ("roll", lambda x: x.roll(1, 1), [(3, 4)]),
+    ("slice", lambda x: x[:, 1:3], [(3, 4)]),
+    ("cat", lambda x, y: _torch().cat([x, y], 1), [(3, 4), (3, 2)]),
+    ("unfold", lambda x: x.unfold(0, 2, 1), [(3, 4)]),
+    ("constant_pad_nd", lambda x: _torch().nn.functional.pad(x, (1, 2)), [(3, 4)]),
+    ("expand", lambda x: x.expand(5, *x.shape), [(3, 4)]),
+    ("permute", lambda x: x.permute(2, 0, 1), [(3, 4, 2)]),
+    ("transpose", lambda x: x.transpose(0, 2), [(3, 4, 2)]),
+    ("t", lambda x: x.t(), [(3, 4)]),
+    ("unsqueeze", lambda x: x.unsqueeze(1), [(3, 4)]),
+    ("squeeze", lambda x: x.squeeze(1), [(3, 1, 4)]),
+    ("select", lambda x: x.select(1, 2), [(3, 4, 2)]),
+    ("diagonal", lambda x: x.diagonal(0, 0, 1), [(3, 3, 4)]),
+    ("unbind", lambda x: x.unbind(1)[0], [(3, 4)]),
+    ("split", lambda x: x.split(2, 1)[0], [(3, 4)]),
+    ("mm", lambda x, y: x @ y, [(3, 4), (4, 2)]),
+    ("bmm", lambda x, y: x.bmm(y), [(2, 3, 4), (2, 4, 5)]),
+    ("embedding", lambda w, i: _torch().nn.functional.embedding(i, w), [(5, 4), (3, "5")]),
+    ("index_select", lambda x, i: x.index_select(1, i), [(3, 5), ("5",)]),
+    ("gather", lambda x, i: x.gather(1, i), [(3, 5), (3, "5")]),
+    ("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), [(3, 5), (3, "5"), (3, 5)]),
+    ("scatter", lambda x, i, y: x.scatter(1, i, y), [(3, 5), (3, "5"), (3, 5)]),
+    ("tril", lambda x: x.tril(), [(3, 4, 4)]),
+    ("linalg_inv_ex", lambda x: _torch().linalg.inv_ex(x)[0], [(3, 4, 4)]),
+    ("avg_pool2d", lambda x: _torch().nn.functional.avg_pool2d(x, 2), [(2, 3, 4, 4)]),
+]
+
+
+def _torch():
+    import torch
+
+    return torch
+
+
+def described(call, tensors):
+    """Return the steps of a call, traced with numbers."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    return traced(lambda leaves, _: call(*leaves), [(tuple(x.shape), x.dtype) for x in tensors], [False] * len(tensors))
+
+
+def operand(shape, rng):
+    """Return an operand: numbers, or distinct indices where a size is text."""
+    sizes = [int(size) for size in shape]
+    if any(isinstance(size, str) for size in shape):
+        return _torch().as_tensor(np.argsort(rng.random(sizes), -1))
+    return _torch().as_tensor(rng.integers(-4, 5, sizes).astype(float) + 0.5)
+
+
+def restricted(tensor, labels, label, kept):
+    """Return a tensor with some of its elements along a label."""
+    return tensor.index_select(labels.index(label), kept) if label in labels else tensor
+
+
+@pytest.mark.parametrize("name, call, shapes", CASES, ids=[case[0] for case in CASES])
+def test_the_table(name, call, shapes):
+    """Free labels commute with choices of elements, reductions with splits; it is linear and increasing as said."""
+    rng, torch = np.random.default_rng(1), _torch()
+    tensors = [operand(shape, rng) for shape in shapes]
+    graph = described(call, tensors)
+    does = next(step.does for step in graph.steps if step.name == name)
+    assert isinstance(does, Primitive), does
+    labels = does.inputs
+    out = call(*tensors)
+    if len(labels) != len(tensors):
+        assert name == "where"  # with a number as operand
+        return
+    for label in {each for each in does.output if each is not None} - does.whole - does.copies:
+        for kept in ([0], [1, 0], [2, 1, 2]):
+            index = torch.as_tensor([each % out.shape[does.output.index(label)] for each in kept])
+            some = [restricted(x, own, label, index) for x, own in zip(tensors, labels, strict=True)]
+            assert torch.allclose(call(*some), restricted(out, does.output, label, index)), label
+    _check_classes(does, call, tensors, out, rng)
+
+
+def _check_classes(does, call, tensors, out, rng):
+    torch = _torch()
+    floats = [index for index, x in enumerate(tensors) if x.is_floating_point()]
+    more = {index: torch.as_tensor(rng.standard_normal(tensors[index].shape)) for index in floats}
+    for indices in (*((index,) for index in does.each), does.joint):
+        if not indices or not set(indices) <= set(floats):
+            continue
+        other = [more[index] if index in indices else x for index, x in enumerate(tensors)]
+        both = [x + y if index in indices else x for index, (x, y) in enumerate(zip(tensors, other, strict=True))]
+        assert torch.allclose(call(*both), out + call(*other))
+    if does.increasing and not does.reduce:
+        other = [more[index] for index in floats]
+        largest = [x.maximum(y) for x, y in zip(tensors, other, strict=True)]
+        assert torch.equal(call(*largest), out.maximum(call(*other)))
+    if does.reduce in {"sum", "max", "min", "prod"}:
+        combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum, "prod": torch.mul}[does.reduce]
+        gone = {each for own in does.inputs for each in own if each is not None} - set(does.output)
+        for label in gone - does.whole:
+            size = next(x.shape[own.index(label)] for x, own in zip(tensors, does.inputs, strict=True) if label in own)
+            halves = [torch.arange(1), torch.arange(1, size)]
+            parts = [call(*(restricted(x, own, label, half) for x, own in zip(tensors, does.inputs, strict=True)))
+                     for half in halves if not does.joint or all(label in own for own in does.inputs)]  # fmt: skip
+            assert len(parts) < 2 or torch.allclose(combine(*parts), out)
+
+
+def test_what_has_no_labels():
+    """Copies and views keep row-major order, factories make constants, and what is unknown is opaque."""
+    x = _torch().ones(3, 4)
+    steps = {}
+    for call in (lambda x: x.reshape(4, 3), lambda x: x.new_zeros(2), lambda x: _torch().full_like(x, 2.0)):
+        steps |= {step.name: step.does for step in described(call, [x]).steps}
+    assert isinstance(steps["view"], Reshape)
+    assert [each.zero for each in steps.values() if isinstance(each, Constant)] in ([True, False], [False, True])
+    graph = described(lambda x: x.histc(3), [x])
+    assert isinstance(graph, Graph)
+    assert [step.does for step in graph.steps if isinstance(step.does, Opaque)] == [
+        Opaque("histc: it has no description")
+    ]
+
+
+def test_every_description_is_tried():
+    """Each function of the table that has labels of its own is among the cases, or is described with one that is."""
+    from hyper_parallel.verify.frameworks.torch import primitives
+
+    tried = {primitives._DESCRIBED[name] for name, *_ in CASES if name in primitives._DESCRIBED}
+    left = {run.__name__ for run in primitives._DESCRIBED.values()} - {run.__name__ for run in tried}
+    assert left == {"_pairs", "_put_back", "_summed_rows"}, sorted(itertools.chain(left))
