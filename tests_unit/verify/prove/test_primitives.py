@@ -147,7 +147,7 @@ def test_what_has_no_labels():
 
 def test_every_description_is_tried():
     """Each function of the table that has labels of its own is among the cases, or is described with one that is."""
-    from hyper_parallel.verify.frameworks.torch import primitives
+    from hyper_parallel.verify.frameworks.torch import primitive_table as primitives
 
     tried = {primitives._DESCRIBED[name] for name, *_ in CASES if name in primitives._DESCRIBED}
     left = {run.__name__ for run in primitives._DESCRIBED.values()} - {run.__name__ for run in tried}
