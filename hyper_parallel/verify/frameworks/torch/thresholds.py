@@ -50,7 +50,7 @@ def sided(
         args: of the call.
         kwargs: of the call.
     """
-    numbers = args[0] if args else kwargs.get("input")
+    numbers: Any = args[0] if args else None
     if (
         not args
         or not _is_plain(numbers)
