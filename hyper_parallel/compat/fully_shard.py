@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from hyper_parallel.core.data_parallel import policy
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
 from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import framework_of, get_platform
 
@@ -68,6 +70,21 @@ class HSDPModule:
         """Note which modules may be gathered ahead in backward; each is gathered when its backward begins."""
 
 
+class _RankState:
+    """A base of the class of DTensors that ``fully_shard`` ignores and that nothing trains: each rank keeps its own.
+
+    Such a program declares its counters replicated, lets each rank add what it has counted, and sums over the ranks
+    itself before it uses them.
+    """
+
+    def add_(self, other: Any, **options: Any) -> Any:
+        """Add in place; a plain tensor is added to this rank's values."""
+        if isinstance(other, DTensor):
+            return super().add_(other, **options)  # type: ignore[misc] # of the tensor's class
+        with SkipDTensorDispatch():
+            return super().add_(other, **options)  # type: ignore[misc]
+
+
 def _all_groups(module: Any) -> list[Any]:
     own, nested = groups_of(module)
     return [*own, *nested]
@@ -109,6 +126,10 @@ def fully_shard(
     if isinstance(offload_policy, CPUOffloadPolicy) and get_platform().device_type() != "cpu":
         msg = "fully_shard: CPUOffloadPolicy() is not supported on devices with memory of their own; leave it out"
         raise UnsupportedOnBackend(msg)
+    ignored = list(ignored_params or ())
+    for parameter in ignored:
+        if isinstance(parameter, DTensor) and not parameter.requires_grad:
+            _add_base(parameter, _RankState)
     kept_whole = {id(parameter) for parameter in replicate_params or ()}
 
     def dim_of(parameter: Any) -> int | None:
@@ -117,10 +138,16 @@ def fully_shard(
             return None
         return 0 if placement is None else placement.dim % len(parameter.shape)
 
-    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored_params or (), dim_of)
+    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored, dim_of)
     for group in groups_of(module)[0]:
         group.reduction.adds_copies = True
         group.reduction.on_main_grad = getattr(mp_policy, "apply_grad_on_fp32_main_grad", False)
-    cls = type(module)
-    module.__class__ = type(cls.__name__, (HSDPModule, cls), {"__module__": cls.__module__})
+    _add_base(module, HSDPModule)
     return module
+
+
+def _add_base(instance: Any, base: type) -> None:
+    """Make ``instance`` an instance of ``base``, too."""
+    cls = type(instance)
+    if not issubclass(cls, base):
+        instance.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})

@@ -24,6 +24,7 @@ from hyper_parallel.compat.fully_shard import (
     fully_shard,
 )
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
 from hyper_parallel.verify.simulate import simulate
 
 NAMES = ("first.weight", "first.gain", "second.weight", "second.gain", "bias", "frozen")
@@ -345,6 +346,38 @@ def other_dims():
     return True
 
 
+def counters():
+    """Ignored parameters that nothing trains stay untrained, and each rank adds what it has counted to its own."""
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn
+
+    enable_mindspore_backward_compat()
+    world = init_device_mesh("npu", (3, 2), mesh_dim_names=("fsdp", "tp"))
+
+    class Layer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = Parameter(Tensor(array(5, 4)), name="weight")
+            self.counts = Parameter(Tensor(np.zeros(5, np.float32)), name="counts", requires_grad=False)
+
+    layer = Layer()
+    own = layer.counts
+    counts = distribute_tensor(own, world["tp"], [Replicate()])
+    layer.counts = Parameter(counts, name=own.name, requires_grad=own.requires_grad)
+    assert not layer.counts.requires_grad
+    fully_shard(layer, mesh=world["fsdp"], ignored_params={layer.counts})
+    counted = Tensor([0, 1, 2, 3, 4], ms.float32) + world.rank
+    with pretended_npu():  # MindSpore's CPU drops what add_ adds
+        layer.counts.add_(counted)
+        layer.counts.add_(distribute_tensor(Tensor([1, 1, 1, 1, 1], ms.float32), world["tp"], [Replicate()]))
+    np.testing.assert_array_equal(layer.counts.to_local().asnumpy(), np.arange(5) + world.rank + 1)
+    layer.counts = ms.mint.zeros_like(layer.counts)
+    np.testing.assert_array_equal(layer.counts.to_local().asnumpy(), np.zeros(5))
+    layer.counts.requires_grad = True
+    assert layer.counts.requires_grad
+    return True
+
+
 def refusals():
     """A wrong reduction is refused."""
     mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
@@ -357,7 +390,17 @@ def refusals():
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize(
     "check, ranks",
-    [(sums, 3), (replicas, 4), (copies, 4), (kept_out, 4), (meta, 4), (experts, 4), (other_dims, 6), (refusals, 2)],
+    [
+        (sums, 3),
+        (replicas, 4),
+        (copies, 4),
+        (kept_out, 4),
+        (meta, 4),
+        (experts, 4),
+        (other_dims, 6),
+        (counters, 6),
+        (refusals, 2),
+    ],
 )
 def test_gradients_are_those_of_one_device(check, ranks):
     """Gradients by imperative backward add up what the ranks compute, in the layouts of the parameters."""

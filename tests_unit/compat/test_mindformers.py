@@ -77,6 +77,12 @@ def train(model, batch, parallelism):
             for name, parameter in part.parameters_and_names()
             if parameter.requires_grad
         }
+        record["biases"] = {
+            name: whole(parameter)
+            for part in trainer.model
+            for name, parameter in part.parameters_and_names()
+            if name.endswith("expert_bias")
+        }
     assert calls["FlashAttentionScore"] >= 2
     return record
 
@@ -96,6 +102,11 @@ def on_one_device(model, batch):
         pytest.param(4, "dense", 8, {"data_parallel_shard": 2}, id="two replicas, accumulated"),
         pytest.param(3, "experts", 6, {"expert_parallel": 3}, id="expert parallel, three ranks"),
         pytest.param(4, "experts", 4, {"expert_parallel": 2}, id="expert parallel, experts fully sharded"),
+        pytest.param(2, "experts", 2, {"tensor_parallel": 2}, id="experts, tensor parallel"),
+        pytest.param(
+            2, "experts", 2, {"tensor_parallel": 2, "expert_parallel": 2}, id="experts, tensor and expert parallel"
+        ),
+        pytest.param(4, "experts", 4, {"tensor_parallel": 2}, id="experts, tensor parallel, fully sharded"),
         pytest.param(2, "experts", 4, {}, id="experts without expert parallelism"),
         pytest.param(
             2,
@@ -148,7 +159,8 @@ def test_the_trainer_trains_as_on_one_device(world, model, batch, parallelism, t
 def compare(world, model, batch, parallelism):
     """Hold the records of all ranks against one device's."""
     expected = on_one_device(model, batch)
-    assert len(expected["gradients"]) == len(expected["weights"]) == {"dense": 19, "experts": 22, "long": 11}[model]
+    count = {"dense": 19, "experts": 22, "long": 11, "latent": 11}[model]
+    assert len(expected["gradients"]) == len(expected["weights"]) == count
     assert min(expected["norms"]) > 0.2, "nothing is clipped"
     results = simulate(train, world, platform="mindspore", args=(model, batch, parallelism), timeout=600)
     stages = parallelism.get("pipeline_parallel", 1)
@@ -156,6 +168,8 @@ def compare(world, model, batch, parallelism):
         losses = expected["losses"] if rank >= world - world // stages else []
         np.testing.assert_allclose(record["losses"], losses, rtol=1e-5)
         np.testing.assert_allclose(record["norms"], expected["norms"], rtol=1e-5)
+        for name, values in record["biases"].items():  # they follow the tokens that all ranks have counted
+            np.testing.assert_array_equal(values, expected["biases"][name], err_msg=name)
         for kind in ("gradients", "weights"):
             assert stages > 1 or record[kind].keys() == expected[kind].keys()
             for name, values in record[kind].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, PlanError
@@ -110,10 +110,14 @@ def _set_grad(self: Any, gradient: Any) -> None:
 
 def _requires_grad(self: Any) -> bool:
     """Whether backward adds a gradient to this tensor, or passes it on."""
+    if isinstance(self, Parameter):  # a DTensor: Tensor comes before Parameter among its bases
+        return bool(self.param_info.requires_grad)
     return bool(_local(self)._requires_grad)
 
 
 def _set_requires_grad(self: Any, value: bool) -> None:
+    if isinstance(self, Parameter):
+        Parameter.requires_grad.fset(self, value)
     _local(self).requires_grad_(value)
 
 

@@ -186,9 +186,10 @@ def run_processes(
     """
     body = pack((fn, tuple(args)), fn)
     traced, measurement = sys.gettrace() is not None, current_measurement()
-    path, folder = search_path(), str(Path.cwd())
+    path, folder, main = search_path(), str(Path.cwd()), getattr(sys.modules["__main__"], "__file__", None)
     tasks = [
-        RankTask(rank, world_size, body, start, path, folder, traced, measurement, device) for rank in range(world_size)
+        RankTask(rank, world_size, body, start, path, folder, traced, measurement, device, main)
+        for rank in range(world_size)
     ]
     team = check_out(world_size, device)
     world = _ProcessWorld(team, tasks, time.monotonic() + timeout)

@@ -60,6 +60,7 @@ class RankTask:
         traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
         measurement: how the parent is measured by coverage.py, or None.
         device: number of the device that all ranks share, the second argument of ``start``; None for the CPU.
+        main: file of the parent's ``__main__``, whose classes travel by value; inspection finds their source by it.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class RankTask:
     traced: bool = True
     measurement: Measurement | None = None
     device: int | None = None
+    main: str | None = None
 
 
 @dataclass
@@ -212,6 +214,8 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
 def _serve(task: RankTask, line: Connection) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
+    if task.main is not None:
+        sys.modules["__main__"].__file__ = task.main
     seed_generators()
     transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
     try:

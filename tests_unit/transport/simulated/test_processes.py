@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -266,3 +267,26 @@ def test_a_rank_is_traced_while_its_parent_is():
         sys.settrace(before)
         rank_pool.close_workers()
     assert tracers == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]
+
+
+SCRIPT = """
+import inspect
+from hyper_parallel.transport.simulated.processes import run_processes
+
+class Named:
+    pass
+
+def rank():
+    return inspect.getsource(Named)
+
+if __name__ == "__main__":
+    print(run_processes(rank, (), 2, 240, start=None))
+"""
+
+
+def test_the_source_of_a_scripts_classes_is_found(tmp_path):
+    """A class of ``__main__`` has its source in a rank: frameworks rewrite cells by it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    source = "class Named:\n    pass\n"
+    assert (done.returncode, done.stdout) == (0, f"{[source] * 2}\n"), done.stderr
