@@ -14,8 +14,12 @@ from hyper_parallel.transport.processes import ENGINE_VARIABLE
 from hyper_parallel.transport.real.launched_processes import run_launched, warm_up
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.transport.timeouts import rank_seconds
+from hyper_parallel.verify.faults import FAULTS
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 from hyper_parallel.verify.simulate import on_platform
+
+EVERYDAY = ("2x2-rms-tied", "3-tutorial", "drop-allreduce")
+"""Scenarios and faults of every rehearsal: two axes with tied weights, a tutorial's own training, a lost sum."""
 
 _SIZES = (1, 2, 4, 8)
 _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
@@ -93,6 +97,15 @@ def warm_server():
     warm_up("torch", "torch._dynamo")
 
 
+def _parametrize(metafunc, name, values, text):
+    """Give a test each value; on CPU one every day and the others in the sweep: simulated ranks show all of them."""
+    swept = rehearsed(metafunc.config) and not metafunc.config.getoption("scenario")
+    marked = [
+        pytest.param(value, marks=[] if not swept or text(value) in EVERYDAY else pytest.mark.sweep) for value in values
+    ]
+    metafunc.parametrize(name, marked, ids=[text(value) for value in values])
+
+
 def pytest_generate_tests(metafunc):
     """Parametrize tests by the scenarios and world sizes of this run."""
     config = metafunc.config
@@ -101,7 +114,9 @@ def pytest_generate_tests(metafunc):
             chosen = [scenario_named(name) for name in config.getoption("scenario") or ()] or list(SCENARIOS)
         except ValueError as error:
             raise pytest.UsageError(f"--scenario: {error}") from error
-        metafunc.parametrize("scenario", chosen, ids=lambda scenario: scenario.name)
+        _parametrize(metafunc, "scenario", chosen, lambda scenario: scenario.name)
+    if "fault" in metafunc.fixturenames and metafunc.module.__name__.endswith("test_scenarios"):
+        _parametrize(metafunc, "fault", list(FAULTS), str)
     if "world_size" in metafunc.fixturenames:
         cards = config.getoption("cards")
         sizes = (cards,) if cards else _REHEARSED if rehearsed(config) else _SIZES

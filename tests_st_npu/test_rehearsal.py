@@ -146,6 +146,7 @@ def test_simulated_ranks_have_masks_of_their_own_on_a_shared_card(rehearsal):
     assert _printed(_MASKS, rehearsal) == "worlds compared: 3\n"
 
 
+@pytest.mark.sweep  # operators, redistributions and collectives of the card are tried every day
 def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
     """Simulated ranks share the card, three processes share two; all values are compared, a fault is found."""
     assert _printed(_SCENARIO, rehearsal).splitlines() == [

@@ -103,6 +103,7 @@ def printed(request):
     return run
 
 
+@pytest.mark.sweep  # the next test trains on the card every day; this one repeats the commands there
 def test_commands_compute_on_the_card(printed):
     """Operators, redistributions, a program and explain say that they ran on npu, and hold; bench measures its rows."""
     assert printed(_COMMANDS) == [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hyper_parallel.verify.faults import FAULTS
 from hyper_parallel.verify.model.run import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
@@ -15,7 +13,6 @@ def test_a_scenario_trains_like_one_device(platform_name, scenario, suite_device
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(platform_name, fault, suite_device):
     """An injected fault is found over real processes, too, and its module is named."""
     report = verify_scenario(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -83,6 +84,12 @@ if rank == 0:
 """
 
 
+EVERYDAY = [
+    ("simulated", signal.SIGINT, 2), ("simulated", signal.SIGKILL, 1), ("threads", signal.SIGKILL, 2),
+    ("processes", signal.SIGINT, 2), ("processes", signal.SIGKILL, 2),
+]  # fmt: skip
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A working folder with the script, and with nothing else."""
@@ -100,7 +107,8 @@ def contents(folder):
 
 
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("launch", ["simulated", "threads", "processes"])
+# Real ranks write as forked ones do.
+@pytest.mark.parametrize("launch", ["simulated", "threads", pytest.param("processes", marks=pytest.mark.sweep)])
 def test_a_script_that_resumes_is_equal_and_its_checkpoint_stays(project, launch, capsys):
     """Nothing is there first, then a checkpoint of a training: neither is written, all runs start from the same."""
     fresh = contents(project)
@@ -140,9 +148,14 @@ def marked(mark):
 
 
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("launch", ["simulated", "threads", "processes"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("world", [1, 2])
+# Every day each way to run ranks, each signal and each world once; all combinations in the sweep.
+@pytest.mark.parametrize(
+    "launch, number, world",
+    [
+        pytest.param(*case, marks=[] if case in EVERYDAY else pytest.mark.sweep)
+        for case in itertools.product(["simulated", "threads", "processes"], [signal.SIGINT, signal.SIGKILL], [1, 2])
+    ],
+)
 def test_files_are_untouched_after_ctrl_c_and_a_crash(project, launch, number, world, interruptible):
     """A verification that is interrupted or killed, in the reference or on the ranks, leaves files and no process."""
     before, mark = contents(project), uuid.uuid4().hex

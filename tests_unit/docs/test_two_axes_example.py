@@ -42,6 +42,7 @@ def losses(words, tmp_path):
     return [line for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
+@pytest.mark.sweep  # ten processes of torchrun; a checkpoint on other ranks is tested in core/checkpoint every day
 def test_training_goes_on_with_another_number_of_ranks(tmp_path):
     """Saved on 4 and loaded on 2 ranks, the losses are those of a run without a break."""
     save, load = commands("torchrun")

@@ -17,7 +17,7 @@ def models(load_file):
     return load_file(Path(__file__).with_name("random_models.py"))
 
 
-@pytest.mark.parametrize("first", [0, 6])
+@pytest.mark.parametrize("first", [0, pytest.param(6, marks=pytest.mark.sweep)])  # six more of the same
 def test_correct_models_raise_no_alarm(models, first):
     """Random models, plans, meshes and optimizers are verified as equal."""
     for seed in range(first, first + 6):

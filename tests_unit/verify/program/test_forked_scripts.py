@@ -122,7 +122,13 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "case", [("data_parallel", 3, ["--batch", "18"]), ("sharded", 4, []), ("tensor_parallel", 2, [])]
+    # One script every day; sharded ranks and those of tensor parallelism send the same kinds of messages.
+    "case",
+    [
+        pytest.param(("data_parallel", 3, ["--batch", "18"]), marks=pytest.mark.sweep),
+        pytest.param(("sharded", 4, []), marks=pytest.mark.sweep),
+        ("tensor_parallel", 2, []),
+    ],
 )
 def test_scripts_leave_the_same_bits_as_threads(case):
     """Every record, group and note of the examples, on several ranks and on one."""

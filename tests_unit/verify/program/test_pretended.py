@@ -89,7 +89,11 @@ def verified(path, source, pretend="cuda", launch="simulated"):
     return verify_program(str(path), 2, pretend=pretend, launch=launch, allow=["equal-data"])
 
 
-@pytest.mark.parametrize("pretend, launch", [("cuda", "simulated"), ("npu", "simulated"), ("cuda", "processes")])
+@pytest.mark.parametrize("pretend, launch", [
+    ("cuda", "simulated"),
+    pytest.param("npu", "simulated", marks=pytest.mark.sweep),  # the other device's names are in other tests
+    pytest.param("cuda", "processes", marks=pytest.mark.sweep),  # what is pretended is the same in real ranks
+])  # fmt: skip
 def test_scripts_that_name_the_device_are_equal(pretend, launch, tmp_path):
     """Queries, placement, streams, events, generators, pinned memory, autocast and the engine's name hold."""
     source = TRAINING.replace("GRADIENTS", "").replace("nccl", "hccl" if pretend == "npu" else "nccl")

@@ -78,7 +78,11 @@ def script(tmp_path):
 
 @pytest.mark.parametrize(
     "world, later, after, every, optimizer",
-    [(2, None, None, 1, "AdamW"), (3, 2, 3, 2, "SGD"), (2, 4, 1, 1, "Adagrad")],
+    [
+        pytest.param(2, None, None, 1, "AdamW", marks=pytest.mark.sweep),  # the third without another world
+        (3, 2, 3, 2, "SGD"),
+        pytest.param(2, 4, 1, 1, "Adagrad", marks=pytest.mark.sweep),  # more ranks for fewer
+    ],
 )
 def test_what_is_restored_goes_on_as_if_it_had_not_stopped(script, tmp_path, world, later, after, every, optimizer):
     """Everything is equal to the uninterrupted run, also on other ranks and from a checkpoint before the stop."""
@@ -107,10 +111,11 @@ DRAWN = SAME + "the first output of the next step differs: other samples, or ano
 @pytest.mark.parametrize(
     "lost, optimizer, kind, step, evidence",
     [
-        ("schedule", "AdamW", "rate", 3, ""),
-        ("random", "AdamW", "output", 2, DRAWN),
+        # What each says is also shown without a run, in test_what_a_first_difference_says.
+        pytest.param("schedule", "AdamW", "rate", 3, "", marks=pytest.mark.sweep),
+        pytest.param("random", "AdamW", "output", 2, DRAWN, marks=pytest.mark.sweep),
         ("bias", "AdamW", "weight", 1, OTHER),
-        ("optimizer", "SGD", "state", 2, ANEW),
+        pytest.param("optimizer", "SGD", "state", 2, ANEW, marks=pytest.mark.sweep),
         ("optimizer", "AdamW", "state", 2, COUNTED),
     ],
 )

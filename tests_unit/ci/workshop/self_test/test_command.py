@@ -9,6 +9,7 @@ from workshop.commands import main
 from workshop.self_test import injections as self_test
 
 
+# Simulated ranks of MindSpore take two minutes; every day PyTorch's show the same, and MindSpore's real ones.
 @pytest.mark.parametrize("launch", ["simulated", "processes"])
 def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
     """Wrong models, hangs, crashes, mismatches and lost coverage are caught; a run without a fault passes."""

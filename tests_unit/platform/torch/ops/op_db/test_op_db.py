@@ -54,6 +54,7 @@ def counts_by_mode(tmp_path, *arguments):
     return [{name: result["counts"] for name, result in each.items()} for each in results]
 
 
+@pytest.mark.sweep  # as the next test, of all entries; operators of both modes are in test_dtensor.py every day
 @pytest.mark.untraced
 def test_inference_mode_is_as_no_grad(tmp_path):
     """What runs under no_grad runs under inference_mode, with the values of one device."""
