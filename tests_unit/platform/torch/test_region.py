@@ -94,7 +94,10 @@ def graphs(module):
     return len(module.forward._graphs)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+# Three leave unequal shares; two and four run the same code.
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.sweep), 3, pytest.param(4, marks=pytest.mark.sweep)]
+)
 def test_forward_and_backward_have_the_bits_of_the_uncompiled_module(ranks):
     """Output, every gradient and the random stream are equal for shapes that come, go and come again."""
 

@@ -35,7 +35,7 @@ def wanted(item, size):
 
 
 @pytest.mark.parametrize("in_step", [True, False])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.sweep), 3])  # three leave two that wait
 def test_an_item_that_ends_the_world_costs_that_item_alone(platform_name, size, in_step):
     """Items before and after one that fails have the results of all ranks, also where ranks are not in step."""
     world = World(platform_name, size, 60.0, in_step=in_step)

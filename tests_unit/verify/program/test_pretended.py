@@ -210,7 +210,12 @@ def test_arguments_that_do_not_fit_are_refused(program, options, message, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "part, device", [("torch.ones(1).cuda()", "cuda"), ("import torch_npu", "npu"), ("torch.device('npu')", "npu")]
+    "part, device",
+    [
+        ("torch.ones(1).cuda()", "cuda"),
+        ("import torch_npu", "npu"),
+        pytest.param("torch.device('npu')", "npu", marks=pytest.mark.sweep),  # the device's name, as the first
+    ],
 )
 def test_a_script_for_a_device_is_told_of_pretending(part, device, tmp_path):
     """The error of a script that names a device which is not there says which option helps."""

@@ -164,6 +164,7 @@ def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["rows"] == rows[:1]
 
 
+@pytest.mark.sweep  # as PyTorch's
 @pytest.mark.platforms("mindspore")
 def test_operators_of_mindspore_are_measured(monkeypatch, capsys, tmp_path):
     """Operators and the training step stand beside plain MindSpore, the start of ranks beside its limit in seconds."""
