@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from hyper_parallel.platform.select import FRAMEWORKS, require_framework
 from hyper_parallel.verify.report import report_json, write_report
 
 if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.selection import Effort
 
@@ -68,6 +70,9 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="Python file with operators of yours (default: the library's operators)"
     )
+    parser.add_argument(
+        "--list", action="store_true", help="only list the operators of each framework, and those that it lacks"
+    )
     parser.add_argument("--op", nargs="+", metavar="NAME", help="check only these operators")
     parser.add_argument(
         "--platform",
@@ -89,6 +94,8 @@ def add_parser(subcommands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the sweep; 0 if all held."""
+    if arguments.list:
+        return _list(arguments)
     if arguments.target is not None:
         return _audit(arguments)
     from hyper_parallel.verify.ops.report import SweepReport
@@ -118,6 +125,38 @@ def run(arguments: argparse.Namespace) -> int:
     write_outputs(report, arguments)
     print_report(report, as_json=arguments.json, seed=arguments.seed)
     return report.status
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    """Print which operators each framework has and which it lacks; return 0."""
+    from hyper_parallel.core.shard.rule import Rule, find_rule
+    from hyper_parallel.platform.select import use_platform
+
+    names = [name for name in operators(arguments.op) if isinstance(find_rule(name), Rule)]
+    lists = []
+    for framework in platforms(arguments.platform):
+        with use_platform(framework) as platform:
+            lacking = [name for name in names if not _has_kernel(platform, name)]
+        has = [name for name in names if name not in lacking]
+        lists.append({"platform": framework, "operators": has, "lacking": lacking})
+    if arguments.json:
+        print_result(report_json({"ok": True, "frameworks": lists}))
+        return 0
+    for row in lists:
+        print(f"{row['platform']}: {len(row['operators'])} operators")
+        print(textwrap.fill(", ".join(row["operators"]), initial_indent="  ", subsequent_indent="  "))
+        if row["lacking"]:
+            print(f"{row['platform']} lacks {len(row['lacking'])} operators that have a rule")
+            print(textwrap.fill(", ".join(row["lacking"]), initial_indent="  ", subsequent_indent="  "))
+    return 0
+
+
+def _has_kernel(platform: Platform, name: str) -> bool:
+    try:
+        platform.local_op(name)
+    except (KeyError, NotImplementedError):
+        return False
+    return True
 
 
 def _audit(arguments: argparse.Namespace) -> int:

@@ -255,3 +255,21 @@ def test_ctrl_c_leaves_a_partial_report(tmp_path, interruptible):
 def test_a_mesh_is_checked_once():
     """A mesh that --mesh names twice is checked, and counted, once."""
     assert meshes_of("2, 2x3,2") == ((2,), (2, 3))
+
+
+def test_the_list_names_what_a_framework_lacks(capsys):
+    """--list prints every operator that has a rule once per framework, as one that it has or one that it lacks."""
+    assert main(["verify", "ops", "--list", "--json"]) == 0
+    frameworks = json.loads(capsys.readouterr().out)["frameworks"]
+    assert frameworks
+    for row in frameworks:
+        assert "softmax" in row["operators"]
+        assert not set(row["operators"]) & set(row["lacking"])
+        assert (
+            main(["verify", "ops", "--list", "--platform", row["platform"], "--op", "softmax", *row["lacking"][:1]])
+            == 0
+        )
+        text = capsys.readouterr().out
+        assert text.startswith(f"{row['platform']}: 1 operators\n  softmax\n")
+        assert (f"{row['platform']} lacks 1 operators that have a rule\n" in text) == bool(row["lacking"])
+    assert len({len(row["operators"]) + len(row["lacking"]) for row in frameworks}) == 1
