@@ -68,7 +68,7 @@ _ELSEWHERE = {
         for name in ("bench", "contract", "cost", "coverage", "mutants", "self-test", "trend")
     },
 }
-"""What to run in the place of a command that is not one, by its name without hyphens."""
+"""What to run instead of a command that does not exist, by its name without hyphens."""
 
 _BAD_INPUT = 2
 _NOT_CHECKED = 1
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
         top: the parser of the program, that of ``hyper-parallel`` by default.
 
     Raises:
-        UsageError: (a ValueError) it is no command line of this program.
+        UsageError: (a ValueError) the command line is not one of this program.
     """
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)

@@ -1,4 +1,4 @@
-"""``hyper-parallel fuzz``: random programs beside one device, made small where something is wrong."""
+"""``hyper-parallel fuzz``: random programs compared with one device, and reduced where they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify model``: train a parallel model beside the single-device one and compare them."""
+"""``hyper-parallel verify model``: train a parallel and a single-device model and compare them."""
 
 from __future__ import annotations
 

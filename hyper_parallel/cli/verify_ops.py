@@ -272,7 +272,7 @@ def meshes_of(text: str) -> tuple[tuple[int, ...], ...]:
     """Return the meshes of ``--mesh``, as in ``3,2x3``, each once.
 
     Raises:
-        ValueError: one is no mesh, or has too many ranks.
+        ValueError: one is not a mesh, or has too many ranks.
     """
     return tuple(dict.fromkeys(mesh_sizes(each) for each in text.split(",")))
 

@@ -147,7 +147,7 @@ def _pip(words: list[str]) -> str:
         unknown = set(asked[1].split(",")) - extras if asked else set()
         if unknown:
             return f"there is no extra {', '.join(sorted(unknown))}"
-    return _files([word for word in words if "/" in word])
+    return _files([word for word in words if "/" in word and "://" not in word])
 
 
 def _python(words: list[str]) -> str:

@@ -31,7 +31,7 @@ _MOST_FUNCTIONS = 30
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "microseconds per operation, beside PyTorch's DTensor or plain MindSpore; seconds of the harness"
+    text = "microseconds per operation, next to PyTorch's DTensor or plain MindSpore; seconds of the harness"
     subparser = commands.add_parser("bench", help=text, description=text)
     subparser.add_argument(
         "--repeats",
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         "--baseline",
         metavar="FILE",
         type=Path,
-        help=f"a --report of an earlier run: a ratio may be {BAND} times what it was, in the place of its budget",
+        help=f"a --report of an earlier run: a ratio may be {BAND} times what it was, instead of its budget",
     )
     subparser.add_argument("--json", action="store_true", help="the rows as JSON")
     subparser.set_defaults(run=run)
@@ -117,7 +117,7 @@ def _check(arguments: argparse.Namespace) -> None:
         what = "--harness times the commands" if arguments.harness else "--training times the steps"
         msg = f"{what} on cpu; leave out --device, or {what.split()[0]}"
     elif arguments.training and arguments.platform == "mindspore":
-        msg = "--training stands beside PyTorch's own parallelism, and MindSpore has none; leave out --platform"
+        msg = "--training compares with PyTorch's own parallelism, and MindSpore has none; leave out --platform"
     if msg:
         raise ValueError(msg)
 

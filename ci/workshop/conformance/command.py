@@ -40,7 +40,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
     subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    add_device(subparser, "where tensors are: simulated ranks share one card, processes have one each")
+    add_device(subparser, "where tensors are: simulated ranks share one device, processes have one each")
     subparser.add_argument(
         "--world-size",
         type=int_range(2, _MOST_RANKS),

@@ -23,7 +23,7 @@ _DESCRIPTION = """\
 Keep a few values of every night in one file, HISTORY, and show how they changed: numbers of checks, outcomes and tests,
 coverage, ratios of times. With --add the reports become the newest night; HISTORY is made if it does not exist.
 REPORT is a JSON file that --report wrote, the gate.json of coverage gate, a JUnit file, or a folder of them.
---night writes one page of these reports: suites by cards and frameworks, what failed and was skipped, what is new since
+--night writes one page of these reports: suites by device and framework, what failed and was skipped, what is new since
 the night before. The log of each failed test, what its ranks printed included, becomes a file in FILE-logs.
 
 Exit status: 0 if the history could be read and written, 2 for invalid input. compare is the command that fails if
@@ -88,7 +88,7 @@ def _with_new_night(arguments: argparse.Namespace, path: Path, nights: tuple[Nig
 
 
 def _write_night(path: Path, night: NightChanges) -> None:
-    """Write the page of a night, and the logs of its failed tests beside it."""
+    """Write the page of a night, and the logs of its failed tests next to it."""
     from workshop.nights.changes import write_logs
     from workshop.nights.night_page import night_page
 

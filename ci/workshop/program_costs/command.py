@@ -1,4 +1,4 @@
-"""``python ci/workshop cost``: what `verify program` takes for a GPT, beside the same script under torchrun."""
+"""``python ci/workshop cost``: what `verify program` takes for a GPT, compared with the same script under torchrun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE = "{:>6} {:>5} {:>6} {:>6}  {:>9} {:>9} {:>6}  {:>8} {:>8}  {:>7} {:>7}  {
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "what verify program takes for a GPT of several sizes, beside the same script under torchrun"
+    text = "what verify program takes for a GPT of several sizes, compared with the same script under torchrun"
     subparser = commands.add_parser("cost", help=text, description=text)
     subparser.add_argument("--size", default="0.1M,11M", help=f"of {', '.join(SIZES)}; default: 0.1M,11M")
     subparser.add_argument("--mode", default="ddp,fsdp", help="of ddp, fsdp; default: both")

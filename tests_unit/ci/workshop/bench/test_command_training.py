@@ -37,7 +37,7 @@ def test_steps_are_a_table(monkeypatch, capsys, tmp_path):
         (["--device", "npu"], "--training times the steps on cpu; leave out --device, or --training"),
         (
             ["--platform", "mindspore"],
-            "--training stands beside PyTorch's own parallelism, and MindSpore has none; leave out --platform",
+            "--training compares with PyTorch's own parallelism, and MindSpore has none; leave out --platform",
         ),
     ],
 )
