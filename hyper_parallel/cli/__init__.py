@@ -21,6 +21,7 @@ from hyper_parallel.cli import (
     prove,
     trace,
     verify_bugs,
+    verify_diff,
     verify_model,
     verify_ops,
     verify_program,
@@ -183,6 +184,7 @@ def parser(words: Sequence[str] = ()) -> Parser:
 _KINDS: dict[str, Callable[[Any], None]] = {
     "model": verify_model.add_parser,
     "program": verify_program.add_parser,
+    "diff": verify_diff.add_parser,
     "ops": verify_ops.add_parser,
     "redistribute": verify_redistribute.add_parser,
     "bugs": verify_bugs.add_parser,

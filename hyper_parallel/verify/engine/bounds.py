@@ -7,6 +7,7 @@ rounding moves them in all directions, and their sum along the tensor cancels.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class Bounds:
         self._allowed: OrderedDict[Key, Any] = OrderedDict()
         self._double: bool | None = None
         self._last_gradients: dict[tuple[str, int], Key] | None = None
+        self._others: list[Bounds] = []
         for run in perturbed:
             kind = _KIND_OF.get(run.settings.get("perturbation"), "moved")
             for record in run.ranks[0].records:
@@ -109,13 +111,28 @@ class Bounds:
 
     def fold(self, kind: MovementKind, record: Record) -> None:
         """Add one value of a repeat; bounds that were computed before may be too small."""
-        self._allowed.pop(record.key, None)
+        for each in (self, *self._others):
+            each._allowed.pop(record.key, None)  # noqa: SLF001 - of the same class
         self.movements.fold(kind, record.key, record.value)
 
     def merge(self, summary: tuple[Any, ...]) -> None:
         """Take over what a copy of this object measured in another process."""
-        self._allowed.clear()
+        for each in (self, *self._others):
+            each._allowed.clear()  # noqa: SLF001 - of the same class
         self.movements.merge(summary)
+
+    def with_values_of(self, run: Run) -> Bounds:
+        """Return the bounds of a run on one rank that are measured by the repeats of these, also by those to come.
+
+        Args:
+            run: its values have the shapes of this object's.
+        """
+        other = copy.copy(self)
+        other.records = index_records(run.ranks[0].records)
+        other.reference = {key: record for key, record in other.records.items() if key[0] not in DECISIONS}
+        other._allowed, other._last_gradients, other._double = OrderedDict(), None, None  # noqa: SLF001
+        self._others.append(other)
+        return other
 
     def allowed(self, key: Key, kinds: Sequence[MovementKind] = MOVEMENTS) -> Any:
         """Return what each element of the reference's value may be off by, as an array of its shape.

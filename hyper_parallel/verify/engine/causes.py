@@ -34,6 +34,8 @@ CAUSES = {
     "loss": "every output is right and the loss is not: its formula or its targets",
     "no-gradient": "a parameter has no gradient on some ranks",
     "unequal-calls": "ranks call different collectives",
+    "other-weights": "the runs start from other weights",
+    "other-samples": "the models of the runs see other samples in the first step",
     "data": "the ranks train on other data than the single device",
     "unexplained": "no known cause fits the numbers",
 }

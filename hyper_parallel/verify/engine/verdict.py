@@ -155,7 +155,8 @@ class Verdict:
             return f"NOT VERIFIED: {self.incomplete[0]}"
         counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items() if count)
         return (
-            f"equal on {self.world_size} ranks: {counted} ({self.checked} elements); "
+            f"equal on {self.world_size} rank{'' if self.world_size == 1 else 's'}: {counted} "
+            f"({self.checked} elements); "
             f"the largest error is {self.largest:.2g} of what rounding may do"
         )
 

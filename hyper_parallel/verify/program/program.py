@@ -57,6 +57,7 @@ class Program:
         function: object, or its name in the file; empty for a script.
         arguments: of a script, as ``sys.argv[1:]``.
         module: by which ``python -m`` runs the file; empty if it is named itself.
+        moved: a folder, and another one that stands for it wherever Python looks for modules; empty: none.
     """
 
     name: str
@@ -64,11 +65,24 @@ class Program:
     function: Callable[..., Any] | str = ""
     arguments: tuple[str, ...] = ()
     module: str = ""
+    moved: tuple[str, str] = ("", "")
 
     @property
     def folder(self) -> Path:
         """Where Python looks for the modules that the file imports first."""
-        return Path.cwd() if self.module else Path(self.path).parent
+        return Path(self.in_place(str(Path.cwd()))) if self.module else Path(self.path).parent
+
+    def in_place(self, path: str) -> str:
+        """Return the path that stands for one in the folder that was moved; others as they are."""
+        old, new = self.moved
+        if not old:
+            return path
+        links = (os.path.abspath(path), os.path.realpath(path))  # noqa: PTH100 - a link in the folder is of it, too
+        full = next((each for each in links if _is_in(each, old)), "")
+        installed = [prefix for prefix in (sys.prefix, sys.base_prefix) if _is_in(prefix, old)]
+        if not full or any(_is_in(full, prefix) for prefix in installed):
+            return path
+        return new + full[len(old) :]
 
     @property
     def is_script(self) -> bool:
@@ -155,7 +169,26 @@ def run_program(
             if ended.code not in (None, 0):
                 msg = f"the program ended with sys.exit({ended.code!r})"
                 raise ProgramExitError(msg) from ended
+    _check_imports(program)
     return log.result()
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return (path + os.sep).startswith(folder + os.sep)
+
+
+def _check_imports(program: Program) -> None:
+    """Check that no module comes from the folder that was moved.
+
+    Raises:
+        InputError: one does: something finds it that does not look where Python looks.
+    """
+    own = str(Path(__file__).parents[3])
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if Path(file).is_absolute() and program.in_place(file) != file and not file.startswith(own):
+            msg = f"it imports {name} from {file}, which is not of the revision; install nothing of the checkout"
+            raise InputError(msg)
 
 
 def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
@@ -226,6 +259,7 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         if program.path:
             sys.argv = [program.path, *program.arguments]
+            sys.path[:] = [program.in_place(entry) for entry in sys.path]
             sys.path.insert(0, str(program.folder))
         try:
             yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,9 +84,17 @@ def recording(log: RecordLog) -> Iterator[None]:
         finally:
             _RECORDER.reset(token)
             recorder.finish()
+            log.notes.update({"uncompiled": True} if _ran_uncompiled() else {})
             log.notes.update({"pretended": asked()} if log.limits.pretend else {})
     finally:
         leave()
+
+
+def _ran_uncompiled() -> bool:
+    """Return whether the compiler was asked for and captured no graph: it leaves recorded modules uncompiled."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    counters: Any = {} if compiler is None else compiler.counters
+    return bool(counters and counters["frames"]["total"] and not counters["stats"]["unique_graphs"])
 
 
 @contextmanager

@@ -1,0 +1,137 @@
+"""``hyper-parallel verify diff``: compare any two runs of programs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.arguments import MOST_STEPS, float_range, int_range, seed
+from hyper_parallel.cli.output import can_be_written, print_report
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.platform.select import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.diff.side import DiffSide
+
+__all__ = ["add_parser", "run"]
+
+_MOST_SECONDS = 7 * 24 * 3600.0
+_MOST_GIB = 65536.0
+_RUNS = 6  # A on one rank, two perturbed repeats, the ranks of A, those of B, the comparison
+
+_DESCRIPTION = """\
+Run two programs, or one in two ways, and compare everything that they compute: `verify diff "train.py --tp 2"
+"train.py --tp 4" --a-world-size 2 --b-world-size 4`, `verify diff train.py --a-rev HEAD~1`.
+
+A and B are scripts with their arguments, each in one string, or commands: "torchrun --nproc-per-node 2 train.py".
+Without B, both are A. The ranks of A are put together, and those of B are compared with it. A runs on one rank, too: it
+says where the parts of its ranks lie, and its repeats with perturbations in the last place what rounding does.
+
+The report says first whether the runs start alike: other initial weights, other samples. Then it names the first value
+that differs, and tells another order of sums from another computation.
+
+Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal and little
+could be judged, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    subparser = kinds.add_parser(
+        "diff",
+        help="compare any two runs of programs",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparser.add_argument("a", metavar="A", help="a script with its arguments in one string, or a launcher's command")
+    subparser.add_argument("b", nargs="?", metavar="B", help="the same of the other run (default: A)")
+    for label in ("a", "b"):
+        name = label.upper()
+        subparser.add_argument(
+            f"--{label}-world-size", type=int_range(1), metavar="N", help=f"number of ranks of {name} (default: 1)"
+        )
+        subparser.add_argument(
+            f"--{label}-launch", default="simulated", metavar="simulated|threads|processes",
+            help=f"how ranks of {name} run, as in verify program (default: simulated)",
+        )  # fmt: skip
+        subparser.add_argument(
+            f"--{label}-rev",
+            default="",
+            metavar="COMMIT",
+            help=f"run the files of {name} as they are in this commit",
+        )
+        subparser.add_argument(
+            f"--{label}-platform", choices=FRAMEWORKS, help=f"framework of {name} (default: the one that it imports)"
+        )
+    subparser.add_argument(
+        "--a-single-args", metavar="ARGS", help="arguments of A on one rank, in one string (default: its own)"
+    )
+    subparser.add_argument(
+        "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop both after N optimizer steps"
+    )
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
+    subparser.add_argument(
+        "--timeout", type=float_range(_MOST_SECONDS), default=300.0, metavar="S",
+        help="seconds for a run (default: 300)",
+    )  # fmt: skip
+    subparser.add_argument("--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile")
+    subparser.add_argument(
+        "--budget", type=float_range(_MOST_GIB), metavar="GIB", help="that may be written there (default: what is free)"
+    )
+    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    subparser.usage = "hyper-parallel verify diff A [B] [options]"
+    subparser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare the runs; return 0 if they are equal but for rounding."""
+    from hyper_parallel.verify.diff.run import verify_diff
+
+    first = _side(arguments, "a", arguments.a)
+    second = _side(arguments, "b", arguments.a if arguments.b is None else arguments.b)
+    can_be_written("--report", arguments.report)
+    progress = Progress(_RUNS)
+    try:
+        with progress.ticking():
+            report = verify_diff(
+                first,
+                second,
+                steps=arguments.steps,
+                seed=arguments.seed,
+                timeout=arguments.timeout,
+                scratch=arguments.scratch,
+                budget=None if arguments.budget is None else int(arguments.budget * (1 << 30)),
+                progress=progress.next,
+            )
+    finally:
+        progress.clear()
+    report.write(arguments.report)
+    print_report(report, as_json=arguments.json)
+    return report.status
+
+
+def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
+    """Return one of the runs, of its string and the options that begin with its letter."""
+    from hyper_parallel.verify.diff.side import DiffSide, side_of
+
+    target, args, ranks = side_of(_words(label.upper(), text), label.upper())
+    single = arguments.a_single_args if label == "a" else None
+    return DiffSide(
+        target,
+        args,
+        getattr(arguments, f"{label}_world_size") or ranks or 1,
+        getattr(arguments, f"{label}_launch"),
+        None if single is None else _words("--a-single-args", single),
+        getattr(arguments, f"{label}_platform"),
+        getattr(arguments, f"{label}_rev"),
+    )
+
+
+def _words(option: str, text: str) -> list[str]:
+    """Return the arguments in one string, as a shell would."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        msg = f"{option} {text!r} cannot be split into arguments: {error}"
+        raise ValueError(msg) from None

@@ -1,0 +1,1 @@
+"""Any two runs of programs compared: `verify diff`."""

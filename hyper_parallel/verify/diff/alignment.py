@@ -1,0 +1,130 @@
+"""Which call of one run is which of the other, in steps where one of them calls a module more often.
+
+Records are compared by name, step and call. Where a run calls something once more (a recomputation, an evaluation, a
+log), all calls after it would be compared with the wrong ones. There, calls are aligned as sequences: by what they
+returned if any two have equal values, else by the order of all calls of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.engine.matching import find_part
+from hyper_parallel.verify.engine.store import largest, same_values
+from hyper_parallel.verify.engine.wording import value_words
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+
+__all__ = ["align_calls"]
+
+_CALLED = ("output", "mask", "loss", "norm", "value")
+_CLOSE = 2.0**-11
+"""Difference, relative to the largest number, below which two calls returned the same: half of float32's digits."""
+
+_Name = tuple[str, str, int]
+
+
+def align_calls(reference: Run, other: Run) -> tuple[Run, list[str]]:
+    """Return the other run with the numbers of calls that the reference has for them, and what was aligned, in words.
+
+    Args:
+        reference: a run on one rank.
+        other: on any number of ranks.
+    """
+    known = _by_name(reference.ranks[0].records)
+    order = _order(reference.ranks[0].records)
+    ranks: list[RankRecords] = []
+    unequal: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for rank in other.ranks:
+        own = _by_name(rank.records)
+        calls: dict[tuple[_Name, int], int] = {}
+        for name in [name for name in own if name in known and len(own[name]) != len(known[name])]:
+            pairs = _pairs(known[name], own[name]) or _by_order(name, order, _order(rank.records))
+            calls.update(_numbers(name, pairs, len(known[name]), len(own[name])))
+            unequal.setdefault(name[:2], (name[2], len(known[name]), len(own[name])))
+        ranks.append(replace(rank, records=[_renumbered(record, calls) for record in rank.records]))
+    words = [
+        f"{value_words(*name)}: {there} calls in step {step + 1} of A, {here} in that of B; they were aligned"
+        for name, (step, there, here) in unequal.items()
+    ]
+    return Run(ranks, other.settings), words
+
+
+def _by_name(records: Sequence[Record]) -> dict[_Name, list[Record]]:
+    names: dict[_Name, list[Record]] = {}
+    for record in records:
+        if record.kind in _CALLED:
+            names.setdefault((record.kind, record.name, record.step), []).append(record)
+    return names
+
+
+def _order(records: Sequence[Record]) -> dict[int, list[tuple[str, str]]]:
+    """Return, by step, kinds and names in the order of execution."""
+    steps: dict[int, list[tuple[str, str]]] = {}
+    for record in records:
+        if record.kind in _CALLED:
+            steps.setdefault(record.step, []).append((record.kind, record.name))
+    return steps
+
+
+def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, int]]:
+    """Return which calls returned the same, as the longest sequence of pairs in the order of both."""
+    same = [[_same(one.value, other.value) for other in own] for one in known]
+    longest = np.zeros((len(known) + 1, len(own) + 1), dtype=np.int64)
+    for left in reversed(range(len(known))):
+        for right in reversed(range(len(own))):
+            follow = longest[left + 1, right + 1] + 1 if same[left][right] else 0
+            longest[left, right] = max(follow, longest[left + 1, right], longest[left, right + 1])
+    pairs: list[tuple[int, int]] = []
+    left = right = 0
+    while left < len(known) and right < len(own):
+        if same[left][right] and longest[left, right] == longest[left + 1, right + 1] + 1:
+            pairs.append((left, right))
+            left, right = left + 1, right + 1
+        elif longest[left + 1, right] >= longest[left, right + 1]:
+            left += 1
+        else:
+            right += 1
+    return pairs
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether an array is another one, or a part of it, up to rounding."""
+    if same_values(one, other):
+        return True
+    allowed = _CLOSE * largest(one)
+    if np.shape(one) != np.shape(other):
+        return find_part(other, one, np.full(np.shape(one), allowed)) is not None
+    one, other = np.asarray(one), np.asarray(other)
+    with np.errstate(invalid="ignore"):
+        return bool(one.dtype.kind == "f" and (np.abs(one.astype(np.float64) - other) <= allowed).all())
+
+
+def _by_order(
+    name: _Name, order: Mapping[int, list[tuple[str, str]]], own: Mapping[int, list[tuple[str, str]]]
+) -> list[tuple[int, int]]:
+    """Return pairs of calls that stand in the same place of the step's calls."""
+    known, mine = order[name[2]], own[name[2]]
+    blocks = SequenceMatcher(None, known, mine, autojunk=False).get_matching_blocks()
+    places = [(block.a + number, block.b + number) for block in blocks for number in range(block.size)]
+    return [
+        (known[:left].count(name[:2]), mine[:right].count(name[:2]))
+        for left, right in places
+        if known[left] == name[:2]
+    ]
+
+
+def _numbers(name: _Name, pairs: Sequence[tuple[int, int]], known: int, own: int) -> dict[tuple[_Name, int], int]:
+    """Return the new number of each call: that of its pair, or one that the reference does not have."""
+    partner = {right: left for left, right in pairs}
+    free = iter(range(known, known + own))
+    return {(name, call): partner[call] if call in partner else next(free) for call in range(own)}
+
+
+def _renumbered(record: Record, calls: Mapping[tuple[_Name, int], int]) -> Record:
+    call = calls.get(((record.kind, record.name, record.step), record.call), record.call)
+    return record if call == record.call else replace(record, call=call)

@@ -1,0 +1,76 @@
+"""A program as it was at a commit: a temporary worktree of git, so that the user's checkout stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.program import Program
+
+__all__ = ["at_revision"]
+
+_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def at_revision(program: Program, revision: str, option: str) -> Iterator[Program]:
+    """Yield the program with the files of a commit; its modules come from there, too.
+
+    Args:
+        program: a script in a checkout.
+        revision: any name of a commit; empty leaves the program as it is.
+        option: that named it, for messages.
+
+    Raises:
+        InputError: the script is in no repository, there is no such commit, or it has no such script.
+    """
+    if not revision:
+        yield program
+        return
+    if not program.path:
+        msg = f"{option} {revision}: {program.name} is a function of this process, which has no other revision"
+        raise InputError(msg)
+    path = Path(program.path).absolute()
+    root = _git(option, path.parent, "rev-parse", "--show-toplevel")
+    if revision.startswith("-"):
+        msg = f"{option} {revision!r} is no name of a commit"
+        raise InputError(msg)
+    commit = _git(option, path.parent, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="hyper_parallel_revision_") as folder:
+        tree = Path(folder).resolve() / "tree"
+        _git(option, path.parent, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            file = tree / path.resolve().relative_to(Path(root).resolve())
+            if not file.is_file():
+                msg = f"{option} {revision}: the commit {commit[:12]} has no {file.relative_to(tree)}"
+                raise InputError(msg)
+            moved = (str(Path(root).resolve()), str(tree))
+            yield dataclasses.replace(program, path=str(file), moved=moved)
+        finally:
+            _git(option, path.parent, "worktree", "remove", "--force", str(tree))
+
+
+def _git(option: str, folder: Path, *words: str) -> str:
+    """Return what git prints.
+
+    Raises:
+        InputError: it fails or is not installed.
+    """
+    git = shutil.which("git")
+    if git is None:
+        msg = f"{option} needs git, which is not installed"
+        raise InputError(msg)
+    done = subprocess.run(  # noqa: S603 - the words are ours, a resolved commit and paths
+        [git, "-C", str(folder), *words], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    if done.returncode:
+        said = done.stderr.strip().removeprefix("fatal: ") or "there is no such commit"
+        msg = f"{option}: git {words[0]} fails in {folder}: {said}"
+        raise InputError(msg)
+    return done.stdout.strip()

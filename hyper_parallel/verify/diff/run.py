@@ -1,0 +1,289 @@
+"""Compares any two runs: the entry point of `verify diff`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.platform.select import require_framework
+from hyper_parallel.transport.timeouts import positive_seconds
+from hyper_parallel.verify.diff.alignment import align_calls
+from hyper_parallel.verify.diff.report import DiffReport
+from hyper_parallel.verify.diff.revision import at_revision
+from hyper_parallel.verify.diff.side import DiffSide
+from hyper_parallel.verify.diff.start import require_common_records, start_differs
+from hyper_parallel.verify.diff.whole import put_together
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.engine.store import largest, same_values
+from hyper_parallel.verify.engine.verdict import Verdict
+from hyper_parallel.verify.engine.wording import value_words, when_words
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
+from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.framework import program_framework
+from hyper_parallel.verify.program.program import Program, find_program
+from hyper_parallel.verify.program.reference import (
+    Reference,
+    check_names,
+    check_recorded,
+    compare_with,
+    replaying,
+    run_reference,
+)
+from hyper_parallel.verify.program.worlds import World, run_world
+from hyper_parallel.verify.run_arguments import LAUNCHES, require_seed
+from hyper_parallel.verify.spec import error_summary
+
+__all__ = ["verify_diff"]
+
+_LAUNCHES = (*LAUNCHES, "threads")
+
+
+def verify_diff(
+    first: DiffSide,
+    second: DiffSide,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    declared: Mapping[str, str] | None = None,
+    timeout: float = 300.0,
+    scratch: str | None = None,
+    budget: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> DiffReport:
+    """Run two programs, or one in two ways, and compare everything that they compute.
+
+    Run A is put together from its ranks, and what rounding does to its values is measured by repeats; run B's ranks are
+    compared with it as those of a program with a single device.
+
+    Args:
+        first: run A.
+        second: run B.
+        steps: optimizer steps after which both are stopped; None lets them end by themselves.
+        seed: of the perturbations.
+        declared: placements by pattern of names, where they cannot be inferred.
+        timeout: seconds for each run.
+        scratch: folder in which arrays are kept meanwhile.
+        budget: bytes that may be written there.
+        progress: called with the name of each run before it starts.
+
+    Raises:
+        InputError: (a ValueError) an argument is wrong, A fails or is not deterministic, the runs share no record, or A
+            runs on several ranks and neither on one.
+    """
+    require_seed(seed)
+    positive_seconds(timeout, f"--timeout {timeout!r}")
+    if steps is not None and steps < 1:
+        msg = f"--steps is {steps}; at least one step must be compared"
+        raise InputError(msg)
+    for label, side in (("a", first), ("b", second)):
+        _check(label, side)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(Scratch(scratch, budget))
+        one, two = (
+            _Placed(label, side, steps, timeout, stack) for label, side in (("A", first), ("B", second))
+        )  # fmt: skip
+        report = DiffReport((one.words, two.words), (one.world.platform, two.world.platform), seed)
+        started = time.perf_counter()
+        _Comparison(one, two, report, declared, progress or _nothing, folder).run()
+        report.seconds = time.perf_counter() - started
+    return report
+
+
+class _Placed:
+    """A side of the comparison with its program and its world."""
+
+    def __init__(
+        self, label: str, side: DiffSide, steps: int | None, timeout: float, stack: contextlib.ExitStack
+    ) -> None:
+        self.label, self.side = label, side
+        program, option = find_program(side.target, side.args, label), f"--{label.lower()}-rev"
+        self.program = stack.enter_context(at_revision(program, side.revision, option))
+        platform = side.platform or program_framework(self.program)
+        require_framework(platform)
+        mesh = (("world", side.world_size),)
+        self.world = World(side.world_size, platform, side.launch, mesh, RecordLimits(steps), timeout)
+
+    @property
+    def words(self) -> str:
+        """The program, its arguments, its framework and its ranks."""
+        size = self.side.world_size
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        revision = f" of {self.side.revision}" if self.side.revision else ""
+        line = shlex.join([self.program.name, *self.program.arguments])
+        return f"{line}{revision} on {self.world.platform}, {ranks}"
+
+    def alone(self) -> Program:
+        """Return the program as it runs on one rank."""
+        arguments = self.side.args if self.side.single_args is None else self.side.single_args
+        return replace(self.program, arguments=tuple(arguments))
+
+    def run(self, world: World) -> Run:
+        """Run it on its ranks."""
+        return run_world(self.program, world)
+
+
+@dataclass
+class _PutTogether(Reference):
+    """Run A, put together from its ranks: its map measures what rounding does to it.
+
+    Attributes:
+        map: the program on one rank.
+    """
+
+    map: Reference | None = field(default=None, repr=False)
+
+    def widen(self, within: Callable[[], bool]) -> bool:
+        """Run further repeats of the map."""
+        return self.map is not None and self.map.widen(within)
+
+
+@dataclass
+class _Comparison:
+    """One call of :func:`verify_diff`; its attributes are that function's arguments, and the report to fill."""
+
+    first: _Placed
+    second: _Placed
+    report: DiffReport
+    declared: Mapping[str, str] | None
+    progress: Callable[[str], None]
+    scratch: Scratch
+
+    def run(self) -> None:
+        """Run A, then B, and compare them."""
+        reference = self._reference()
+        if reference is None:
+            return
+        run = self._ranks(self.second)
+        if run is None:
+            return
+        check_recorded(self.second.program, run)
+        check_names(run)
+        for side, each in ((self.first, reference.run), (self.second, run)):
+            self.report.uncompiled += [side.label] if each.ranks[0].notes.get("uncompiled") else []
+        self.report.steps = max(rank.notes.get("optimizer steps", 0) for rank in run.ranks)
+        self.progress("comparison")
+        run, aligned = align_calls(reference.run, run)
+        runs = PairedRuns(reference.run, reference.bounds, run, None, self.declared)
+        require_common_records(runs)
+        verdict = start_differs(reference.run, runs)
+        if verdict is None:
+            again = replaying(self.second.world, self.scratch, self._aligned_again(reference.run), self.progress)
+            runs, verdict = compare_with(reference, run, None, self.declared, again=again)
+            verdict.spots = []
+            self.report.first_bits = _first_bits(runs)
+        verdict.notes += aligned
+        self.report.verdict = verdict
+        self.report.rounding = reference.rounding
+
+    def _aligned_again(self, reference: Run) -> Callable[[World], Run]:
+        return lambda world: align_calls(reference, self.second.run(world))[0]
+
+    def _reference(self) -> Reference | None:
+        """Return run A as one on one rank; None if it failed on its ranks."""
+        own = self.first
+        alone = own.program if own.world.size == 1 else own.alone()
+        try:
+            reference = run_reference(alone, own.world, self.report.seed, self._of_a, self.scratch)
+        except InputError as error:
+            raise InputError(self._advice(str(error))) from error
+        if own.world.size == 1:
+            return reference
+        run = self._ranks(own)
+        if run is None:
+            return None
+        check_recorded(own.program, run)
+        check_names(run)
+        self.progress("A put together")
+        again = replaying(own.world, self.scratch, own.run, self._of_a)
+        runs, verdict = compare_with(reference, run, None, self.declared, again=again)
+        whole, left_out = put_together(runs, reference.run, KeepSink(self.scratch, "A, put together"))
+        self._note_own(verdict, left_out)
+        same = ("program", "world", "seed", "progress", "changes", "scratch", "rounding")
+        values = {each: getattr(reference, each) for each in same}
+        bounds = reference.bounds.with_values_of(whole)
+        return _PutTogether(**values, run=whole, bounds=bounds, map=reference)
+
+    def _note_own(self, verdict: Verdict, left_out: list[Any]) -> None:
+        """Note what A's ranks have that its run on one rank does not, and what could not be put together."""
+        if verdict.first is not None:
+            heading = verdict.first.heading
+            self.report.own.append(
+                f"A's own ranks are not equal to A on one rank, first {heading}: B is compared with A's ranks as they "
+                "are; hyper-parallel verify program says why"
+            )
+        if left_out:
+            names = dict.fromkeys(value_words(key[0], key[1]) for key in left_out)
+            shown = ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            self.report.own.append(f"not compared, since A's ranks have no parts of it that make a whole: {shown}")
+
+    def _of_a(self, title: str) -> None:
+        self.progress(f"A: {title}")
+
+    def _advice(self, message: str) -> str:
+        """Return what is wrong with A on one rank, and what to do here."""
+        if self.first.world.size == 1:
+            return message
+        own, _, rest = message.partition("\nIf it cannot run on one rank")
+        more = rest.partition("\n")[2]
+        return (
+            f"{own}\nA runs on one rank, too: this says where its ranks' parts lie, and what rounding does. If it "
+            f"needs other arguments there, give them with --a-single-args ARGS.\n{more}"
+        )
+
+    def _ranks(self, side: _Placed) -> Run | None:
+        """Run a side on its ranks; a rank that fails is in the report."""
+        self.progress(f"{side.label}: {side.words.rpartition(', ')[2]}")
+        sink = KeepSink(self.scratch, f"run {side.label}")
+        try:
+            return side.run(replace(side.world, limits=replace(side.world.limits, sink=sink)))
+        except RankFailedError as error:
+            cause = error.__cause__ or error
+            self.report.failure, self.report.cause = str(error), error_summary(cause)
+            self.report.failed_run = side.label
+            if isinstance(cause, CollectiveMismatchError):
+                self.report.kind = "unequal-calls"
+            return None
+
+
+def _first_bits(runs: PairedRuns) -> str:
+    """Return the first value whose bits differ from A's, and by how much; empty if there is none."""
+    for key in runs.bounds.reference:
+        for rank in runs.holders(key):
+            placement = runs.placement(key, rank)
+            actual = None if placement is None or not placement.compared else runs.actual(key, rank, placement)
+            if placement is None or actual is None:
+                continue
+            expected = placement.take(runs.bounds.reference[key].value)
+            if actual.shape != expected.shape or same_values(actual, expected):
+                continue
+            words = f"bits differ first {when_words(key[0], key[2], key[3])} in {value_words(key[0], key[1])}"
+            if actual.dtype.kind not in "fc" or not largest(expected):
+                return words
+            with np.errstate(invalid="ignore"):
+                off = float(np.abs(actual.astype(np.complex128) - expected).max()) / largest(expected)
+            return f"{words}, by {off:.1e} of its largest number"
+    return ""
+
+
+def _check(label: str, side: DiffSide) -> None:
+    """Check the numbers and words of a side."""
+    if side.world_size < 1:
+        msg = f"--{label}-world-size is {side.world_size}; a world has at least one rank"
+        raise InputError(msg)
+    if side.launch not in _LAUNCHES:
+        msg = f"--{label}-launch {side.launch!r} must be {', '.join(_LAUNCHES[:-1])} or {_LAUNCHES[-1]}"
+        raise InputError(msg)
+
+
+def _nothing(part: str) -> None:
+    del part

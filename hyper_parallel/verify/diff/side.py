@@ -1,0 +1,55 @@
+"""One of the two runs that are compared: what is run, where, and of which revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.launch_line import read_launch_line
+
+__all__ = ["DiffSide", "side_of"]
+
+
+@dataclass(frozen=True)
+class DiffSide:
+    """A run of a program.
+
+    Attributes:
+        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function.
+        args: arguments of the script.
+        world_size: number of ranks.
+        launch: how ranks run, as in ``verify program``.
+        single_args: of A: arguments with which the script runs on one rank, which says where the parts of ranks lie
+            and what rounding does; ``args`` by default.
+        platform: ``torch`` or ``mindspore``; None takes the one that the file imports.
+        revision: commit whose files are run, such as ``HEAD~1``; empty for those of the working folder.
+    """
+
+    target: str | Callable[..., Any]
+    args: Sequence[str] = ()
+    world_size: int = 1
+    launch: str = "simulated"
+    single_args: Sequence[str] | None = None
+    platform: str | None = None
+    revision: str = ""
+
+
+def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int | None]:
+    """Return the target, its arguments and its number of ranks, of words such as ``train.py --tp 2``.
+
+    Args:
+        words: a script or function and its arguments, or a command that starts training.
+        label: ``A`` or ``B``, for messages.
+
+    Raises:
+        InputError: (a ValueError) there are none, or they start no script.
+    """
+    if not words:
+        msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"
+        raise InputError(msg)
+    if words[0].rpartition(":")[2].isidentifier() and ".py:" in words[0]:
+        return words[0], tuple(words[1:]), None
+    line = read_launch_line(words)
+    return line.target, line.arguments, line.ranks

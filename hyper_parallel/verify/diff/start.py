@@ -1,0 +1,130 @@
+"""What two runs start from: their initial weights and their samples. Where these differ, all that follows does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel._text import near_hint
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.samples import calls_of_first_step
+from hyper_parallel.verify.engine.verdict import Difference, Verdict
+from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.input_error import InputError
+
+__all__ = ["require_common_records", "start_differs"]
+
+_MATCHED = ("weight", "gradient", "value")
+_CLOSE = 2.0**-11
+_ROWS = 4096
+"""Samples of floating numbers that are compared with each other at most."""
+
+
+def require_common_records(runs: PairedRuns) -> None:
+    """Check that two runs have values of the same names.
+
+    Raises:
+        InputError: they have none; the message has the nearest names.
+    """
+    own = {key[:2] for index in runs.ranks for key in index if key[0] in _MATCHED}
+    known = {key[:2] for key in runs.bounds.reference if key[0] in _MATCHED}
+    if own & known:
+        return
+    ours, theirs = ([*dict.fromkeys(name for _, name in sorted(names))] for names in (known, own))
+    shown = "; ".join(f"{name}{near_hint(name, theirs)}" for name in ours[:4])
+    msg = (
+        f"A and B share no parameter and no recorded value, so nothing can be compared: A has {shown}; B has "
+        f"{', '.join(theirs[:4]) or 'none'}"
+    )
+    raise InputError(msg)
+
+
+def start_differs(first: Run, runs: PairedRuns) -> Verdict | None:
+    """Return a verdict that says what the runs start from, if that is not the same; None if it is.
+
+    Args:
+        first: run A on one rank, or put together.
+        runs: it and run B.
+    """
+    verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
+    differences = _other_weights(runs) or _other_samples(first, runs.parallel)
+    if not differences:
+        return None
+    verdict.differences = differences
+    verdict.checked = sum(int(np.size(record.value)) for key, record in runs.bounds.reference.items() if key[2] < 0)
+    verdict.skipped.append("everything after the start: the runs do not start alike, so all of it may differ")
+    return verdict
+
+
+def _other_weights(runs: PairedRuns) -> list[Difference]:
+    """Return the initial weights that are not A's; none where B names its weights otherwise."""
+    found: list[Difference] = []
+    keys = [key for key in runs.bounds.reference if key[0] in runs.parameters.KINDS and key[2] < 0]
+    for key in keys:
+        wrong: dict[int, str] = {}
+        for rank in runs.holders(key):
+            if (key[1], rank) in runs.parameters.strangers:
+                shape, whole = runs.value(key, rank).shape, np.shape(runs.bounds.reference[key].value)
+                wrong[rank] = f"{list(shape)} on rank {rank} is no part of A's {list(whole)}"
+                continue
+            distance = runs.distance(key, rank)
+            if distance is not None and distance.ratio > 1:
+                wrong[rank] = f"rank {rank} {distance.why}"
+        if wrong:
+            module = runs.bounds.reference[key].module
+            why = next(iter(wrong.values()))
+            found.append(Difference(key[0], key[1], module, tuple(wrong), -1, 0, np.inf, 0.0, why))
+    if found:
+        words = f"{len(found)} of {len(keys)} initial weights and buffers are not A's"
+        hint = "seed both runs alike, or load the same checkpoint in both"
+        found[0] = replace(found[0], cause=Cause("other-weights", evidence=f"{words}; {hint}"))
+    return found
+
+
+def _other_samples(first: Run, second: Run) -> list[Difference]:
+    """Return that the models see other samples in the first step."""
+    one, two = (_rows(rank.notes for rank in run.ranks) for run in (first, second))
+    for key, rows in one.items():
+        if key not in two:
+            continue
+        missing, extra = _unmatched(rows, two[key], key[2]), _unmatched(two[key], rows, key[2])
+        more = max(calls_of_first_step(rank.notes) for rank in second.ranks) - calls_of_first_step(first.ranks[0].notes)
+        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # with samples that are its own
+        if (missing or extra) and not called_more_often:
+            words = (
+                f"in the first step A's models see {len(rows)} different samples and B's {len(two[key])}: {missing} of "
+                f"A's are none of B's, and {extra} of B's none of A's"
+            )
+            hint = "seed the data of both runs alike, and give both the same global batch"
+            cause = Cause("other-samples", evidence=f"{words}; {hint}")
+            ranks = tuple(range(second.world_size))
+            return [Difference("input", str(key[0]), "", ranks, 0, 0, np.inf, 0.0, words, cause=cause)]
+    return []
+
+
+def _rows(notes: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, Any, str], set[bytes]]:
+    """Return the samples of the first step as bytes, by input, sizes of a sample and dtype."""
+    rows: dict[tuple[Any, Any, str], set[bytes]] = {}
+    for each in notes:
+        for _, name, value in each.get("inputs", ()):
+            array = np.asarray(value)
+            if array.ndim:
+                known = rows.setdefault((name, array.shape[1:], array.dtype.str), set())
+                known.update(np.ascontiguousarray(row).tobytes() for row in array)
+    return rows
+
+
+def _unmatched(rows: set[bytes], others: set[bytes], dtype: str) -> int:
+    """Return how many samples are none of the others, up to rounding."""
+    alone = rows - others
+    if np.dtype(dtype).kind != "f" or not alone or not others or len(rows) > _ROWS or len(others) > _ROWS:
+        return len(alone)
+    known = np.stack([np.frombuffer(row, dtype) for row in others]).astype(np.float64)
+    allowed = _CLOSE * max(float(np.abs(known).max(initial=0.0)), np.finfo(np.float64).tiny)
+    return sum(
+        not (np.abs(known - np.frombuffer(row, dtype)).max(axis=1, initial=0.0) <= allowed).any() for row in alone
+    )
