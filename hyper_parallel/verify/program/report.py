@@ -103,6 +103,7 @@ class ProgramReport(Report):
         device: where the ranks, and the single one, made their tensors.
         pretended: what rank 0 asked of the device that the CPU stood in for, and which packages were stubs.
         defects: calls on rank 0 that the framework is known to compute wrongly.
+        untested: what one rank may have wrong, too, and was not asked for, a sentence each.
     """
 
     name: str
@@ -124,6 +125,7 @@ class ProgramReport(Report):
     device: str = "cpu"
     pretended: dict[str, Any] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
+    untested: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
@@ -203,6 +205,7 @@ class ProgramReport(Report):
                 lines.append(UNPLACED)
         for case in self.hardened:
             lines += case.lines()
+        lines += [f"not tested: {line}" for line in self.untested]
         for spot, sentence in zip(self.refused, self.refusals(), strict=True):
             harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
             lines += [f"REFUSED: {sentence}{harden}, or accept it with --allow {spot.kind}"]
@@ -234,6 +237,7 @@ class ProgramReport(Report):
             "device": self.device,
             "pretended": self.pretended,
             "defects": self.defects,
+            "untested": self.untested,
             "world_size": self.world_size,
             "mesh": self.mesh,
             "seed": self.seed,

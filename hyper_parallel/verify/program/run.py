@@ -42,6 +42,7 @@ from hyper_parallel.verify.program.reference import (
 from hyper_parallel.verify.program.report import WIDE_BOUNDS, HardenedCase, ProgramReport
 from hyper_parallel.verify.program.resumption import Resumption, verify_resumption
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
+from hyper_parallel.verify.program.untested import untested_relations
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.simulate import require_device
@@ -252,6 +253,10 @@ class _Verification:
             raise InputError(problem)
         if report.equal and (self.upcast or (self.upcast is None and reference.half)):
             self._upcast(reference, run_ranks)
+        if report.equal:
+            report.untested = untested_relations(
+                self.program, reference.run, accumulates=self.one_batch is not None, resumes=self.resumption is not None
+            )
         if self.logged is not False and report.equal:
             case = compare_logged(reference, run, report.verdict.notes, strict=bool(self.logged))
             report.hardened += [] if case is None else [case]
