@@ -34,6 +34,12 @@ that differs, and tells another order of sums from another computation.
 Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal and little
 could be judged, 130 after Ctrl-C."""
 
+_EXAMPLES = (
+    "hyper-parallel verify diff train.py train.py --a-world-size 2 --b-world-size 4",
+    'hyper-parallel verify diff "train.py --lr 0.1" "train.py --lr 0.1 --foreach"',
+    "hyper-parallel verify diff train.py --a-rev HEAD~1",
+)
+
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
@@ -41,7 +47,8 @@ def add_parser(kinds: Any) -> None:
         "diff",
         help="compare any two runs of programs",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        guide="docs/compare-two-runs.md",
     )
     subparser.add_argument("a", metavar="A", help="a script with its arguments in one string, or a launcher's command")
     subparser.add_argument("b", nargs="?", metavar="B", help="the same of the other run (default: A)")

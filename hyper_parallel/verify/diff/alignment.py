@@ -8,7 +8,7 @@ returned if any two have equal values, else by the order of all calls of the ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -48,10 +48,14 @@ def align_calls(reference: Run, other: Run) -> tuple[Run, list[str]]:
             unequal.setdefault(name[:2], (name[2], len(known[name]), len(own[name])))
         ranks.append(replace(rank, records=[_renumbered(record, calls) for record in rank.records]))
     words = [
-        f"{value_words(*name)}: {there} calls in step {step + 1} of A, {here} in that of B; they were aligned"
+        f"{value_words(*name)}: {_times(there)} in step {step + 1} of A, {here} in that of B; calls were aligned"
         for name, (step, there, here) in unequal.items()
     ]
     return Run(ranks, other.settings), words
+
+
+def _times(count: int) -> str:
+    return "1 call" if count == 1 else f"{count} calls"
 
 
 def _by_name(records: Sequence[Record]) -> dict[_Name, list[Record]]:
@@ -72,36 +76,45 @@ def _order(records: Sequence[Record]) -> dict[int, list[tuple[str, str]]]:
 
 
 def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, int]]:
-    """Return which calls returned the same, as the longest sequence of pairs in the order of both."""
-    same = [[_same(one.value, other.value) for other in own] for one in known]
-    longest = np.zeros((len(known) + 1, len(own) + 1), dtype=np.int64)
+    """Return which calls returned the same: the most pairs in the order of both, and of as many the nearest."""
+    off = [[_distance(one.value, other.value) for other in own] for one in known]
+    best = {(left, right): _Pairs() for left in range(len(known) + 1) for right in range(len(own) + 1)}
     for left in reversed(range(len(known))):
         for right in reversed(range(len(own))):
-            follow = longest[left + 1, right + 1] + 1 if same[left][right] else 0
-            longest[left, right] = max(follow, longest[left + 1, right], longest[left, right + 1])
-    pairs: list[tuple[int, int]] = []
-    left = right = 0
-    while left < len(known) and right < len(own):
-        if same[left][right] and longest[left, right] == longest[left + 1, right + 1] + 1:
-            pairs.append((left, right))
-            left, right = left + 1, right + 1
-        elif longest[left + 1, right] >= longest[left, right + 1]:
-            left += 1
-        else:
-            right += 1
-    return pairs
+            choices = [best[left + 1, right], best[left, right + 1]]
+            if off[left][right] <= _CLOSE:
+                choices.append(best[left + 1, right + 1].with_pair(left, right, off[left][right]))
+            best[left, right] = max(choices, key=lambda choice: (len(choice.pairs), -choice.off))
+    return list(best[0, 0].pairs)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return whether an array is another one, or a part of it, up to rounding."""
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of calls, and how far their values are apart together."""
+
+    pairs: tuple[tuple[int, int], ...] = ()
+    off: float = 0.0
+
+    def with_pair(self, left: int, right: int, off: float) -> _Pairs:
+        """Return these and another pair before them."""
+        return _Pairs(((left, right), *self.pairs), self.off + off)
+
+
+def _distance(one: Any, other: Any) -> float:
+    """Return how far an array is from another one, or from the part of it that it is, of its largest number."""
     if same_values(one, other):
-        return True
-    allowed = _CLOSE * largest(one)
+        return 0.0
     if np.shape(one) != np.shape(other):
-        return find_part(other, one, np.full(np.shape(one), allowed)) is not None
-    one, other = np.asarray(one), np.asarray(other)
-    with np.errstate(invalid="ignore"):
-        return bool(one.dtype.kind == "f" and (np.abs(one.astype(np.float64) - other) <= allowed).all())
+        found = find_part(other, one, np.full(np.shape(one), _CLOSE * largest(one)))
+        return np.inf if found is None else _apart(np.asarray(one).reshape(-1)[found.positions], np.asarray(other))
+    return _apart(np.asarray(one), np.asarray(other))
+
+
+def _apart(one: Any, other: Any) -> float:
+    if one.dtype.kind != "f" or not np.isfinite(one).all() or not np.isfinite(other).all():
+        return 0.0 if np.array_equal(one, other) else np.inf
+    off = float(np.abs(one.astype(np.float64) - other).max(initial=0.0))
+    return off / (largest(one) or 1.0)
 
 
 def _by_order(

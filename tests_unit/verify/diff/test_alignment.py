@@ -47,7 +47,7 @@ def test_parts_of_ranks_are_found_in_the_whole():
     """A rank's rows of a call are aligned with the call that has them."""
     aligned, words = align_calls(run(VALUES[0], VALUES[1]), run(VALUES[1][2:]))
     assert calls(aligned) == [1]
-    assert words == ["the output of up: 2 calls in step 1 of A, 1 in that of B; they were aligned"]
+    assert words == ["the output of up: 2 calls in step 1 of A, 1 in that of B; calls were aligned"]
 
 
 def test_other_values_are_aligned_by_order():
@@ -55,3 +55,11 @@ def test_other_values_are_aligned_by_order():
     first = run(("down", VALUES[0]), ("up", VALUES[1]), ("mid", VALUES[0]), ("up", VALUES[2]))
     second = run(("down", VALUES[0]), ("mid", VALUES[0]), ("up", VALUES[4]))
     assert calls(align_calls(first, second)[0]) == [1]
+
+
+def test_the_nearest_call_is_taken():
+    """A call of nearly the same value, such as a normalisation of other numbers, does not take the place of the same."""
+    nearly = VALUES[0] * np.float32(1 + 1e-5)
+    assert calls(align_calls(run(VALUES[0]), run(nearly, VALUES[0]))[0]) == [1, 0]
+    parts = run(nearly[:2], VALUES[0][:2])
+    assert calls(align_calls(run(VALUES[0]), parts)[0]) == [1, 0]
