@@ -107,7 +107,7 @@ class DiffReport(Report):
         if self.kind_of_difference == "none":
             return "all bits are equal"
         if self.kind_of_difference == "order of sums":
-            return f"order of sums: {self.first_bits}, and everything is within what rounding does in A"
+            return f"order of sums: {self.first_bits}, and all that was compared is within what rounding does in A"
         if self.kind_of_difference == "another start":
             return "another start: the runs do not start alike, so nothing that follows says anything"
         assert self.verdict is not None

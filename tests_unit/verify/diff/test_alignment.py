@@ -58,7 +58,7 @@ def test_other_values_are_aligned_by_order():
 
 
 def test_the_nearest_call_is_taken():
-    """A call of nearly the same value, such as a normalisation of other numbers, does not take the place of the same."""
+    """A call of nearly the same value, such as a norm of other numbers, does not take the place of the same."""
     nearly = VALUES[0] * np.float32(1 + 1e-5)
     assert calls(align_calls(run(VALUES[0]), run(nearly, VALUES[0]))[0]) == [1, 0]
     parts = run(nearly[:2], VALUES[0][:2])
