@@ -15,6 +15,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.diff.alignment import align_calls
+from hyper_parallel.verify.diff.interpreter import Interpreter
 from hyper_parallel.verify.diff.report import DiffReport
 from hyper_parallel.verify.diff.revision import at_revision
 from hyper_parallel.verify.diff.side import DiffSide
@@ -108,8 +109,13 @@ class _Placed:
         self.label, self.side = label, side
         program, option = find_program(side.target, side.args, label), f"--{label.lower()}-rev"
         self.program = stack.enter_context(at_revision(program, side.revision, option))
+        self.interpreter = Interpreter(side.python, f"--{label.lower()}-python") if side.python else None
+        if self.interpreter is not None and not self.program.is_script:
+            msg = f"{self.interpreter.option} runs a script; {self.program.name} is a function"
+            raise InputError(msg)
         platform = side.platform or program_framework(self.program)
-        require_framework(platform)
+        if self.interpreter is None:
+            require_framework(platform)
         mesh = (("world", side.world_size),)
         self.world = World(side.world_size, platform, side.launch, mesh, RecordLimits(steps), timeout)
 
@@ -120,15 +126,21 @@ class _Placed:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         revision = f" of {self.side.revision}" if self.side.revision else ""
         line = shlex.join([self.program.name, *self.program.arguments])
-        return f"{line}{revision} on {self.world.platform}, {ranks}"
+        python = ""
+        if self.interpreter is not None:
+            python = f" by {self.side.python}"
+            python += f" ({self.interpreter.versions})" if self.interpreter.versions else ""
+        return f"{line}{revision} on {self.world.platform}{python}, {ranks}"
 
     def alone(self) -> Program:
         """Return the program as it runs on one rank."""
         arguments = self.side.args if self.side.single_args is None else self.side.single_args
         return replace(self.program, arguments=tuple(arguments))
 
-    def run(self, world: World) -> Run:
+    def run(self, world: World, scratch: Scratch) -> Run:
         """Run it on its ranks."""
+        if self.interpreter is not None:
+            return self.interpreter.run(self.program, world, scratch)
         return run_world(self.program, world)
 
 
@@ -164,6 +176,7 @@ class _Comparison:
         if reference is None:
             return
         run = self._ranks(self.second)
+        self.report.names = (self.first.words, self.second.words)
         if run is None:
             return
         check_recorded(self.second.program, run)
@@ -186,7 +199,7 @@ class _Comparison:
         self.report.rounding = reference.rounding
 
     def _aligned_again(self, reference: Run) -> Callable[[World], Run]:
-        return lambda world: align_calls(reference, self.second.run(world))[0]
+        return lambda world: align_calls(reference, self.second.run(world, self.scratch))[0]
 
     def _reference(self) -> Reference | None:
         """Return run A as one on one rank; None if it failed on its ranks."""
@@ -204,7 +217,7 @@ class _Comparison:
         check_recorded(own.program, run)
         check_names(run)
         self.progress("A put together")
-        again = replaying(own.world, self.scratch, own.run, self._of_a)
+        again = replaying(own.world, self.scratch, lambda world: own.run(world, self.scratch), self._of_a)
         runs, verdict = compare_with(reference, run, None, self.declared, again=again)
         whole, left_out = put_together(runs, reference.run, KeepSink(self.scratch, "A, put together"))
         self._note_own(verdict, left_out)
@@ -245,7 +258,7 @@ class _Comparison:
         self.progress(f"{side.label}: {side.words.rpartition(', ')[2]}")
         sink = KeepSink(self.scratch, f"run {side.label}")
         try:
-            return side.run(replace(side.world, limits=replace(side.world.limits, sink=sink)))
+            return side.run(replace(side.world, limits=replace(side.world.limits, sink=sink)), self.scratch)
         except RankFailedError as error:
             cause = error.__cause__ or error
             self.report.failure, self.report.cause = str(error), error_summary(cause)
@@ -277,6 +290,9 @@ def _first_bits(runs: PairedRuns) -> str:
 
 def _check(label: str, side: DiffSide) -> None:
     """Check the numbers and words of a side."""
+    if side.python and label == "a":
+        msg = "--a-python: A is the measure and runs in this interpreter; make it B, or start this command by it"
+        raise InputError(msg)
     if side.world_size < 1:
         msg = f"--{label}-world-size is {side.world_size}; a world has at least one rank"
         raise InputError(msg)

@@ -1,0 +1,124 @@
+"""A run by another interpreter: a process of it runs the ranks with this harness, and leaves their records on disk.
+
+It needs no installation of this library there, only what the library imports. What is asked and what is answered are
+files of the scratch folder, which nobody else writes to.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.serialization import pack_back, unpack
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.program import Program
+from hyper_parallel.verify.program.worlds import World, run_world
+
+__all__ = ["Interpreter", "main"]
+
+_MODULE = "hyper_parallel.verify.diff.interpreter"
+_STARTED = 60.0
+"""Seconds that the process may take besides its run."""
+
+_LAST_LINES = 12
+
+
+@dataclass
+class Interpreter:
+    """Another interpreter.
+
+    Attributes:
+        python: its path, or its name on the search path.
+        option: that named it, for messages.
+        versions: of it and its framework, in words; empty before its first run.
+    """
+
+    python: str
+    option: str
+    versions: str = ""
+
+    def run(self, program: Program, world: World, scratch: Scratch) -> Run:
+        """Run a program on its ranks; arrays are on disk.
+
+        Args:
+            program: a script.
+            world: of the ranks, with a sink in the scratch folder.
+            scratch: where the process finds what it is asked, and answers.
+
+        Raises:
+            InputError: there is no such interpreter, it cannot import the library, or the run cannot be made.
+            RankFailedError: a rank fails.
+        """
+        python = shutil.which(self.python)
+        if python is None:
+            msg = f"{self.option} {self.python}: there is no such program"
+            raise InputError(msg)
+        folder = scratch.path / "interpreter"
+        folder.mkdir(exist_ok=True)
+        package = folder / "hyper_parallel"
+        if not package.exists():
+            package.symlink_to(Path(__file__).parents[2], target_is_directory=True)
+        question, answer = folder / "question", folder / "answer"
+        question.write_bytes(pack_back((program, world)))
+        answer.unlink(missing_ok=True)
+        found = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
+        command = [python, "-m", _MODULE, str(question), str(answer)]
+        try:
+            done = subprocess.run(  # noqa: S603 - the interpreter that the user named, with a module of ours
+                command, env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True,
+                timeout=world.timeout + _STARTED, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            msg = f"{self.option} {self.python}: {error}"
+            raise InputError(msg) from error
+        if not answer.exists():
+            said = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+            msg = f"{self.option} {self.python} ends with status {done.returncode} and without an answer\n{said}"
+            raise InputError(msg)
+        kind, self.versions, content = unpack(answer.read_bytes())
+        if kind == "input":
+            raise InputError(content)
+        if kind == "failed":
+            raise RankFailedError(content)
+        run: Run = content
+        return run
+
+
+def main(question: str, answer: str) -> None:
+    """Run what is asked, and write what came of it.
+
+    Args:
+        question: path of the file with the program and its world.
+        answer: path of the file to write: what kind of answer it is, versions, and the run or a message.
+    """
+    program, world = unpack(Path(question).read_bytes())
+    try:
+        result = ("run", run_world(program, world))
+    except RankFailedError as error:
+        result = ("failed", str(error))
+    except (ValueError, ImportError) as error:
+        result = ("input", str(error))
+    kind, content = result
+    Path(answer).write_bytes(pack_back((kind, _versions(world.platform), content)))
+
+
+def _versions(framework: str) -> str:
+    """Return the versions of this interpreter and of a framework, in words."""
+    words = f"Python {platform.python_version()}"
+    try:
+        return f"{words}, {framework} {metadata.version(framework)}"
+    except metadata.PackageNotFoundError:
+        return words
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

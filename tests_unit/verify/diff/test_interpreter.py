@@ -1,0 +1,112 @@
+"""Run B by another interpreter: its records are compared, and what keeps it from running is said."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.verify.diff import interpreter
+from hyper_parallel.verify.diff.interpreter import Interpreter, main
+from hyper_parallel.verify.diff.run import verify_diff
+from hyper_parallel.verify.diff.side import DiffSide
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.program import find_program
+from hyper_parallel.verify.program.worlds import World
+
+pytestmark = pytest.mark.platforms("torch")
+
+TRAIN = """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "fail" in sys.argv:
+    raise RuntimeError("on purpose")
+if "exit" in sys.argv:
+    sys.exit(4)
+model(torch.randn(5, 3)).square().mean().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that trains for a step, fails or exits."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    return str(tmp_path / "train.py")
+
+
+def test_another_interpreter_runs_b(script):
+    """Ranks of a process of that interpreter are compared; its versions are in the report. It imports PyTorch anew."""
+    report = verify_diff(DiffSide(script, (), 1, "threads"), DiffSide(script, (), 2, "threads", python=sys.executable))
+    assert report.status == 0, report.text()
+    words = f"{script} on torch by {sys.executable} (Python {sys.version.split()[0]}, torch "
+    assert report.names[1].startswith(words)
+    assert report.names[1].endswith("), 2 ranks")
+
+
+def asked(script, scratch, *arguments):
+    """Write a question as an interpreter is asked it, and return the paths of question and answer."""
+    world = World(2, "torch", "threads", (("world", 2),), RecordLimits(sink=KeepSink(scratch, "run B")))
+    question, answer = scratch.path / "question", scratch.path / "answer"
+    question.write_bytes(interpreter.pack_back((find_program(script, arguments, "B"), world)))
+    return question, answer, world
+
+
+@pytest.mark.parametrize(
+    "argument, error, said",
+    [("", None, ""), ("fail", RankFailedError, "on purpose"), ("exit", InputError, "sys.exit(4)")],
+)
+def test_what_came_of_the_run_is_answered(script, monkeypatch, argument, error, said):
+    """A run, a rank that fails and a program that cannot be run come back as what they are."""
+
+    def here(command, **_):
+        main(*command[-2:])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(interpreter.subprocess, "run", here)
+    with Scratch() as scratch:
+        _, _, world = asked(script, scratch)
+        program = find_program(script, (argument,), "B")
+        if error is None:
+            run = Interpreter(sys.executable, "--b-python").run(program, world, scratch)
+            assert [rank.rank for rank in run.ranks] == [0, 1]
+            assert {record.kind for record in run.ranks[1].records} >= {"weight", "output", "gradient", "loss"}
+        else:
+            with pytest.raises(error) as raised:
+                Interpreter(sys.executable, "--b-python").run(program, world, scratch)
+            assert said in str(raised.value)
+
+
+def test_an_interpreter_that_does_not_answer_is_said(script, tmp_path):
+    """The end of what it wrote is in the message, and a name of nothing is named."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such module >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with Scratch() as scratch:
+        _, _, world = asked(script, scratch)
+        program = find_program(script, (), "B")
+        for python, words in (
+            (str(broken), f"--b-python {broken} ends with status 3 and without an answer\nno such module"),
+            ("nosuchpython", "--b-python nosuchpython: there is no such program"),
+        ):
+            with pytest.raises(InputError) as refused:
+                Interpreter(python, "--b-python").run(program, world, scratch)
+            assert str(refused.value) == words
+
+
+def test_a_is_run_here_and_functions_too(script):
+    """The measure is not another interpreter's, and a function is no file that it could read."""
+    with pytest.raises(InputError) as refused:
+        verify_diff(DiffSide(script, python=sys.executable), DiffSide(script))
+    assert str(refused.value) == (
+        "--a-python: A is the measure and runs in this interpreter; make it B, or start this command by it"
+    )
+    with pytest.raises(InputError, match=r"--b-python runs a script; .* is a function"):
+        verify_diff(DiffSide(script), DiffSide(test_a_is_run_here_and_functions_too, python=sys.executable))
