@@ -79,7 +79,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop both after N optimizer steps"
     )
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the perturbations (default: 0)")
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the perturbations (default: 0)")
     subparser.add_argument(
         "--timeout", type=float_range(_MOST_SECONDS), default=300.0, metavar="S",
         help="seconds for a run (default: 300)",

@@ -46,6 +46,16 @@ class Interpreter:
     option: str
     versions: str = ""
 
+    def __post_init__(self) -> None:
+        """Find the program.
+
+        Raises:
+            InputError: there is none.
+        """
+        if shutil.which(self.python) is None:
+            msg = f"{self.option} {self.python}: there is no such program"
+            raise InputError(msg)
+
     def run(self, program: Program, world: World, scratch: Scratch) -> Run:
         """Run a program on its ranks; arrays are on disk.
 
@@ -55,13 +65,10 @@ class Interpreter:
             scratch: where the process finds what it is asked, and answers.
 
         Raises:
-            InputError: there is no such interpreter, it cannot import the library, or the run cannot be made.
+            InputError: it cannot import the library, or the run cannot be made.
             RankFailedError: a rank fails.
         """
-        python = shutil.which(self.python)
-        if python is None:
-            msg = f"{self.option} {self.python}: there is no such program"
-            raise InputError(msg)
+        python = shutil.which(self.python) or self.python
         folder = scratch.path / "interpreter"
         folder.mkdir(exist_ok=True)
         package = folder / "hyper_parallel"
