@@ -86,7 +86,10 @@ def add_parser(kinds: Any) -> None:
     )  # fmt: skip
     subparser.add_argument("--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile")
     subparser.add_argument(
-        "--budget", type=float_range(_MOST_GIB), metavar="GIB", help="room that may be taken there (default: what is free)"
+        "--budget",
+        type=float_range(_MOST_GIB),
+        metavar="GIB",
+        help="room that may be taken there (default: what is free)",
     )
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")

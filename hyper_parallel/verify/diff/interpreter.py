@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.serialization import pack_back, unpack
@@ -108,6 +109,7 @@ def main(question: str, answer: str) -> None:
         answer: path of the file to write: what kind of answer it is, versions, and the run or a message.
     """
     program, world = unpack(Path(question).read_bytes())
+    result: tuple[str, Any]
     try:
         result = ("run", run_world(program, world))
     except RankFailedError as error:

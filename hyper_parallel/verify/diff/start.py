@@ -20,6 +20,7 @@ __all__ = ["require_common_records", "start_differs"]
 
 _MATCHED = ("weight", "gradient", "value")
 _CLOSE = 2.0**-11
+_TINY = float(np.finfo(np.float64).tiny)
 _ROWS = 4096
 """Samples of floating numbers that are compared with each other at most."""
 
@@ -124,7 +125,7 @@ def _unmatched(rows: set[bytes], others: set[bytes], dtype: str) -> int:
     if np.dtype(dtype).kind != "f" or not alone or not others or len(rows) > _ROWS or len(others) > _ROWS:
         return len(alone)
     known = np.stack([np.frombuffer(row, dtype) for row in others]).astype(np.float64)
-    allowed = _CLOSE * max(float(np.abs(known).max(initial=0.0)), np.finfo(np.float64).tiny)
+    allowed = _CLOSE * max(float(np.abs(known).max(initial=0.0)), _TINY)
     return sum(
         not (np.abs(known - np.frombuffer(row, dtype)).max(axis=1, initial=0.0) <= allowed).any() for row in alone
     )
