@@ -307,7 +307,8 @@ def _constant(value: Any) -> Any:
             "pass tensors, numbers, strings, or nested tuples, lists and dicts of them"
         )
         raise ArgumentTypeError(msg) from None
-    return type(value), repr(content(value)) if type(value).__eq__ is object.__eq__ and has_fields(value) else value
+    compares = any("__eq__" in vars(kind) for kind in type(value).__mro__[:-1])
+    return type(value), value if compares or not has_fields(value) else repr(content(value))
 
 
 def _rebuilding(output: Any) -> tuple[list[Any], Callable[[Any], Any]]:
