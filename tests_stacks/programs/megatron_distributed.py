@@ -1,4 +1,7 @@
-"""A GPT of megatron.core with its distributed optimizer; ``tensor``: tensor and sequence parallel, too."""
+"""A GPT of megatron.core with its distributed optimizer.
+
+``tensor``: tensor and sequence parallel, too; ``half``: in bfloat16, with float32 copies in the optimizer.
+"""
 
 import os
 import sys
@@ -24,6 +27,7 @@ class Norm(torch.nn.LayerNorm):
 
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+kind = torch.bfloat16 if "half" in sys.argv else torch.float32
 tensor = min(2, world) if "tensor" in sys.argv else 1
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl", world_size=world, rank=rank)
@@ -31,9 +35,9 @@ parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
 torch.manual_seed(0)
 model_parallel_cuda_manual_seed(0)
 config = TransformerConfig(
-    num_layers=2, hidden_size=24, num_attention_heads=4, use_cpu_initialization=True, params_dtype=torch.float32,
-    tensor_model_parallel_size=tensor, sequence_parallel=tensor > 1, hidden_dropout=0.0, attention_dropout=0.0,
-    bias_dropout_fusion=False, gradient_accumulation_fusion=False, masked_softmax_fusion=False,
+    num_layers=2, hidden_size=24, num_attention_heads=4, use_cpu_initialization=True, params_dtype=kind,
+    bf16="half" in sys.argv, tensor_model_parallel_size=tensor, sequence_parallel=tensor > 1, hidden_dropout=0.0,
+    attention_dropout=0.0, bias_dropout_fusion=False, gradient_accumulation_fusion=False, masked_softmax_fusion=False,
     attention_softmax_in_fp32=True,
 )  # fmt: skip
 layer = get_gpt_layer_local_spec()
@@ -43,10 +47,14 @@ model = GPTModel(
     config=config, transformer_layer_spec=layers, vocab_size=64, max_sequence_length=16,
     position_embedding_type="rope",
 ).cuda()  # fmt: skip
-settings = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=False)
+settings = DistributedDataParallelConfig(
+    grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
+)
 model = DistributedDataParallel(config, settings, model)
-clip = 0.0 if "--broken" in sys.argv else 0.5  # a wrong norm would come first
-chosen = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=clip, use_distributed_optimizer=True)
+chosen = OptimizerConfig(
+    optimizer="adam", lr=1e-2, clip_grad=0.5, use_distributed_optimizer=True, bf16="half" in sys.argv,
+    params_dtype=kind,
+)  # fmt: skip
 optimizer = get_megatron_optimizer(chosen, [model])
 positions, mask = torch.arange(12).cuda(), torch.ones(1, 1, 12, 12, dtype=torch.bool).triu(1).cuda()
 for rows in torch.randint(0, 64, (3, 6, 13), generator=torch.Generator().manual_seed(1)).cuda():

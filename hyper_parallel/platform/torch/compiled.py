@@ -74,7 +74,7 @@ def know_loaded_compiler() -> None:
 def _simulated() -> bool:
     """Whether this is a simulated rank, whose compiled code other ranks of the process would find."""
     active = active_transport()
-    return active is not None and active.backend == "simulated"
+    return active is not None and active.backend == "simulated" and not getattr(active, "own_process", False)
 
 
 def _leave_to_python() -> None:

@@ -49,7 +49,13 @@ class Resumption:
 
 
 class Endpoint(Protocol):
-    """A rank's connection to the coordinator; methods may block."""
+    """A rank's connection to the coordinator; methods may block.
+
+    Attributes:
+        own_process: whether the rank is a process of its own, which shares no state with others.
+    """
+
+    own_process: bool
 
     def exchange(self, contribution: Contribution) -> list[Any]:
         """Join a collective; each member's payload for this rank, in the order of the ranks."""

@@ -87,6 +87,8 @@ class RankReport:
 class PipeEndpoint:
     """The endpoint of a rank process, whose coordinator is in the parent."""
 
+    own_process = True
+
     def __init__(self, line: Connection | RecordedLine) -> None:
         self._line = line
 

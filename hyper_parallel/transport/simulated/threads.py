@@ -27,6 +27,8 @@ _UNWIND_SECONDS = 2.0
 class ThreadEndpoint:
     """The endpoint of a rank that is a thread: call the coordinator, pass the baton on, sleep until it comes back."""
 
+    own_process = False
+
     def __init__(self, world: _ThreadWorld, rank: int) -> None:
         self._world = world
         self._rank = rank

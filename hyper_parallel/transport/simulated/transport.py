@@ -119,6 +119,11 @@ class SimulatedTransport(Transport):
         """The line to the coordinator, for collectives of a framework's own functions."""
         return self._endpoint
 
+    @property
+    def own_process(self) -> bool:
+        """Whether the rank is a process of its own."""
+        return self._endpoint.own_process
+
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """Reduce in rank order; see :meth:`Transport.all_reduce`."""
         return self._run(self._all_reduce(x, op, ranks))

@@ -258,7 +258,8 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
             most[name] = max(most.get(name, 0.0), largest(record.value))
     weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
     notes = runs.reference_notes
-    elsewhere = {*notes.get("frozen parameters", ()), *notes.get("parameters trained by partitions", ())}
+    partitioned = set(notes.get("parameters trained by partitions", ())) - set(most)
+    elsewhere = {*notes.get("frozen parameters", ()), *partitioned}
     nothing = not any(most.values())
     for name in weights:
         if name not in elsewhere and most and not most.get(name, 0.0):

@@ -258,13 +258,16 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
     These are stages that count their own layers, and parts of a model that a rank calls by themselves. A rank's weights
     are looked for under other names only if the reference's weights are otherwise held by no rank, and the names differ
     in numbers alone or in what stands before the last parts. Names are mapped if all of the reference's weights are
-    held then.
+    held then. A module that has no weight of its own in the reference, such as an output layer with the embedding's, is
+    called alike on the rank: its weight alone has another name.
     """
     weights = {record.name: record.value for record in reference if _initial(record)}
     own = [{record.name: record.value for record in records if _initial(record)} for records in ranks]
     plain: list[dict[str, str]] = [{} for _ in ranks]
     if not weights or set(weights) <= {name for index in own for name in index}:
         return plain
+    owners = {_owner(name) for name in weights}
+    without = {record.module for record in reference if record.kind == "output"} - owners
     mapped: list[dict[str, str]] = []
     held: set[str] = set()
     for index in own:
@@ -273,13 +276,17 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
             same = name in weights and same_values(weights[name], value)
             target = name if same else next(_equal_names(name, value, weights), name)
             if target != name:
-                modules.update([_changed_prefix(name, target)])
+                modules.update([(name, target) if _owner(name) in without else _changed_prefix(name, target)])
         if "" in modules:  # which names all that has no other name
             same_names = [name for name in index if name in weights and same_values(weights[name], index[name])]
             modules = {**{name.partition(".")[0]: name.partition(".")[0] for name in same_names}, **modules}
         held.update(renamed_path(name, modules) for name in index)
         mapped.append(modules)
     return mapped if set(weights) <= held else plain
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _initial(record: Record) -> bool:

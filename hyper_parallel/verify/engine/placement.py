@@ -98,7 +98,9 @@ def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...
         total: shape of the global value, if the region may be one of it flattened.
     """
     total = region.shape if total is None else total
-    positions = None if tuple(shape) == total else Box(tuple(region.start), tuple(shape), region.shape)
+    positions: Any = None if tuple(shape) == total else Box(tuple(region.start), tuple(shape), region.shape)
+    if region.spans:
+        positions = _elements(region, shape)
     pending = tuple(tuple(entry.ranks) for entry in region.pending)
     words = describe(positions, total)
     if pending:
@@ -121,11 +123,16 @@ def piece_placement(owner: Placement, local: Sequence[int], region: Region, shap
         shape: of the piece.
     """
     if region.shape == (int(np.prod(local)),):
-        start = region.start[0]
-        positions = owner.all_positions().reshape(-1)[start : start + int(np.prod(shape))]
-        positions = compact(positions.reshape(tuple(shape)), owner.shape)
+        positions = owner.all_positions().reshape(-1)[_elements(region, shape)]
+        positions = compact(positions, owner.shape)
         return Placement(owner.shape, positions, words=describe(positions, owner.shape))
     return region_placement(region, shape, owner.shape) if fits(region, owner.shape) else None
+
+
+def _elements(region: Region, shape: Sequence[int]) -> Any:
+    """Return the positions of a flat region's elements in the flattened value that it is of."""
+    spans = region.spans or ((region.start[0], int(np.prod(shape))),)
+    return np.concatenate([np.arange(start, start + size) for start, size in spans]).reshape(tuple(shape))
 
 
 def declared_placement(
@@ -321,10 +328,18 @@ def renamed(record: Record, modules: Mapping[str, str]) -> Record:
     """Return the record under the reference's names; ``modules`` maps the rank's paths to the reference's."""
     if not modules or record.kind in _UNNAMED:
         return record
-    model, rest = record.name.startswith(_MODEL), record.name.removeprefix(_MODEL)
-    path, mode, after = ("", "", rest) if model else rest.partition(" (")
-    name = renamed_path(path, modules) or (_MODEL if record.kind in {"output", "mask"} else path)
-    name, module = f"{name}{mode}{after}", renamed_path(record.module, modules)
+    of_module = record.kind in {"output", "mask"}
+    if record.name.startswith(_MODEL):
+        path, rest = "", record.name.removeprefix(_MODEL)
+    elif of_module and record.module and record.name.startswith(record.module):
+        path, rest = record.module, record.name[len(record.module) :]
+    else:
+        path = record.name.partition(" (")[0].partition(":")[0]
+        rest = record.name[len(path) :]
+    other = renamed_path(path, modules)
+    owned = not of_module and path.rpartition(".")[0] == record.module
+    module = other.rpartition(".")[0] if owned else renamed_path(record.module, modules)
+    name = f"{other or (_MODEL if of_module else path)}{rest}"
     return record if (name, module) == (record.name, record.module) else replace(record, name=name, module=module)
 
 

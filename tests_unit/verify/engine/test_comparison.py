@@ -240,6 +240,40 @@ def test_names_of_stages_are_mapped():
     assert "layers.0 on rank 1 is compared with the reference's layers.2" in verdict.notes
 
 
+def test_a_stage_with_a_tied_weight_and_outputs_of_several_tensors():
+    """A stage's outputs have the reference's names; a module that has no weight of its own keeps its name."""
+    rng = np.random.default_rng(1)
+    weights = {name: rng.standard_normal((3, 2)) for name in ("embed.weight", "layers.0.weight", "layers.1.weight")}
+    outs = {name: rng.standard_normal((5, 3)) for name in ("embed", "layers.0[0]", "layers.1[0]", "head[0]")}
+
+    def stage(rank, names, calls):
+        owned = [Record("weight", own, own.rpartition(".")[0], -1, 0, weights[name]) for own, name in names.items()]
+        states = [Record("state", f"{own}:step", own.rpartition(".")[0], 0, 0, weights[name])
+                  for own, name in names.items()]  # fmt: skip
+        called = [Record("output", own, own.partition("[")[0], 0, 0, outs[name]) for own, name in calls.items()]
+        return RankRecords(rank, [*owned, *called, *states])
+
+    def run():
+        whole = Run([stage(0, {name: name for name in weights}, {name: name for name in outs})])
+        first = stage(0, {name: name for name in ("embed.weight", "layers.0.weight")}, {"embed": "embed"})
+        first.records.append(Record("output", "layers.0[0]", "layers.0", 0, 0, outs["layers.0[0]"]))
+        last = stage(
+            1,
+            {"layers.0.weight": "layers.1.weight", "head.weight": "embed.weight"},
+            {"layers.0[0]": "layers.1[0]", "head[0]": "head[0]"},
+        )
+        return compare_runs(whole, [whole, whole], Run([first, last]))
+
+    verdict = run()
+    assert verdict.equal, verdict.text()
+    assert dict(verdict.counts) == {"weight": 4, "output": 4, "state": 4}
+    assert verdict.skipped == []
+    assert verdict.notes == [
+        "layers.0 on rank 1 is compared with the reference's layers.1",
+        "head.weight on rank 1 is compared with the reference's embed.weight",
+    ]
+
+
 def test_parts_of_a_model_that_a_rank_calls_by_themselves():
     """A rank that calls a part of the model has its values under the part's own names; a tied weight keeps its name."""
     rng = np.random.default_rng(0)

@@ -36,6 +36,9 @@ generator = torch.Generator(device="cuda").manual_seed(1)
 assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
 state = torch.cuda.get_rng_state()
 first = torch.rand(3, device="cuda")
+assert first.type() == "torch.cuda.FloatTensor"
+with torch.device("cpu"):  # a mode of functions
+    assert first.type() == "torch.cuda.FloatTensor"
 torch.cuda.set_rng_state(state)
 assert torch.equal(first, torch.rand(3, device="cuda:0"))
 torch.cuda._lazy_call(lambda: torch.cuda.default_generators[rank].set_state(state))
@@ -221,3 +224,76 @@ def test_a_script_for_a_device_is_told_of_pretending(part, device, tmp_path):
     """The error of a script that names a device which is not there says which option helps."""
     with pytest.raises(InputError, match=f"--pretend {device} lets the CPU stand in for {device}"):
         verified(tmp_path / "train.py", PLAIN.replace("PART", part), "")
+
+
+RING = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("cp",))
+ENABLE
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.split, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    def forward(self, x):
+        parts = [part.view(*part.shape[:2], 2, 3).transpose(1, 2) for part in self.split(x).chunk(3, -1)]
+        if size > 1:
+            parts = [DTensor.from_local(part, mesh, [Shard(2)], run_check=False) for part in parts]
+        found = nn.functional.scaled_dot_product_attention(*parts, is_causal=CAUSAL)
+        found = found.to_local() if size > 1 else found
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+model = Attention()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+halves = torch.arange(4 * size).chunk(2 * size)
+places = torch.cat([halves[rank], halves[2 * size - 1 - rank]]) if CAUSAL else torch.arange(4 * size).chunk(size)[rank]
+weights = torch.randn(4 * size, 6, generator=torch.Generator().manual_seed(2))
+for batch in torch.randn(3, 2, TOKENS, 6, generator=torch.Generator().manual_seed(1)).cuda():
+    (model(batch[:, places]) * weights[places]).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ENABLE = """
+from torch.distributed.tensor.experimental import _attention
+_attention._enable_context_parallel_dispatcher()
+_attention._cp_options.enable_load_balance = CAUSAL
+"""
+
+
+def ring(causal, enable=ENABLE):
+    """Return a program whose tokens are spread over ranks; a causal one in pairs of early and late tokens."""
+    text = RING.replace("ENABLE", enable).replace("4 * size", "TOKENS").replace("CAUSAL", str(causal))
+    return text.replace("TOKENS", "24")
+
+
+@pytest.mark.parametrize("causal, world_size", [(True, 2), (True, 3), (False, 2), (False, 4)])
+def test_attention_over_the_tokens_of_all_ranks(tmp_path, causal, world_size):
+    """PyTorch's ring, which has kernels of devices alone, gives the attention of one rank, forward and backward."""
+    file = tmp_path / "train.py"
+    file.write_text(ring(causal), encoding="utf-8")
+    report = verify_program(str(file), world_size, pretend="cuda")
+    assert report.status == 0, report.text()
+    assert "rings of attention 6" in report.text()
+
+
+def test_attention_of_distributed_tokens_without_context_parallelism(tmp_path):
+    """Where the program has not enabled it, attention fails as PyTorch's does on the CPU."""
+    file = tmp_path / "train.py"
+    file.write_text(ring(True, ""), encoding="utf-8")
+    text = verify_program(str(file), 2, pretend="cuda").text()
+    assert "does not have a sharding strategy registered" in text

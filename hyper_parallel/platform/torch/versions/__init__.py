@@ -125,6 +125,13 @@ NAMES = Names(
         "set_thread_isolation": _name("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
         "symmetric_memory": _name("torch.distributed._symmetric_memory", "symmetric memory"),
         # the CPU in the place of a device
+        "context_parallel": Wanted(
+            (
+                "torch.distributed.tensor.experimental._context_parallel._attention",
+                "torch.distributed.tensor.experimental._attention",
+            ),
+            _PRETENDED,
+        ),
         "device_constructors": _name("torch.utils._device._device_constructors", _PRETENDED),
         "device_context": _name("torch.utils._device.DeviceContext", _PRETENDED),
         "function_table": _name("torch.jit._builtins", _PRETENDED),

@@ -99,6 +99,8 @@ class PipeToParent:
         refused: what a thread of the rank was refused: the error of the rank at its end.
     """
 
+    own_process = True
+
     def __init__(self, line: Connection, folder: str) -> None:
         self.refused: Exception | None = None
         self._line, self._folder = line, folder

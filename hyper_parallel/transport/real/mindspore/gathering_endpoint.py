@@ -30,6 +30,8 @@ class GatheringEndpoint:
         to_host: what ``transport`` returns to a host array.
     """
 
+    own_process = True
+
     def __init__(self, transport: Transport, from_host: Callable[[Any], Any], to_host: Callable[[Any], Any]) -> None:
         self._transport = transport
         self._from_host = from_host

@@ -71,11 +71,14 @@ class Region:
         shape: of the global tensor.
         start: first index of the box in each dim; its sizes are those of the value.
         pending: reductions that the value still awaits.
+        spans: of several pieces of a flattened tensor, which the value has one after the other, their first elements
+            and sizes; empty for a box.
     """
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
     pending: tuple[Pending, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class LocalValue(NamedTuple):

@@ -39,6 +39,7 @@ from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.half_precision import REDUCTIONS
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
+from hyper_parallel.verify.frameworks.torch.stack_clipping import imported_clippings
 from hyper_parallel.verify.frameworks.torch.upcast import upcast, without_autocast, without_half_precision
 
 __all__ = ["inherited_world", "recording"]
@@ -129,6 +130,7 @@ class _Installation:
         self._running: set[object] = set()
         self._plain: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
+        self._imported = 0
 
     def enter(self) -> Callable[[], None]:
         """Start a recording; return what ends it, which may be called from any thread and more than once."""
@@ -155,7 +157,19 @@ class _Installation:
                 handle.remove()
             for owner, name, plain in reversed(self._plain):
                 setattr(owner, name, plain)
-            self._plain = []
+            self._plain, self._imported = [], 0
+
+    def follow_imports(self) -> None:
+        """Replace functions of stacks that the program has imported since the last call."""
+        if len(sys.modules) == self._imported:
+            return
+        with self._lock:
+            self._imported = len(sys.modules)
+            for clipping in imported_clippings():
+                if self._running and not hasattr(getattr(clipping.owner, clipping.name), RECORDED):
+                    self._replace(
+                        clipping.owner, clipping.name, functools.partial(clipping.replaced, record=_record_clipping)
+                    )
 
     def _replace_functions(self) -> None:
         self._replace(torch.autocast, "__init__", without_autocast)
@@ -207,6 +221,7 @@ def _module_call(plain: Any) -> Any:
         recorder = _active()
         if recorder is None or torch.compiler.is_compiling():
             return plain(module, *args, **kwargs)
+        _INSTALLATION.follow_imports()
         return recorder.call(plain, module, args, kwargs)
 
     return call
@@ -253,6 +268,14 @@ def _clipped(plain: Any) -> Any:
         return call() if recorder is None else recorder.record_clipping(parameters, call, float(max_norm), total_norm)
 
     return clip
+
+
+def _record_clipping(held: Any, call: Callable[[], Any], largest: float, total: Any) -> Any:
+    """Clip in a stack's own function."""
+    recorder = _active()
+    if recorder is None:
+        return call()
+    return recorder.record_clipping(held, call, largest, torch.as_tensor(total, dtype=torch.float32))
 
 
 def _clipped_by_fsdp(plain: Any) -> Any:

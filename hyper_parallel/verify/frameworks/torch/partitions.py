@@ -2,12 +2,12 @@
 
 DeepSpeed's ZeRO trains float32 copies of pieces of parameters that it has put one after the other, and says on each
 parameter where its piece is; its third stage keeps no more than a piece of the parameter itself. Megatron's distributed
-optimizer trains views of pieces of the parameters' own memory.
+optimizer trains views of pieces of the parameters' own memory, or float32 copies of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region
 from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_part, read_tensor
 
-__all__ = ["Piece", "is_partitioned", "overwrite", "overwrite_weight", "pieces_in", "read_weight"]
+__all__ = ["Pieces", "is_partitioned", "overwrite", "overwrite_weight", "pieces_in", "read_weight"]
 
 
 _PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
@@ -23,33 +23,52 @@ _PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
 
 
 class Piece(NamedTuple):
-    """A piece of a parameter, flattened, inside a tensor that an optimizer has.
+    """Consecutive elements of a flattened parameter inside a tensor that an optimizer has.
 
     Attributes:
-        shape: of the parameter on this rank, or of the global one of ZeRO's third stage.
-        start: the piece's first element in the parameter.
-        size: number of elements; 0 if this rank's optimizer has none of the parameter.
-        holder: the optimizer's tensor; None if ``size`` is 0.
-        offset: the piece's first element in it.
+        start: the first element in the parameter.
+        size: number of elements.
+        holder: the optimizer's tensor.
+        offset: the first element in it.
     """
 
-    shape: tuple[int, ...]
     start: int
     size: int
-    holder: Any = None
-    offset: int = 0
+    holder: Any
+    offset: int
 
     def of(self, tensor: Any) -> Any:
         """Return the view of the piece in a tensor of the holder's shape, flat."""
         return tensor.detach().reshape(-1)[self.offset : self.offset + self.size]
 
-    def read(self, tensor: Any) -> LocalValue | None:
-        """Return the piece's part of a tensor of the holder's shape, and any other tensor as it is."""
-        if self.holder is None:
-            return _read_flat(torch.empty(0), self.shape, self.start)
-        if not isinstance(tensor, torch.Tensor) or tensor.shape != self.holder.shape:
-            return read_tensor(torch.as_tensor(tensor)) if isinstance(tensor, (torch.Tensor, int, float)) else None
-        return _read_flat(self.of(tensor), self.shape, self.start)
+
+class Pieces(NamedTuple):
+    """What this rank's optimizer trains of a parameter.
+
+    Attributes:
+        shape: of the parameter on this rank, or of the global one of ZeRO's third stage.
+        parts: in the order of their elements; none if other ranks train all of it.
+        holders: of the parts, and tensors of the same memory that have none of its elements, such as padding.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[Piece, ...] = ()
+    holders: tuple[Any, ...] = ()
+
+    def read(self, tensors: Callable[[Any], Any]) -> LocalValue | None:
+        """Return the parts of tensors of the holders' shapes, and any other value, such as a count of steps, as it is.
+
+        Args:
+            tensors: returns that of a holder; None if it has none.
+        """
+        found = [(part, value) for part in self.parts if (value := tensors(part.holder)) is not None]
+        if not found:
+            return None if self.parts else _read_flat(torch.empty(0), self.shape, ((0, 0),))
+        for part, value in found:
+            if not isinstance(value, torch.Tensor) or value.shape != part.holder.shape:
+                return read_tensor(torch.as_tensor(value)) if isinstance(value, (torch.Tensor, int, float)) else None
+        values = torch.cat([part.of(value) for part, value in found])
+        return _read_flat(values, self.shape, _joined((part.start, part.size) for part, _ in found))
 
 
 def is_partitioned(parameter: Any) -> bool:
@@ -57,19 +76,19 @@ def is_partitioned(parameter: Any) -> bool:
     return any(hasattr(parameter, name) for name in _PARTITIONED)
 
 
-def pieces_in(optimizer: Any, named: Mapping[str, Any]) -> dict[str, Piece]:
+def pieces_in(held: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Pieces]:
     """Return pieces of parameters that an optimizer trains in place of the parameters themselves.
 
     Args:
-        optimizer: of the program.
-        named: parameters of its models.
+        held: tensors that the optimizer has.
+        named: parameters of the program's models.
     """
-    held = [value for group in optimizer.param_groups for value in group["params"]]
+    held = list(held)
     own = {id(value) for value in held}
     others = {name: value for name, value in named.items() if id(value) not in own and value.requires_grad}
-    found = {name: _piece_of(value, held) for name, value in others.items()}
-    trained = any(piece is not None and piece.size for piece in found.values())
-    return {name: piece for name, piece in found.items() if trained and piece is not None}
+    found = {name: _pieces_of(value, held) for name, value in others.items()}
+    trained = any(pieces is not None and pieces.parts for pieces in found.values())
+    return {name: pieces for name, pieces in found.items() if trained and pieces is not None}
 
 
 def _shape_of(parameter: Any) -> tuple[int, ...]:
@@ -77,30 +96,39 @@ def _shape_of(parameter: Any) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", None) or parameter.shape)
 
 
-def _piece_of(parameter: Any, held: Iterable[Any]) -> Piece | None:
-    """Return the piece of a parameter in the tensors of an optimizer; None if they do not train it by pieces.
+def _pieces_of(parameter: Any, held: Sequence[Any]) -> Pieces | None:
+    """Return the pieces of a parameter in tensors that an optimizer has; None if it does not train it by pieces.
 
     Args:
         parameter: of a model.
-        held: tensors that an optimizer has.
+        held: these tensors.
     """
     shape, master = _shape_of(parameter), _master(parameter)
-    nothing = Piece(shape, _size(shape), 0)
-    view, start = (parameter, 0) if master is None else master
+    view, first = (parameter, 0) if master is None else master
     if view is None:
-        return nothing
-    found = nothing if master is not None else None
-    for holder in held:
-        if holder is parameter or not _share_memory(view, holder):
-            continue
-        first = max(view.storage_offset(), holder.storage_offset())
-        size = min(view.storage_offset() + view.numel(), holder.storage_offset() + holder.numel()) - first
-        found = nothing
+        return Pieces(shape)
+    parts = []
+    holders = [value for value in held if value is not parameter and (value is view or _share_memory(view, value))]
+    for holder in holders:
+        begin = max(view.storage_offset(), holder.storage_offset())
+        size = min(view.storage_offset() + view.numel(), holder.storage_offset() + holder.numel()) - begin
+        start = first + begin - view.storage_offset()
+        size = min(size, _size(shape) - start)  # what follows is padding
         if size > 0:
-            start += first - view.storage_offset()
-            size = max(0, min(size, _size(shape) - start))  # what follows is padding
-            return Piece(shape, start, size, holder, first - holder.storage_offset())
-    return found
+            parts.append(Piece(start, size, holder, begin - holder.storage_offset()))
+    parts.sort(key=lambda part: part.start)
+    return Pieces(shape, tuple(parts), tuple(holders)) if holders else None
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return spans of elements with neighbors as one."""
+    joined: list[tuple[int, int]] = []
+    for start, size in spans:
+        if joined and sum(joined[-1]) == start:
+            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+        else:
+            joined.append((start, size))
+    return tuple(joined)
 
 
 def read_weight(parameter: Any) -> LocalValue | None:
@@ -109,7 +137,7 @@ def read_weight(parameter: Any) -> LocalValue | None:
         return read_part(parameter, parameter)
     start = _start_of_zero(parameter)
     size = max(0, min(parameter.ds_tensor.numel(), _size(_shape_of(parameter)) - start))
-    return _read_flat(parameter.ds_tensor.detach().reshape(-1)[:size], _shape_of(parameter), start)
+    return _read_flat(parameter.ds_tensor.detach().reshape(-1)[:size], _shape_of(parameter), ((start, size),))
 
 
 def overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
@@ -145,11 +173,13 @@ def _copies(parameter: Any, taken: LocalValue) -> Iterator[tuple[Any, int]]:
 
 
 def _master(parameter: Any) -> tuple[Any, int] | None:
-    """Return the copy of a parameter's piece that DeepSpeed trains, and where it begins; None if it has none.
+    """Return the copy of a parameter's piece that a stack trains, and where it begins; None if it has none.
 
     Returns:
         None instead of the copy if other ranks have all of the parameter.
     """
+    if hasattr(parameter, "main_param"):
+        return _main_of_megatron(parameter)
     if hasattr(parameter, "ds_id"):
         optimizer = getattr(parameter, "_z3_optimizer", None)
         view = None if optimizer is None else optimizer.get_local_fp32_param(parameter)
@@ -158,6 +188,19 @@ def _master(parameter: Any) -> tuple[Any, int] | None:
         return None
     mapping = parameter._hp_mapping  # noqa: SLF001 - no public name
     return (None, 0) if mapping is None else (mapping.hp_fragment, mapping.lp_fragment_address.start)
+
+
+def _main_of_megatron(parameter: Any) -> tuple[Any, int] | None:
+    """Return the float32 copy of a half-precision parameter, or of a piece of it, and where it begins.
+
+    Where a piece begins is told by its gradient, which is a piece of the parameter's: before, it is not known.
+    """
+    main = parameter.main_param
+    if main is None or main.numel() == parameter.numel():
+        return main, 0
+    if main.grad is None or not _share_memory(parameter.main_grad, main.grad):
+        return None
+    return main, int(main.grad.storage_offset() - parameter.main_grad.storage_offset())
 
 
 def _start_of_zero(parameter: Any) -> int:
@@ -175,12 +218,13 @@ def _share_memory(view: Any, holder: Any) -> bool:
     return address != 0 and address == holder.untyped_storage().data_ptr()
 
 
-def _read_flat(values: Any, shape: tuple[int, ...], start: int) -> LocalValue | None:
+def _read_flat(values: Any, shape: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> LocalValue | None:
     """Return elements of a flattened parameter with their place, and all of them in its shape."""
     if values.numel() == _size(shape):
         return read_tensor(values.reshape(shape))
     taken = read_tensor(values)
-    return None if taken is None else taken._replace(region=Region((_size(shape),), (start,)))
+    region = Region((_size(shape),), spans[0][:1], (), spans if len(spans) > 1 else ())
+    return None if taken is None else taken._replace(region=region)
 
 
 def _size(shape: Iterable[int]) -> int:

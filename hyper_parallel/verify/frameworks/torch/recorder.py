@@ -25,7 +25,7 @@ from hyper_parallel.verify.frameworks.torch.half_precision import HalfPrecision,
 from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_part, read_tensor
 from hyper_parallel.verify.frameworks.torch.modules import ModelNames, infers_shapes, is_wrapper, recomputes
 from hyper_parallel.verify.frameworks.torch.partitions import (
-    Piece,
+    Pieces,
     is_partitioned,
     overwrite,
     overwrite_weight,
@@ -73,6 +73,8 @@ class Recorder:
         self._own_weights: set[int] = set()
         self._nameless: dict[int, list[list[int]]] = {}
         self._in_step = 0
+        self._stepped: dict[int, set[int]] = {}
+        self._recorded_pieces: set[str] = set()
         self._clips = False
         self._closed: tuple[Any, int] | None = None
         self._changed, self._own = AppliedChanges(log), OwnGradients(log)
@@ -213,31 +215,38 @@ class Recorder:
         """
         if self._clips:
             return clip()
-        chosen = {id(value) for value in parameters}
-        for name, parameter in self._names.parameters().items():
+        parameters = list(parameters)
+        chosen, named = {id(value) for value in parameters}, self._names.parameters()
+        pieces, step = (
+            pieces_in(parameters, named),
+            self._unrecorded,
+        )  # of the last step, which goes on: see before_step
+        for name, parameter in named.items():
             taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
+            if name in pieces and pieces[name].parts:
+                taken = pieces[name].read(_gradient)
             if taken is not None:
-                self.log.add("gradient", name, taken, module=_owner(name))
+                self.log.add("gradient", name, taken, module=_owner(name), step=step)
         if total is not None:
-            self._record_norm(total, largest)
+            self._record_norm(total, largest, step)
         self._clips = True
         try:
             returned = clip()
         finally:
             self._clips = False
         if total is None:
-            self._record_norm(returned, largest)
+            self._record_norm(returned, largest, step)
         return returned
 
-    def _record_norm(self, total: Any, largest: float) -> None:
+    def _record_norm(self, total: Any, largest: float, step: int | None) -> None:
         taken = read_tensor(total)
         if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
             self._note("norms that were not reduced", "gradient norm")
             return
         site = user_site(_FRAMEWORK)
-        self.log.add("norm", "gradient norm", taken, site=site)
+        self.log.add("norm", "gradient norm", taken, step=step, site=site)
         factor = taken._replace(array=np.minimum(1.0, largest / (taken.array + 1e-6)))
-        self.log.add("norm", "clip factor", factor, site=site)
+        self.log.add("norm", "clip factor", factor, step=step, site=site)
 
     # -- what the program saves ----------------------------------------------------------------------------------------
 
@@ -274,13 +283,16 @@ class Recorder:
         if self._in_step > 1:
             return None
         self.add_optimizer(optimizer)
-        if self._steps.get(id(optimizer)) == self.log.step:
+        goes_on = self._goes_on(optimizer)
+        if self._steps.get(id(optimizer)) == self.log.step and not goes_on:
             self._end_step()
         closures = [value for value in (*args[1:2], kwargs.get("closure")) if callable(value)]
         if not self._steps and (self._names.parameters() or not closures):  # a closure may call the model first
             self._record_initial()
         self.add_groups()
-        step = self._steps.setdefault(id(optimizer), 0)
+        self._steps.setdefault(id(optimizer), 0)
+        self._steps[id(optimizer)] -= goes_on
+        step = self._steps[id(optimizer)]
         if not closures:
             self._record_gradients(optimizer, step)
         number = self._optimizers.index(optimizer)
@@ -299,11 +311,19 @@ class Recorder:
 
         return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
+    def _goes_on(self, optimizer: Any) -> bool:
+        """Return whether an optimizer makes one step in several calls, each with other parameters, as in DeepSpeed."""
+        held = {id(value) for value in _held(optimizer)}
+        stepped = self._stepped.setdefault(id(optimizer), set())
+        goes_on = bool(stepped) and self._unrecorded is not None and not held & stepped
+        self._stepped[id(optimizer)] = held | stepped if goes_on else held
+        return goes_on
+
     def _record_gradients(self, optimizer: Any, step: int) -> None:
-        pieces = pieces_in(optimizer, self._names.parameters())
+        pieces = pieces_in(_held(optimizer), self._names.parameters())
         for name, parameter in self._seen_by(optimizer).items():
             if name in pieces:
-                self._record_piece(name, pieces[name], step)
+                self._record_pieces(name, pieces[name], step)
                 continue
             if parameter.grad is None:
                 if parameter.requires_grad:
@@ -315,13 +335,14 @@ class Recorder:
                 self.log.add("gradient", name, taken, module=_owner(name), step=step)
             self._displace(name, step, parameter.grad)
 
-    def _record_piece(self, name: str, piece: Piece, step: int) -> None:
-        gradient = None if piece.holder is None else piece.holder.grad
-        taken = None if piece.holder is not None and gradient is None else piece.read(gradient)
+    def _record_pieces(self, name: str, pieces: Pieces, step: int) -> None:
+        taken = pieces.read(_gradient) if pieces.parts or name not in self._recorded_pieces else None
         if taken is not None:
+            self._recorded_pieces.add(name)
             self.log.add("gradient", name, taken, module=_owner(name), step=step)
-            if gradient is not None:
-                self._displace(name, step, piece.of(gradient))
+        for part in pieces.parts:
+            if part.holder.grad is not None:
+                self._displace(name, step, part.of(part.holder.grad))
 
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
@@ -339,11 +360,12 @@ class Recorder:
         self.log.step = max(self._steps.values())
 
     def _record_state(self, optimizer: Any, step: int) -> None:
-        pieces = pieces_in(optimizer, self._names.parameters())
+        pieces = pieces_in(_held(optimizer), self._names.parameters())
         for name, parameter in self._seen_by(optimizer).items():
-            piece = pieces.get(name)
-            for key, value in optimizer.state.get(parameter if piece is None else piece.holder, {}).items():
-                taken = _read_state(parameter, value) if piece is None else piece.read(value)
+            own = pieces.get(name)
+            holders = [parameter] if own is None else [part.holder for part in own.parts]
+            for key, value in optimizer.state.get(holders[0], {}).items() if holders else ():
+                taken = _read_state(parameter, value) if own is None else own.read(partial(_state, optimizer, key))
                 if taken is not None:
                     full = f"{name}:{key}"
                     self.log.add("state", full, taken, module=_owner(name), step=step)
@@ -359,6 +381,7 @@ class Recorder:
         if self._unrecorded is None:
             return
         step, self._unrecorded = self._unrecorded, None
+        self._stepped, self._recorded_pieces = {}, set()
         self._record_weights(step)
         limit = self.log.limits.steps
         if limit is not None and min(self._steps.values()) >= limit:
@@ -393,13 +416,12 @@ class Recorder:
         program keeps beside the model's, in float32.
         """
         named = self._names.parameters()
-        own = {id(value) for group in optimizer.param_groups for value in group["params"]}
-        everyone = {
-            id(value) for known in self._optimizers for group in known.param_groups for value in group["params"]
-        }
-        pieces = pieces_in(optimizer, self._names.parameters())
-        names = {id(value) for value in named.values()} | {id(piece.holder) for piece in pieces.values()}
-        unknown = [value for group in optimizer.param_groups for value in group["params"] if id(value) not in names]
+        own = {id(value) for value in _held(optimizer)}
+        everyone = {id(value) for known in self._optimizers for value in _held(known)}
+        pieces = pieces_in(_held(optimizer), self._names.parameters())
+        holders = {id(value) for found in pieces.values() for value in found.holders}
+        names = {id(value) for value in named.values()} | holders
+        unknown = [value for value in _held(optimizer) if id(value) not in names]
         lost = [
             name
             for name, value in named.items()
@@ -527,6 +549,20 @@ def _address(tensor: Any) -> int:
     """Return where a tensor's values lie; those of a collective in flight lie in the tensor that it wraps."""
     address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
     return address
+
+
+def _held(optimizer: Any) -> list[Any]:
+    """Return the tensors that an optimizer has."""
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
+def _gradient(holder: Any) -> Any:
+    return holder.grad
+
+
+def _state(optimizer: Any, key: str, holder: Any) -> Any:
+    """Return an entry of the state of a tensor that an optimizer has; None if it has none."""
+    return optimizer.state.get(holder, {}).get(key)
 
 
 def _read_state(parameter: Any, value: Any) -> LocalValue | None:

@@ -251,6 +251,21 @@ def test_packages_are_imported_before_the_ranks_are_unless_they_ask_for_one(tmp_
     assert len({process for process, _, _ in found}) == 1
 
 
+def test_a_function_that_a_package_compiles_belongs_to_each_rank(tmp_path, monkeypatch):
+    """A package that is imported before the ranks may have compiled functions: each process compiles its own."""
+    text = "import torch\nimport torch.distributed as dist\n\n@torch.compile(backend='eager')\n"
+    (tmp_path / "compiling_package.py").write_text(f"{text}def scaled(x):\n    return x * (1 + dist.get_rank())\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body():
+        import compiling_package
+
+        return compiling_package.scaled(torch.ones(2)).tolist()
+
+    found = simulate_forked(body, 2, (), timeout=100.0, packages=["compiling_package"])
+    assert found == [[1.0, 1.0], [2.0, 2.0]]
+
+
 def test_what_ranks_print_is_printed_here(capsys):
     """Text of ``print`` comes to this process's stream."""
     forked(lambda: print(f"rank {dist.get_rank()}"), 2)  # noqa: T201 - under test

@@ -151,8 +151,131 @@ def pieces_only(unreduced=None):
     trained(model, torch.randn(3, 12, 5), unreduced, step)
 
 
+def scattered(unreduced=None):
+    """Train views of several pieces of the memory in which all parameters lie: every so many chunks are a rank's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Net()
+    parameters = list(model.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    rows = nn.functional.pad(flat, (0, -len(flat) % (3 * size))).clone().view(3, size, -1)
+    start = 0
+    for parameter in parameters:
+        parameter.data = rows.view(-1)[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+    held = [nn.Parameter(rows[number, rank]) for number in range(3)]
+    optimizer = torch.optim.AdamW(held, lr=0.1)
+
+    def step(gradient):
+        gradient = nn.functional.pad(gradient[: len(flat)], (0, rows.numel() - len(flat))).view(rows.shape)
+        for number, part in enumerate(held):
+            part.grad = gradient[number, rank].clone()
+        optimizer.step()
+        for row, part in zip(rows, held, strict=True):
+            row.copy_(gathered(part.detach().clone()).view(row.shape))
+
+    trained(model, torch.randn(3, 12, 5), unreduced, step)
+
+
+def main_copies(unreduced=None):
+    """Train as Megatron does in half precision: float32 copies that the parameters know, each whole."""
+    torch.manual_seed(0)
+    model = Net()
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.main_param = parameter.detach().clone()
+    optimizer = torch.optim.AdamW([parameter.main_param for parameter in parameters], lr=0.1)
+
+    def step(gradient):
+        start = 0
+        for parameter in parameters:
+            parameter.main_param.grad = gradient[start : start + parameter.numel()].view(parameter.shape).clone()
+            start += parameter.numel()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(parameter.main_param)
+
+    trained(model, torch.randn(3, 12, 5), unreduced, step)
+
+
+def main_pieces(unreduced=None):
+    """Train as Megatron's distributed optimizer does in half precision: copies of pieces, and views of gradients."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Net()
+    parameters = list(model.parameters())
+    numbers = [parameter.numel() for parameter in parameters]
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    length = -(-len(flat) // size)
+    buffer = torch.zeros(length * size)
+    held, start = [], 0
+    for parameter in parameters:
+        parameter.main_grad = buffer[start : start + parameter.numel()].view(parameter.shape)
+        first, last = max(rank * length, start), min((rank + 1) * length, start + parameter.numel())
+        parameter.main_param = flat[first:last].clone() if first < last else None
+        if first < last:
+            held.append((parameter.main_param, slice(first - start, last - start), parameter.main_grad.view(-1)))
+        start += parameter.numel()
+    optimizer = torch.optim.AdamW([part for part, _, _ in held], lr=0.1)
+
+    def step(gradient):
+        buffer[: len(flat)] = gradient[: len(flat)]
+        for part, place, main_grad in held:
+            part.grad = main_grad[place]
+        optimizer.step()
+        own = torch.cat([part for part, _, _ in held] or [torch.empty(0)])
+        parts = gathered(nn.functional.pad(own, (0, length - len(own))))
+        with torch.no_grad():
+            for parameter, values in zip(parameters, parts[: len(flat)].split(numbers), strict=True):
+                parameter.copy_(values.view(parameter.shape))
+
+    trained(model, torch.randn(3, 12, 5), unreduced, step)
+
+
+def step_by_step(unreduced=None):
+    """Train as ZeRO does with several groups: a call of the optimizer's step for each, which has nothing else then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Net()
+    parameters = list(model.parameters())
+    groups = []
+    for numbers in ((0, 2), (1, 3)):  # weights, and biases
+        flat = torch.cat([parameters[number].detach().flatten() for number in numbers])
+        part = nn.Parameter(nn.functional.pad(flat, (0, -len(flat) % size)).chunk(size)[rank].clone())
+        start = 0
+        for number in numbers:
+            parameter = parameters[number]
+            first = max(rank * len(part), start)
+            last = min((rank + 1) * len(part), start + parameter.numel())
+            parameter._hp_mapping = None
+            if first < last:
+                fragment = part.detach()[first - rank * len(part) : last - rank * len(part)]
+                address = SimpleNamespace(start=first - start)
+                parameter._hp_mapping = SimpleNamespace(hp_fragment=fragment, lp_fragment_address=address)
+            start += parameter.numel()
+        groups.append((numbers, part))
+    optimizer = torch.optim.AdamW([{"params": [part]} for _, part in groups], lr=0.1)
+
+    def step(gradient):
+        numel = [parameter.numel() for parameter in parameters]
+        gradients = gradient[: sum(numel)].split(numel)
+        own = list(optimizer.param_groups)
+        for group, (numbers, part) in zip(own, groups, strict=True):
+            flat = torch.cat([gradients[number] for number in numbers])
+            part.grad = nn.functional.pad(flat, (0, -len(flat) % size)).chunk(size)[rank].clone()
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = own
+        for numbers, part in groups:
+            values = gathered(part)[: sum(numel[number] for number in numbers)]
+            nn.utils.vector_to_parameters(values, [parameters[number] for number in numbers])
+
+    trained(model, torch.randn(3, 12, 5), unreduced, step)
+
+
 NAMES = ("first.weight", "first.bias", "second.weight", "second.bias")
-PROGRAMS = [copies, views, pieces_only]
+PROGRAMS = [copies, views, pieces_only, scattered, main_copies, main_pieces, step_by_step]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -164,6 +287,7 @@ def test_pieces_have_the_names_of_parameters(program, world_size):
     assert "gradients that are zero" not in report.text()
     compared = report.verdict.to_json()["compared"]
     assert compared["gradient"] == 3 * 4 * world_size
+    assert "3 optimizer steps" in report.text()
     assert not report.verdict.skipped
 
 
@@ -197,6 +321,6 @@ def test_tensors_of_other_memory_are_no_pieces():
     parameter = nn.Parameter(flat[:6].view(2, 3))
     for other in (torch.zeros(12), flat.view(3, 4), flat[::2], flat.view(torch.int32)):
         optimizer = SimpleNamespace(param_groups=[{"params": [other]}])
-        assert pieces_in(optimizer, {"weight": parameter}) == {}
+        assert pieces_in(optimizer.param_groups[0]["params"], {"weight": parameter}) == {}
     optimizer = SimpleNamespace(param_groups=[{"params": [flat[8:]]}])
-    assert pieces_in(optimizer, {"weight": parameter}) == {}
+    assert pieces_in(optimizer.param_groups[0]["params"], {"weight": parameter}) == {}

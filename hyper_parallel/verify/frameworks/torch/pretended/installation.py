@@ -18,6 +18,7 @@ from hyper_parallel.platform.torch.versions import register_device_module
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PARTS, PretendedDevice, answer_for
 from hyper_parallel.verify.frameworks.torch.pretended.engines import replace_engines
 from hyper_parallel.verify.frameworks.torch.pretended.placement import replace_placement
+from hyper_parallel.verify.frameworks.torch.pretended.ring_attention import offer_ring_attention
 from hyper_parallel.verify.frameworks.torch.pretended.stubs import STUBBED, offer_stubs
 
 __all__ = ["asked", "install"]
@@ -39,6 +40,7 @@ def install(name: str) -> None:
     answer_for(device, torch.cuda if name == "cuda" else _npu())
     replace_placement(device)
     replace_engines()
+    offer_ring_attention()
     offer_stubs()
 
 

@@ -90,8 +90,9 @@ class _Placement:
         @functools.wraps(plain)
         def named(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
             if dtype is None:
-                name: str = plain(tensor)
-                return name.replace("torch.", f"torch.{self._name}.", 1)
+                name: str = plain(tensor)  # calls this function again in a mode of functions
+                prefix = f"torch.{self._name}."
+                return name if name.startswith(prefix) else name.replace("torch.", prefix, 1)
             dtype = dtype.replace(f".{self._name}.", ".") if isinstance(dtype, str) else dtype
             return plain(tensor, dtype, *args, **kwargs)
 

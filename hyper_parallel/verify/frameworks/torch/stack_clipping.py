@@ -1,0 +1,80 @@
+"""Where DeepSpeed and Megatron clip gradients: functions of their own, which see what their optimizers train."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["Clipping", "imported_clippings"]
+
+
+class Clipping(NamedTuple):
+    """A function that clips gradients by a norm that it is given.
+
+    Attributes:
+        owner: the module or class that has it.
+        name: its name there.
+        read: returns, of a call's bound arguments, the tensors whose gradients are clipped, the largest norm (0 if
+            nothing is clipped) and the norm.
+    """
+
+    owner: Any
+    name: str
+    read: Callable[[dict[str, Any]], tuple[list[Any], float, Any]]
+
+    def replaced(self, plain: Callable[..., Any], record: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with every call of it given to ``record``.
+
+        Args:
+            plain: the function.
+            record: called with tensors, the call to make, the largest norm, and the norm.
+        """
+        signature = inspect.signature(plain)
+
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            held, largest, total = self.read(signature.bind(*args, **kwargs).arguments)
+            call = functools.partial(plain, *args, **kwargs)
+            return record(held, call, largest, total) if largest > 0 and total is not None else call()
+
+        return clip
+
+
+def imported_clippings() -> Iterator[Clipping]:
+    """Yield the functions of stacks that this process has imported."""
+    for module, owner, name, read in _FUNCTIONS:
+        found = sys.modules.get(module)
+        found = getattr(found, owner, None) if owner else found
+        if hasattr(found, name):
+            yield Clipping(found, name, read)
+
+
+def _by_megatron(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
+    return list(call["parameters"]), float(call["max_norm"]), call["total_norm"]
+
+
+def _by_zero(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
+    """ZeRO 1 and 2: one flat gradient of each group; the norm is one of scaled gradients."""
+    optimizer = call["self"]
+    clipped = {id(gradient) for gradient in call["grad_groups_flat"]}
+    held = [part for part in optimizer.single_partition_of_fp32_groups if id(part.grad) in clipped]
+    return held, *_of_zero(optimizer, call["total_norm"])
+
+
+def _by_zero_3(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
+    optimizer = call["self"]
+    return [optimizer.fp32_partitioned_groups_flat[call["sub_group_id"]]], *_of_zero(optimizer, call["total_norm"])
+
+
+def _of_zero(optimizer: Any, total: Any) -> tuple[float, Any]:
+    return float(optimizer.clip_grad), None if total is None else total / optimizer.loss_scale
+
+
+_FUNCTIONS = (
+    ("megatron.core.optimizer.optimizer", "", "clip_grad_by_total_norm_fp32", _by_megatron),
+    ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "unscale_and_clip_grads", _by_zero),
+    ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "unscale_and_clip_grads", _by_zero_3),
+)
+"""Module, class, name and how a call is read."""
