@@ -58,10 +58,18 @@ STACKS = {
     "torchtitan_tensor": Stack(
         ("torchtitan",), "layers.1.ffn_norm.weight", "cuda", "torchtitan_llama", ("tensor",), ranks=4
     ),
+    "torchtitan_context": Stack(
+        ("torchtitan",), "layers.0.attention.inner_attention", "cuda", "torchtitan_llama", ("context",)
+    ),
     "torchtitan_pipeline": Stack(("torchtitan",), "layers.0.*", "cuda", "torchtitan_llama", ("pipeline",)),
     "transformers_plan": Stack(("transformers", "accelerate"), "*.layers.1.mlp.down_proj.weight"),
     "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),
     "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda"),
+    "megatron_half": Stack(
+        ("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda", "megatron_distributed", ("half",)
+    ),
+    "megatron_pipeline": Stack(("megatron",), "embedding.word_embeddings.weight", "cuda"),
+    "megatron_experts": Stack(("megatron",), "decoder.layers.*.mlp.experts.local_experts.*", "cuda"),
     "megatron_sequence": Stack(
         ("megatron",), "decoder.*layernorm.*", "cuda", "megatron_distributed", ("tensor",), ranks=4
     ),

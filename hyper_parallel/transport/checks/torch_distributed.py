@@ -214,7 +214,8 @@ def _split(x: torch.Tensor, sizes: Sequence[int] | None, arguments: _Arguments) 
     """Numbers of elements of the chunks of ``x``: its rows by ``sizes``, in equal parts by default."""
     count = dist.get_world_size(_group(arguments))
     row = math.prod(x.shape[1:])
-    return [size * row for size in sizes] if sizes else [x.numel() // count] * count
+    given = [] if sizes is None else [int(size) for size in sizes]  # a list or an array
+    return [size * row for size in given] if given else [x.numel() // count] * count
 
 
 def _exchange(

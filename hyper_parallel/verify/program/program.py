@@ -43,6 +43,10 @@ _OTHER_FILES = {
 """Files that are no programs of Python, by suffix, and what to do."""
 
 
+_NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
+"""Arguments of functions that are numbers of the rank or its world."""
+
+
 class ProgramExitError(Exception):
     """The program ended itself with an exit status other than 0."""
 
@@ -228,13 +232,17 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
     ]
     if not required:
         function()
+    elif set(required) <= set(_NUMBERS):  # what mp.spawn runs
+        transport = get_platform().transport()
+        function(**{name: getattr(transport, _NUMBERS[name]) for name in required})
     elif len(required) == 1:
         function(
             harness_of(get_platform()).program_mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh))
         )
     else:
         msg = (
-            f"{getattr(function, '__qualname__', function)} takes {', '.join(required)}; it must take nothing or a mesh"
+            f"{getattr(function, '__qualname__', function)} takes {', '.join(required)}; it must take nothing, a mesh, "
+            "or rank and world_size"
         )
         raise InputError(msg)
 

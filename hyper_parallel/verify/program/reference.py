@@ -26,6 +26,7 @@ from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import other_framework
+from hyper_parallel.verify.program.own_launches import advice_on_launches
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
 from hyper_parallel.verify.program.printed import PRINTED, WRITTEN
 from hyper_parallel.verify.program.program import Program
@@ -403,8 +404,9 @@ def check_recorded(program: Program, run: Run) -> None:
     for rank in run.ranks:
         where = f"{program.name} on rank {rank.rank} of {run.world_size}"
         if not rank.records:
-            msg = (
-                f"{where}: nothing was recorded; it calls no module, makes no optimizer step and records no value: "
+            msg = f"{where}: nothing was recorded; " + (
+                advice_on_launches(program)
+                or "it calls no module, makes no optimizer step and records no value: "
                 'call the training in the file itself, or record values by hyper_parallel.verify.record("name", value)'
             )
             raise InputError(msg)

@@ -211,7 +211,7 @@ def test_numbers_that_make_no_sense():
     assert refusal(train, steps=0) == "--steps is 0; at least one step must be compared"
     assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated, processes or threads"
     message = refusal(lambda left, right: left + right)
-    assert message.endswith("<lambda> takes left, right; it must take nothing or a mesh")
+    assert message.endswith("<lambda> takes left, right; it must take nothing, a mesh, or rank and world_size")
 
 
 def test_a_device_that_is_not_here(monkeypatch):

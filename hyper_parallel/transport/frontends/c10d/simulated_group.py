@@ -261,18 +261,24 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
 
         return self._begin(fingerprint, [_Part([private_copy(x)]) for x in chunks], finish)
 
-    def _rows(self, name: str, x: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
+    def _rows(self, name: str, x: torch.Tensor, splits: Any) -> list[int]:
         """Numbers of rows per member."""
         count, rows = len(self.ranks), x.shape[0] if x.dim() else 0
-        if not splits:
+        if isinstance(splits, torch.Tensor):
+            msg = (
+                f"{name}(): incompatible function arguments: split sizes are a tensor; PyTorch takes a list or an array"
+            )
+            raise TypeError(msg)
+        sizes = [] if splits is None else [int(size) for size in splits]
+        if not sizes:
             if rows % count:
                 msg = f"{name}: {rows} rows cannot be split evenly over {count} ranks; pass the split sizes"
                 raise CollectiveMismatchError(msg)
             return [rows // count] * count
-        if len(splits) != count or sum(splits) != rows:
-            msg = f"{name}: split sizes {list(splits)} must be {count} numbers whose sum is {rows}, the number of rows"
+        if len(sizes) != count or sum(sizes) != rows:
+            msg = f"{name}: split sizes {sizes} must be {count} numbers whose sum is {rows}, the number of rows"
             raise CollectiveMismatchError(msg)
-        return [int(size) for size in splits]
+        return sizes
 
     # -- barriers --------------------------------------------------------------------------------------------------
 

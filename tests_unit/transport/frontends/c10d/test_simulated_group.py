@@ -3,6 +3,7 @@
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def movements(outputs, dtype):
     outputs.record(f"scatter {dtype}", taken, *(listed or []))
     splits = [(rank + place) % 3 for place in range(size)]
     exchanged, even = torch.zeros(sum(splits), 2, dtype=dtype), torch.zeros(2 * size, dtype=dtype)
-    dist.all_to_all_single(exchanged, values(sum(splits), 2, dtype=dtype), splits, splits)
+    dist.all_to_all_single(exchanged, values(sum(splits), 2, dtype=dtype), np.array(splits), splits)
     dist.all_to_all_single(even, values(2 * size, dtype=dtype))
     outputs.record(f"all_to_all {dtype}", exchanged, even)
 
@@ -456,3 +457,15 @@ def test_two_runs_are_equal():
         return order, total.tolist()
 
     assert simulate(body, 4, "torch") == simulate(body, 4, "torch")
+
+
+def test_split_sizes_that_are_a_tensor():
+    """PyTorch takes lists and arrays, and refuses tensors with this type."""
+
+    def body():
+        with pytest.raises(TypeError) as caught:
+            dist.all_to_all_single(ones(2), ones(2), torch.tensor([1, 1]), [1, 1])
+        return str(caught.value)
+
+    words = "incompatible function arguments: split sizes are a tensor; PyTorch takes lists and arrays"
+    assert simulate(body, 2, "torch") == [f"all_to_all_single(): {words}"] * 2

@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -17,8 +18,11 @@ _ENGINES = ("nccl", "hccl")
 
 
 def replace_engines() -> None:
-    """Replace the functions of ``torch.distributed`` that take a device or its engine, in this process, for good."""
-    for name in ("init_process_group", "new_group", "split_group", "barrier"):
+    """Replace the functions of ``torch.distributed`` that take a device or its engine, in this process, for good.
+
+    Sizes of an exchange that a program counts on the device, and would copy to the host, are on the host already.
+    """
+    for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
         _replace(name)
 
 
@@ -37,6 +41,9 @@ def _replace(name: str) -> None:
         for device in ("device_id", "device_ids"):
             if device in given:
                 given[device] = signature.parameters[device].default
+        for sizes in ("output_split_sizes", "input_split_sizes"):
+            if isinstance(given.get(sizes), torch.Tensor):
+                given[sizes] = given[sizes].tolist()
         return plain(*bound.args, **bound.kwargs)
 
     setattr(distributed_c10d, name, call)
