@@ -7,12 +7,13 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyper_parallel.cli.output import print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.verify.report import report_json
 from workshop.program_costs.measurement import Cost, cost_of
+from workshop.program_costs.stacks import STACKS
 
 __all__ = ["add_parser", "run"]
 
@@ -31,33 +32,29 @@ def add_parser(commands: Any) -> None:
     subparser.add_argument("--mode", default="ddp,fsdp", help="of ddp, fsdp; default: both")
     subparser.add_argument("--ranks", default="4", help="numbers of ranks, such as 4,64; default: 4")
     subparser.add_argument("--steps", default="3", help="numbers of optimizer steps, such as 1,10; default: 3")
+    stacks = "programs of training stacks instead, such as accelerate_ddp,megatron_gpt, or all that are installed"
+    subparser.add_argument("--stacks", default="", metavar="all|NAMES", help=stacks)
     subparser.add_argument("--json", action="store_true", help="the rows as JSON")
     subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure every combination; return 0 if all commands succeeded."""
-    cases = [
-        (size, mode, ranks, steps)
-        for size in _chosen(arguments.size, SIZES, "--size")
-        for mode in _chosen(arguments.mode, _MODES, "--mode")
-        for ranks in _numbers(arguments.ranks, "--ranks", 2)
-        for steps in _numbers(arguments.steps, "--steps", 1)
-    ]
+    cases = _of_stacks(arguments.stacks) if arguments.stacks else _of_sizes(arguments)
     progress, rows = Progress(2 * len(cases)), []
     if not arguments.json:
         print(_LINE.format(
-            "size", "mode", "ranks", "steps", "CPU s", "torchrun", "ratio", "GB", "torchrun", "wall s", "torchrun", ""
+            "stack" if arguments.stacks else "size", "mode", "ranks", "steps", "CPU s", "torchrun", "ratio", "GB",
+            "torchrun", "wall s", "torchrun", "",
         ).rstrip())  # fmt: skip
-    for size, mode, ranks, steps in cases:
-        options = ["--size", size, "--mode", mode, "--steps", str(steps)]
-        title = f"{size} {mode} on {ranks} ranks"
+    for case in cases:
+        title = f"{case.size} {case.mode} on {case.ranks} ranks".replace("  ", " ")
         with progress.running(f"{title}: torchrun"):
-            peer = _measured([*_torchrun(ranks), str(SCRIPT), *options])
+            peer = _measured([*_torchrun(case.ranks), *case.plain])
         with progress.running(f"{title}: verify program"):
-            ours = _measured([*_verify(ranks), *options])
+            ours = _measured([*_verify(case.ranks), *case.verified])
         rows.append({
-            "size": size, "mode": mode, "ranks": ranks, "steps": steps,
+            "size": case.size, "mode": case.mode, "ranks": case.ranks, "steps": case.steps,
             "ours": _facts(ours), "torchrun": _facts(peer), "ok": ours.status == peer.status == 0,
         })  # fmt: skip
         if not arguments.json:
@@ -68,13 +65,52 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
+class _Case(NamedTuple):
+    """A row: what torchrun and ``verify program`` get after their own options."""
+
+    size: str
+    mode: str
+    ranks: int
+    steps: int
+    plain: list[str]
+    verified: list[str]
+
+
+def _of_sizes(arguments: argparse.Namespace) -> list[_Case]:
+    """Return the GPT in every combination of the options."""
+    cases = []
+    for size in _chosen(arguments.size, SIZES, "--size"):
+        for mode in _chosen(arguments.mode, _MODES, "--mode"):
+            for ranks in _numbers(arguments.ranks, "--ranks", 2):
+                for steps in _numbers(arguments.steps, "--steps", 1):
+                    options = ["--size", size, "--mode", mode, "--steps", str(steps)]
+                    plain = [str(SCRIPT), *options]
+                    cases.append(_Case(size, mode, ranks, steps, plain, [str(SCRIPT), "--", *options]))
+    return cases
+
+
+def _of_stacks(names: str) -> list[_Case]:
+    """Return programs of stacks; where one needs a device, the CPU stands in for it under torchrun, too."""
+    every = [name for name, stack in STACKS.items() if not stack.missing()] if names == "all" else list(STACKS)
+    cases = []
+    for name in every if names == "all" else _chosen(names, tuple(every), "--stacks"):
+        stack = STACKS[name]
+        script, pretend = [str(stack.path(name)), *stack.arguments], []
+        plain = script
+        if stack.pretend:
+            pretend = ["--pretend", stack.pretend]
+            plain = [str(Path(__file__).parent / "pretended_script.py"), stack.pretend, *script]
+        cases.append(_Case(name, "", stack.ranks, 3, plain, [script[0], *pretend, "--", *script[1:]]))
+    return cases
+
+
 def _torchrun(ranks: int) -> list[str]:
     """Return the start of torchrun's command; ranks share the processors, as simulated ones do."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def _verify(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "hyper_parallel", "verify", "program", str(SCRIPT), "--world-size", str(ranks), "--"]
+    return [sys.executable, "-m", "hyper_parallel", "verify", "program", "--world-size", str(ranks)]
 
 
 def _measured(command: list[str]) -> Cost:

@@ -9,6 +9,7 @@ import pytest
 from workshop.commands import main
 from workshop.program_costs import command
 from workshop.program_costs.measurement import Cost
+from workshop.program_costs.stacks import STACKS
 
 COSTS = {
     "torch.distributed.run": Cost(7.25, 20.0, 2_000_000_000, 0, ""),
@@ -42,6 +43,20 @@ def test_rows_are_a_table_with_torchrun_beside(commands, capsys):
     assert all(words[-6:] == ["--size", "11M", "--mode", "fsdp", "--steps", "1"] for words in commands)
 
 
+def test_programs_of_stacks(commands, capsys):
+    """A row for each; where a program needs a device, the CPU stands in for it on both sides."""
+    assert main(["cost", "--stacks", "nano_gpt,megatron_half"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["stack", "nano_gpt", "megatron_half"]
+    nano, megatron = (str(STACKS[name].path(name)) for name in ("nano_gpt", "megatron_half"))
+    assert commands[0][-1] == nano
+    assert commands[1][3:] == ["verify", "program", "--world-size", "2", nano, "--"]
+    assert commands[2][-4].endswith("pretended_script.py")
+    assert commands[2][-3:] == ["cuda", megatron, "half"]
+    assert commands[3][-5:] == [megatron, "--pretend", "cuda", "--", "half"]
+    assert main(["cost", "--stacks", "all"]) == 0
+    assert "nano_gpt" in capsys.readouterr().out
+
+
 def test_a_command_that_fails_is_a_failure(commands, monkeypatch, capsys):
     """The row says which status and the last line of the output; the exit status is 1."""
     monkeypatch.setitem(COSTS, "hyper_parallel", Cost(1.0, 1.0, 1, 2, "trace\nno room on disk\n"))
@@ -59,6 +74,7 @@ def test_a_command_that_fails_is_a_failure(commands, monkeypatch, capsys):
         (["--size", "7M"], "--size '7M' is not one of 0.1M, 1M, 11M, 124M"),
         (["--mode", "tp"], "--mode 'tp' is not one of ddp, fsdp"),
         (["--ranks", "1"], "--ranks '1' is not a list of numbers of at least 2, such as 4,64"),
+        (["--stacks", "keras"], "--stacks 'keras' is not one of hf_trainer, accelerate_ddp"),
         (["--steps", "two"], "--steps 'two' is not a list of numbers of at least 1, such as 4,64"),
     ],
 )

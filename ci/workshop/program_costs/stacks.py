@@ -1,0 +1,78 @@
+"""The programs of training stacks, how each is verified, and which value its bug makes wrong first."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["STACKS", "Stack"]
+
+PROGRAMS = Path(__file__).parents[3] / "tests_stacks" / "programs"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A program of a stack.
+
+    Attributes:
+        packages: that must be installed.
+        wrong: pattern of the first value that ``--broken`` makes wrong.
+        pretend: the device that the CPU stands in for.
+        program: name of its file, if it is another than the stack's.
+        arguments: of the program.
+        ranks: number of them.
+        first: what runs once before, alone: a stack that compiles something then.
+    """
+
+    packages: tuple[str, ...]
+    wrong: str
+    pretend: str = ""
+    program: str = ""
+    arguments: tuple[str, ...] = ()
+    ranks: int = 2
+    first: str = ""
+
+    def path(self, name: str) -> Path:
+        """Return the file of the program that has this name in :data:`STACKS`."""
+        return PROGRAMS / f"{self.program or name}.py"
+
+    def missing(self) -> list[str]:
+        """Return the packages that are not installed."""
+        return [package for package in self.packages if importlib.util.find_spec(package) is None]
+
+
+_BUILD = "import deepspeed; deepspeed.init_distributed('gloo')"
+STACKS = {
+    "hf_trainer": Stack(("transformers", "accelerate"), "*"),
+    "accelerate_ddp": Stack(("accelerate",), "2.weight"),
+    "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda"),
+    "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
+    "fabric": Stack(("lightning",), "*"),
+    "lightning_trainer": Stack(("lightning",), "*"),
+    "deepspeed_zero_1": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("1",), first=_BUILD),
+    "deepspeed_zero_2": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("2",), first=_BUILD),
+    "deepspeed_zero_3": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("3",), first=_BUILD),
+    "nano_gpt": Stack((), "*"),
+    "olmo_fsdp2": Stack(("olmo_core",), "*.weight"),
+    "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
+    "torchtitan_llama": Stack(("torchtitan",), "output.weight", "cuda"),
+    "torchtitan_tensor": Stack(
+        ("torchtitan",), "layers.1.ffn_norm.weight", "cuda", "torchtitan_llama", ("tensor",), ranks=4
+    ),
+    "torchtitan_context": Stack(
+        ("torchtitan",), "layers.0.attention.inner_attention", "cuda", "torchtitan_llama", ("context",)
+    ),
+    "torchtitan_pipeline": Stack(("torchtitan",), "layers.0.*", "cuda", "torchtitan_llama", ("pipeline",)),
+    "transformers_plan": Stack(("transformers", "accelerate"), "*.layers.1.mlp.down_proj.weight"),
+    "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),
+    "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda"),
+    "megatron_half": Stack(
+        ("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda", "megatron_distributed", ("half",)
+    ),
+    "megatron_pipeline": Stack(("megatron",), "embedding.word_embeddings.weight", "cuda"),
+    "megatron_experts": Stack(("megatron",), "decoder.layers.*.mlp.experts.local_experts.*", "cuda"),
+    "megatron_sequence": Stack(
+        ("megatron",), "decoder.*layernorm.*", "cuda", "megatron_distributed", ("tensor",), ranks=4
+    ),
+}
