@@ -467,5 +467,5 @@ def test_split_sizes_that_are_a_tensor():
             dist.all_to_all_single(ones(2), ones(2), torch.tensor([1, 1]), [1, 1])
         return str(caught.value)
 
-    words = "incompatible function arguments: split sizes are a tensor; PyTorch takes lists and arrays"
+    words = "incompatible function arguments: split sizes are a tensor; PyTorch takes a list or an array"
     assert simulate(body, 2, "torch") == [f"all_to_all_single(): {words}"] * 2
