@@ -165,6 +165,8 @@ def certify(
         for event in step.events:
             _count(found, event)
         _prove_calls(found, current_platform(), planned)
+        axes = {name for _, each in planned for name in each.call.mesh.names}
+        found.open += [f"axis {name}: no operator has DTensors on it" for name in names if name not in axes]
     found.seconds = time.monotonic() - started
     found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found

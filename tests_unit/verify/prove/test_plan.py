@@ -99,4 +99,5 @@ def test_unused_placements():
     """A row of an axis of one rank, or of whole operands alone, needs no proof."""
     certificate = certify(case, lambda _: ParallelPlan({}, batch={"dp": Shard(0)}), (1,), ("dp",))
     assert certificate.calls == []
+    assert "axis tp: no operator has DTensors on it" in certify(case, lambda _: ParallelPlan({}), (2,), ("tp",)).open
     assert not certificate.ok
