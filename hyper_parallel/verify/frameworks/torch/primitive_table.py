@@ -302,7 +302,7 @@ def _argument(args: Any, kwargs: Any, position: int, name: str, default: Any) ->
 def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
     ndim = len(shape)
-    moves = {"joint": tuple(range(len(operands))), "increasing": True, "moves": True}
+    moves: dict[str, Any] = {"joint": tuple(range(len(operands))), "increasing": True, "moves": True}
     if name == "constant_pad_nd":
         pads = args[1]
         dims: Sequence[int] = [ndim - 1 - pair for pair in range(len(pads) // 2) if any(pads[2 * pair : 2 * pair + 2])]
