@@ -285,7 +285,7 @@ if __name__ == "__main__":
 
 
 def test_the_source_of_a_scripts_classes_is_found(tmp_path):
-    """A class of ``__main__`` has its source in a rank: frameworks rewrite cells by it."""
+    """A class of ``__main__`` has its source in a rank."""
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     source = "class Named:\n    pass\n"
