@@ -19,11 +19,12 @@ __all__ = ["add_parser", "run_ops", "run_plan"]
 
 _PROVE = "Prove what holds for every size and every number of ranks, without running ranks."
 
-_EXAMPLES = (
-    "hyper-parallel prove ops",
-    "hyper-parallel prove ops --op linear softmax",
+_OF_OPS = ("hyper-parallel prove ops", "hyper-parallel prove ops --op linear softmax")
+_OF_PLANS = (
     "hyper-parallel prove plan my_model.py:case --plan my_model.py:plan --mesh dp=64,tp=8",
+    "hyper-parallel prove plan my_model.py:case --plan my_model.py:plan --mesh 8 --json",
 )
+_EXAMPLES = (*_OF_OPS, _OF_PLANS[0])
 
 _PLAN = """\
 Certify a parallel plan of a PyTorch model on a mesh of up to 65536 ranks, without running any. One step runs on tensors
@@ -57,7 +58,7 @@ def add_parser(commands: Any) -> None:
         "ops",
         help="prove the rows of sharding rules for all sizes and numbers of ranks",
         description=_OPS,
-        examples=_EXAMPLES,
+        examples=_OF_OPS,
         guide="docs/proofs.md",
     )
     ops.add_argument("--op", nargs="+", metavar="NAME", help="prove only these operators, and list every row")
@@ -68,7 +69,7 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="certify a plan on a mesh of any size",
         description=_PLAN,
-        examples=_EXAMPLES,
+        examples=_OF_PLANS,
         guide="docs/proofs.md",
     )
     plan.add_argument("spec", metavar="SPEC", help="function that returns the model, its batches and its loss")
