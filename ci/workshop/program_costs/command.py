@@ -95,8 +95,8 @@ def _of_stacks(names: str) -> list[_Case]:
     cases = []
     for name in every if names == "all" else _chosen(names, tuple(every), "--stacks"):
         stack = STACKS[name]
-        script, pretend = [str(stack.path(name)), *stack.arguments], []
-        plain = script
+        script = plain = [str(stack.path(name)), *stack.arguments]
+        pretend: list[str] = []
         if stack.pretend:
             pretend = ["--pretend", stack.pretend]
             plain = [str(Path(__file__).parent / "pretended_script.py"), stack.pretend, *script]
