@@ -36,10 +36,10 @@ def require_common_records(runs: PairedRuns) -> None:
     if own & known:
         return
     ours, theirs = ([*dict.fromkeys(name for _, name in sorted(names))] for names in (known, own))
-    shown = "; ".join(f"{name}{near_hint(name, theirs)}" for name in ours[:4])
+    hint = next(filter(None, (near_hint(name, theirs) for name in ours)), "")
     msg = (
-        f"A and B share no parameter and no recorded value, so nothing can be compared: A has {shown}; B has "
-        f"{', '.join(theirs[:4]) or 'none'}"
+        f"A and B share no parameter and no recorded value, so nothing can be compared: A has "
+        f"{', '.join(ours[:4])}; B has {', '.join(theirs[:4]) or 'none'}{hint}"
     )
     raise InputError(msg)
 

@@ -118,8 +118,10 @@ def test_runs_without_a_common_name_are_refused(script):
     )
     with pytest.raises(InputError) as refused:
         verify_diff(DiffSide(str(other), (), 1, "threads"), DiffSide(script, (), 1, "threads"))
-    assert str(refused.value).startswith(
-        "A and B share no parameter and no recorded value, so nothing can be compared: A has entry.bias; near: "
+    assert str(refused.value) == (
+        "A and B share no parameter and no recorded value, so nothing can be compared: A has entry.bias, entry.weight; "
+        "B has blocks.0.down.bias, blocks.0.down.weight, blocks.0.norm.weight, blocks.0.up.bias; did you mean "
+        "enter.bias?"
     )
 
 
