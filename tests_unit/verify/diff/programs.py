@@ -186,14 +186,16 @@ SEEDED = (
     (2, 3, "tp", "bias_twice", "blocks.0.down"),
     (2, 2, "tp", "no_reduce", "blocks.0.down"),
     (2, 2, "tp", "no_copy", "blocks.1.norm"),
-    (1, 2, "tp", "no_bias", "blocks.0.up"),
+    (1, 2, "tp", "no_bias", "blocks.0.down"),
     (1, 1, "tp", "residual", "blocks.0"),
     (2, 2, "dp", "not_averaged", "head"),
-    (1, 1, "tp", "swapped", "blocks.1.norm"),
+    (1, 1, "tp", "swapped", "blocks.0.norm"),
     (1, 1, "tp", "detached", "blocks.1.down"),
     (2, 2, "tp", "kept", "head"),
     (1, 1, "tp", "rate", "optimizer 0, group 0"),
     (2, 3, "dp", "stale", "head"),
     (1, 1, "tp", "decay", "enter"),
 )
-"""The same with a variant that computes something else, and the module or value where that is first seen: 15."""
+"""The same with a variant that computes something else, and the module or value where that is first seen: 15.
+
+The part of a wrong output that a rank has is not found in the right one, so a bias that is missing is seen a module later."""

@@ -92,10 +92,11 @@ def recording(log: RecordLog) -> Iterator[None]:
 
 
 def _ran_uncompiled() -> bool:
-    """Return whether the compiler was asked for and captured no graph: it leaves recorded modules uncompiled."""
+    """Return whether the compiler was asked for and captured no graph, or parts of one: it stops at recorded modules."""
     compiler = sys.modules.get("torch._dynamo.utils")
     counters: Any = {} if compiler is None else compiler.counters
-    return bool(counters and counters["frames"]["total"] and not counters["stats"]["unique_graphs"])
+    asked_for = bool(counters and counters["frames"]["total"])
+    return asked_for and bool(counters["graph_break"] or not counters["stats"]["unique_graphs"])
 
 
 @contextmanager
