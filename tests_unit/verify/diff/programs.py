@@ -198,4 +198,4 @@ SEEDED = (
 )
 """The same with a variant that computes something else, and the module or value where that is first seen: 15.
 
-The part of a wrong output that a rank has is not found in the right one, so a bias that is missing is seen a module later."""
+The part of a wrong output that a rank has is not found in the right one: a missing bias is seen a module later."""

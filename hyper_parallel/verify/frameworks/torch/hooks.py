@@ -92,7 +92,7 @@ def recording(log: RecordLog) -> Iterator[None]:
 
 
 def _ran_uncompiled() -> bool:
-    """Return whether the compiler was asked for and captured no graph, or parts of one: it stops at recorded modules."""
+    """Return whether the compiler was asked for and captured parts of a graph at most: it stops at recorded modules."""
     compiler = sys.modules.get("torch._dynamo.utils")
     counters: Any = {} if compiler is None else compiler.counters
     asked_for = bool(counters and counters["frames"]["total"])
