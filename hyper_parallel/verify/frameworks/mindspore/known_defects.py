@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mindspore
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, user_site
@@ -49,6 +49,11 @@ def _into_view(target: Any, *_: Any, **__: Any) -> bool:
     return _plain(target) and not (target.is_contiguous() and size == target.untyped_storage().size())
 
 
+def _broadcast(x: Any, other: Any = None, *_: Any, **__: Any) -> bool:
+    return _plain(x) and isinstance(other, Tensor) and tuple(x.shape) != tuple(other.shape)
+
+
+_CROSS = "it leaves elements unwritten where an operand is broadcast; call broadcast_to first"
 _SPLIT = "its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
 _UNWRITTEN = "it returns the right values and leaves the tensor as it was; assign the result"
 
@@ -60,6 +65,10 @@ DEFECTS = (
         "Tensor.copy_",
         _into_view,
         "it writes nothing into a transposed or sliced tensor; write view[:] = values",
+    ),
+    *(
+        Defect(owner, "cross", f"{label}.cross", _broadcast, _CROSS)
+        for owner, label in ((mint, "mint"), (ops, "ops"), (Tensor, "Tensor"))
     ),
     *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
 )

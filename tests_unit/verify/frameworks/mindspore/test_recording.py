@@ -345,10 +345,13 @@ def test_known_defects_are_reported_at_the_call():
         x.copy_(x + 1)
         x.T.copy_(mint.ones((6, 4)))
         x.add_(1)
+        rows = Tensor(np.ones((4, 3), np.float32))
+        mint.cross(rows, rows[:1])
+        rows.cross(rows)
 
     split = mint.split
     notes = recorded(program).notes["defects of the framework"]
-    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_"]
+    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_", "mint.cross"]
     assert all(f" at {__file__}:" in words for words in notes.values())
     assert notes["mint.split"].endswith(
         ": its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
