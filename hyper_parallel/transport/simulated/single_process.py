@@ -94,6 +94,8 @@ class FakeTransport(SimulatedTransport):
 class _NoPeers:
     """The endpoint of a rank whose peers do not exist."""
 
+    own_process = False
+
     def __init__(self, instead: str) -> None:
         self._instead = f": {instead}" if instead else ""
 
@@ -126,6 +128,8 @@ class _NoPeers:
 
 class _Alone:
     """The endpoint of the only rank of its world."""
+
+    own_process = False
 
     def exchange(self, contribution: Contribution) -> list[Any]:
         """Refuse: there is no other rank."""
