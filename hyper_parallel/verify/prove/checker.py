@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
@@ -120,8 +119,8 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     given: dict[int, Relation] = {}
     differentiable = any(number is not None for number in graph.gradients)
     try:
-        for number, place in zip_longest(graph.inputs, row.inputs, fillvalue=Replicate()):
-            given[number] = _given(walk, number, place)
+        for at, number in enumerate(graph.inputs):
+            given[number] = _given(walk, number, row.inputs[at] if at < len(row.inputs) else Replicate())
         duals = [
             None if number is None else _dual(walk, number, place)
             for number, place in zip(graph.cotangents or [None] * len(row.outputs), row.outputs, strict=True)
@@ -139,9 +138,9 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
     if not backward and extremum and not _only_moves(graph):
         backward = "the gradient of an extremum goes to the ranks that attain it"
-    for number, place in zip(graph.gradients, row.inputs, strict=False):
-        if number is not None and not backward and not extremum:
-            backward = walk.problem(number, _gradient(place, differs=differs))
+    for wanted, place in zip(graph.gradients, row.inputs, strict=False):
+        if wanted is not None and not backward and not extremum:
+            backward = walk.problem(wanted, _gradient(place, differs=differs))
     backward = backward or (_missing(walk, row) if not forward else "")
     assumed = tuple(text for text, _ in graph.assumptions)
     conditions = tuple(sorted(f"{_CONDITIONS[kind]} {size}" for kind, size in walk.needs))

@@ -202,15 +202,15 @@ def _border(found: Certificate) -> Iterator[None]:
 
     def from_local(*args: Any, **kwargs: Any) -> Any:
         result = enter(*args, **kwargs)
-        if isinstance(result, DTensor) and not result.layout.is_replicated:
+        if not result.layout.is_replicated:
             noted[f"{module_path() or '(model)'}: that a plain tensor is {result.layout.notation()}"] = None
         return result
 
-    DTensor.to_local, DTensor.from_local = to_local, staticmethod(from_local)  # type: ignore[assignment,method-assign]
+    DTensor.to_local, DTensor.from_local = to_local, staticmethod(from_local)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        DTensor.to_local, DTensor.from_local = leave, staticmethod(enter)  # type: ignore[assignment,method-assign]
+        DTensor.to_local, DTensor.from_local = leave, staticmethod(enter)  # type: ignore[method-assign]
         found.open += noted
 
 

@@ -253,7 +253,8 @@ class HarnessPlatform(abc.ABC):
             UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.
         """
         del run, operands, requires_grad, sizes
-        msg = f"{self.platform.name} does not decompose operators; proofs are made on PyTorch, for the rules of both"
+        framework = self.platform.platform_type
+        msg = f"{framework} does not decompose operators; proofs are made on PyTorch, for the rules of both"
         raise UnsupportedOnBackend(msg)
 
     def unknown_optimizer(self, name: str) -> ValueError:

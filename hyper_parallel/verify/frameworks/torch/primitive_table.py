@@ -242,17 +242,17 @@ def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 def _move(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del kwargs, operands, index
     source = shapes[0]
-    labels: Labels = tuple(range(len(source)))
+    labels = tuple(range(len(source)))
     whole: frozenset[int] = frozenset()
     new = len(source)
     if name == "expand":
         first = len(shape) - len(source)
-        inputs = tuple(dim if source[dim] == shape[first + dim] else None for dim in labels)  # type: ignore[index]
-        out = (
+        inputs = tuple(dim if source[dim] == shape[first + dim] else None for dim in labels)
+        out: Labels = (
             *range(new, new + first),
             *(dim if dim is not None else new + first + at for at, dim in enumerate(inputs)),
         )
-        copies = frozenset(label for label in out if label >= new)
+        copies = frozenset(label for label in out if label is not None and label >= new)
         return Primitive((inputs,), out, copies, joint=(0,), increasing=True, moves=True)
     if name == "unsqueeze":
         at = args[1] % (len(source) + 1)
@@ -260,7 +260,7 @@ def _move(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: 
         return Primitive((labels,), out, frozenset({new}), joint=(0,), increasing=True, moves=True)
     if name == "squeeze":
         dropped = _dims(args[1] if len(args) > 1 else None, len(source))
-        out = tuple(dim for dim in labels if not (dim in dropped and source[dim] == Size(1)))  # type: ignore[index]
+        out = tuple(dim for dim in labels if not (dim in dropped and source[dim] == Size(1)))
     elif name == "permute":
         out = tuple(dim % len(source) for dim in args[1])
     elif name == "t":

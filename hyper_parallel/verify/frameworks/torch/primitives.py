@@ -81,7 +81,7 @@ def traced(
         differentiable = [each for each in outs if isinstance(each, Tensor) and each.requires_grad]
         cotangents = [torch.empty_like(each) for each in differentiable]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        failure, grads = "", ()
+        failure, grads = "", tuple[Tensor, ...]()
         if differentiable and wanted:
             try:
                 grads = torch.autograd.grad(differentiable, wanted, cotangents, allow_unused=True)
@@ -95,9 +95,14 @@ def traced(
         module = make_fx(joint, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
     hints = {
         str(size.node.expr): int(size.node.hint)
-        for fake in fakes for size in fake.shape if isinstance(size, torch.SymInt)
+        for fake in fakes for size in _sizes(fake) if isinstance(size, torch.SymInt)
     }  # fmt: skip
     return _graph(module, env, env.guards[made:], list(requires_grad), shown["failure"], hints)
+
+
+def _sizes(tensor: Any) -> Sequence[Any]:
+    """Return the sizes of a fake tensor, numbers or symbols, which PyTorch declares as numbers."""
+    return tuple(tensor.shape)
 
 
 def _fake(mode: FakeTensorMode, tensor: Any, index: int) -> Tensor:
@@ -105,7 +110,7 @@ def _fake(mode: FakeTensorMode, tensor: Any, index: int) -> Tensor:
         shape, dtype = tensor
         with mode:
             return torch.empty(shape, dtype=dtype)
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.ndim)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.ndim)
     return mode.from_tensor(tensor.contiguous(), source=ConstantSource(f"x{index}"), symbolic_context=context)
 
 
@@ -170,8 +175,7 @@ def _written(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
         except LookupError:
             labels = ()
         copies = frozenset(range(len(shape))) - frozenset(labels)
-        does = Primitive((labels,), tuple(range(len(shape))), frozenset(each for each in copies if each is not None),
-                         joint=(0,), increasing=True, moves=True)  # fmt: skip
+        does = Primitive((labels,), tuple(range(len(shape))), copies, joint=(0,), increasing=True, moves=True)
         made = Step("copy", does, (numbers[source],), shape)
     numbers[node] = numbers[target] = len(steps)
     steps.append(made)
@@ -201,7 +205,7 @@ def _add(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
     operands = _tensors((node.args, node.kwargs))
     taken = tuple(numbers[arg] for arg in operands)
     outs = list(value) if isinstance(value, (list, tuple)) else [value]
-    made = []
+    made: list[int | None] = []
     for index, out in enumerate(outs):
         if not isinstance(out, Tensor):
             made.append(None)
