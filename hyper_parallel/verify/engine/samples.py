@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,8 +68,15 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
 
 
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:
-    """Return how often a rank called a model in the first step, other than to evaluate it."""
-    return len({call for call, _, _ in notes.get("inputs", ())})
+    """Return how often a rank called one model in the first step, other than to evaluate it.
+
+    Models are told apart by the inputs that they are called with: their names, numbers of dims and dtypes.
+    """
+    calls: dict[int, list[tuple[Any, ...]]] = {}
+    for call, name, value in notes.get("inputs", ()):
+        array = np.asarray(value)
+        calls.setdefault(call, []).append((str(name), array.ndim, array.dtype.str))
+    return max(Counter(tuple(sorted(inputs)) for inputs in calls.values()).values(), default=0)
 
 
 def rows_of_first_step(notes: Mapping[str, Any]) -> dict[Any, set[bytes]]:

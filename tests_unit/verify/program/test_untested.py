@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hyper_parallel.verify.engine.samples import calls_of_first_step
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.report import ProgramReport
@@ -47,6 +48,13 @@ def test_what_was_not_tested_is_said(records, calls, said):
     assert untested_relations(SCRIPT, found, accumulates=False, resumes=False) == said
     assert untested_relations(SCRIPT, found, accumulates=True, resumes=True) == []
     assert untested_relations(Program("f", "", print), found, accumulates=False, resumes=False) == []
+
+
+def test_different_models_are_no_micro_batches():
+    """A model, the cell of its loss and one that takes gradients are called once each."""
+    inputs = [(0, "0", np.zeros((2, 3))), (1, "0", np.zeros((2, 3))), (1, "1", np.zeros(2)), (2, "0", np.zeros(3))]
+    assert calls_of_first_step({"inputs": inputs}) == 1
+    assert calls_of_first_step({"inputs": [*inputs, (3, "0", np.zeros((4, 5)))]}) == 2
 
 
 def test_the_report_lists_it():

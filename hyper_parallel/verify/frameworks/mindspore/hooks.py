@@ -15,7 +15,7 @@ from mindspore import amp, context, nn
 from mindspore.experimental import optim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
-from mindspore.train import serialization
+from mindspore.train import amp as rewriting, serialization
 
 from hyper_parallel.platform.mindspore import imperative
 from hyper_parallel.platform.mindspore.captured import reaches_dtensor
@@ -51,6 +51,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     for module in (base, grad_func):
         replace(module, _FORWARD, lambda plain: _function(log, recorder.forward, plain))
         replace(module, _BACKWARD, lambda plain: _function(log, recorder.backward, plain))
+    replace(rewriting, "_auto_mixed_precision_rewrite", lambda plain: _function(log, recorder.rewrite, plain))
     for owner, name in places_of(serialization.save_checkpoint):
         replace(owner, name, lambda plain: _function(log, recorder.save, plain))
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))

@@ -31,7 +31,7 @@ _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
-_Change = Callable[[Any, str], Any]
+_Change = Callable[[Any], Any]
 _DROPOUTS = (nn.Dropout, mint_nn.Dropout)
 
 
@@ -49,6 +49,7 @@ class Recorder:
         self._evaluates = False
         self._inputs = 0
         self._rounded = 0
+        self._cast_to = ""  # the dtype of operators inside rewritten cells, which return float32
         self._differentiating = 0
         self._in_backward = False
         self._initial: dict[str, int] = {}
@@ -349,10 +350,27 @@ class Recorder:
         # Added, not replaced: a tensor that an operation made keeps its gradient.
         return value + Tensor(perturbation.moved(f"input {self._inputs}", array) - array)
 
+    def rewrite(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Rewrite a network so that its operators compute in half precision, as ``amp_level="O1"`` does."""
+        made = plain(*args, **kwargs)
+        dtype = args[1] if len(args) > 1 else kwargs["dtype"]
+        self._cast_to = "bfloat16" if dtype == mindspore.bfloat16 else "float16"
+        return made
+
+    def _half_of(self, tensor: Any) -> str:
+        """Return the half precision that the numbers of a cell's output have been rounded to; empty for none."""
+        if tensor.dtype in HALF:
+            return "bfloat16" if tensor.dtype == mindspore.bfloat16 else "float16"
+        if not self._cast_to or type(tensor) is not Tensor or tensor.dtype != mindspore.float32:
+            return ""
+        used = int(np.bitwise_or.reduce(np.array(to_host(tensor)).view(np.uint32), axis=None))
+        low = (1 << (16 if self._cast_to == "bfloat16" else 13)) - 1
+        return self._cast_to if used and not used & low else ""
+
     def _rounded_output(self, path: str, output: Any) -> Any:
         """Note half-precision tensors of a cell's output, and perturb them and their gradients."""
         tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, Tensor)]
-        if not any(value.dtype in HALF for value in tensors):
+        if not any(map(self._half_of, tensors)):
             return output
         self.log.notes["half precision"] = True
         perturbation = self.log.perturbation
@@ -363,8 +381,8 @@ class Recorder:
         forward, backward = (partial(perturbation.rounded, name) for name in names)
 
         def change(value: Any) -> Any:
-            is_half = type(value) is Tensor and value.dtype in HALF
-            return _Rounded.apply(value, forward, backward) if is_half else value
+            half = self._half_of(value) if type(value) is Tensor else ""
+            return _Rounded.apply(value, partial(forward, dtype=half), partial(backward, dtype=half)) if half else value
 
         return tree_map(change, output, CONTAINERS)
 
@@ -401,7 +419,7 @@ class _Rounded(Function):
 def _changed(tensor: Any, change: _Change) -> Any:
     taken = read_tensor(tensor)
     assert taken is not None
-    return Tensor(change(taken.array, taken.dtype)).astype(tensor.dtype)
+    return Tensor(change(taken.array)).astype(tensor.dtype)
 
 
 def _group_name(name: str, ranks: tuple[int, ...]) -> str:

@@ -1,5 +1,7 @@
 """What the recorder of MindSpore programs takes: names, calls, regions, and nothing that changes the program."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -225,6 +227,28 @@ def test_half_precision_is_noted_and_perturbed():
     assert [each.tolist() for each in values(changed, "output")] == [[[4, 4]], [[4, 4]]]
     for before, after in zip(values(plain, "gradient"), values(changed, "gradient"), strict=True):
         np.testing.assert_array_equal(after, 3 * before)
+
+
+def test_half_precision_inside_of_rewritten_cells(monkeypatch, tmp_path):
+    """With amp_level O1 cells return float32 numbers that were rounded to float16: they are noted and moved as such."""
+    import mindspore as ms
+    from mindspore import Tensor, amp, nn
+
+    monkeypatch.setattr(sys, "path", list(sys.path))  # MindSpore adds the folder of each class that it rewrites
+    monkeypatch.chdir(tmp_path)  # and writes the new source into the working folder
+    def program(level, value):
+        net = nn.SequentialCell(nn.Dense(2, 2, weight_init="ones", bias_init="zeros"))
+        net = amp.auto_mixed_precision(net, level)
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.0)
+        _, gradients = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)(Tensor([[value, 3.0]]))
+        optimizer(gradients)
+
+    narrow = 1.0009765625  # of float16
+    runs = [recorded(lambda: program("O1", narrow), change) for change in (None, Rounded())]
+    assert all(run.notes["half precision"] for run in runs)
+    plain, changed = (values(run, "output")[-1] for run in runs)
+    np.testing.assert_array_equal(changed, 2 * plain)
+    assert "half precision" not in recorded(lambda: program("O0", narrow)).notes
 
 
 def test_perturbed_repeats():
