@@ -148,7 +148,7 @@ def marked(mark):
 
 
 @pytest.mark.platforms("torch")
-# Every day each way to run ranks, each signal and each world once; all combinations in the sweep.
+# Every day each way to run ranks with both signals or both worlds; all combinations in the sweep.
 @pytest.mark.parametrize(
     "launch, number, world",
     [

@@ -25,7 +25,7 @@ def ran(capsys, *arguments):
 def test_library_operators(platform_name, capsys, tmp_path):
     """Named operators on named meshes are checked at both levels, and the report has the counts."""
     path = tmp_path / "report.json"
-    operators = ["add", "softmax"][: 2 if platform_name == "torch" else 1]  # MindSpore's rows take six times as long
+    operators = ["add", "softmax"][: 2 if platform_name == "torch" else 1]  # its rows take much longer on MindSpore
     status, report = ran(
         capsys, "--op", *operators, "--mesh", "2,3", "--quick", "--platform", platform_name, "--report", path
     )

@@ -236,6 +236,7 @@ def test_half_precision_inside_of_rewritten_cells(monkeypatch, tmp_path):
 
     monkeypatch.setattr(sys, "path", list(sys.path))  # MindSpore adds the folder of each class that it rewrites
     monkeypatch.chdir(tmp_path)  # and writes the new source into the working folder
+
     def program(level, value):
         net = nn.SequentialCell(nn.Dense(2, 2, weight_init="ones", bias_init="zeros"))
         net = amp.auto_mixed_precision(net, level)

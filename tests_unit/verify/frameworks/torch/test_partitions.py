@@ -291,7 +291,7 @@ def test_pieces_have_the_names_of_parameters(program, world_size):
     assert not report.verdict.skipped
 
 
-# The second parameter lies across two ranks; the others take the same way.
+# One parameter every day: the others are found by the same code.
 @pytest.mark.parametrize(
     "number, name",
     [pytest.param(number, name, marks=[] if number == 1 else pytest.mark.sweep) for number, name in enumerate(NAMES)],
