@@ -24,7 +24,6 @@ from hyper_parallel.compat.fully_shard import (
     fully_shard,
 )
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
 from hyper_parallel.verify.simulate import simulate
 
 NAMES = ("first.weight", "first.gain", "second.weight", "second.gain", "bias", "frozen")
@@ -367,6 +366,8 @@ def counters():
     assert not layer.counts.requires_grad
     fully_shard(layer, mesh=world["fsdp"], ignored_params={layer.counts})
     counted = Tensor([0, 1, 2, 3, 4], ms.float32) + world.rank
+    from hyper_parallel.verify.frameworks.mindspore.pretended_npu import pretended_npu
+
     with pretended_npu():  # MindSpore's CPU drops what add_ adds
         layer.counts.add_(counted)
         layer.counts.add_(distribute_tensor(Tensor([1, 1, 1, 1, 1], ms.float32), world["tp"], [Replicate()]))

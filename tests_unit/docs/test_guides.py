@@ -96,7 +96,7 @@ def test_the_guide_of_mindspore_can_be_followed(pages, tmp_path, monkeypatch, ca
 def test_a_guide_that_is_wrong_is_noticed(pages, tmp_path, monkeypatch, capfd):
     """Another status than the page's, and a line that nobody printed, are both reported."""
     monkeypatch.chdir(tmp_path)
-    text = "```sh\nhyper-parallel doctor --nothing\n```\n```text not-run=output\nunrecognized arguments\ngone\n```\n"
+    text = "```sh\nhyper-parallel doctor --nothing\n```\n```text not-run=output\nhyper-parallel doctor\ngone\n```\n"
     problems, steps = follow(pages.blocks("X.md", text), capfd)
     assert steps == 1
     assert [problem.splitlines()[0] for problem in problems] == [

@@ -103,7 +103,7 @@ def test_rows_that_one_device_needs_stay():
     assert any("what is sharded over dp divides evenly" in line for line in result.blind)
     assert result.blind[-1].startswith(
         "wrong boundaries of uneven shards, averages weighted wrongly: the batch has 6 rows, which dp=2 divides; with "
-        "5 rows the single-device model fails: SPEC: the model on a single device"
+        "5 rows the single-device model fails: SPEC: the model or its loss on a single device"
     )
 
 

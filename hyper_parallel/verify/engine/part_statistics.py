@@ -83,7 +83,11 @@ def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
 
 
 def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
-    """Return how many rows at either end of a rank's part are wrong, at most; 0 if others are, or a third of them."""
+    """Return how many rows at either end of a rank's part are wrong, at most.
+
+    Returns:
+        0 if others are, more than a third of them, or none at an end that borders on another part.
+    """
     wrong, place = evidence.wrong[rank], evidence.placements[rank]
     if place.positions is None or wrong.ndim != len(place.shape) or wrong.shape[dim] == place.shape[dim]:
         return 0
@@ -91,8 +95,9 @@ def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
     right = np.flatnonzero(~rows)
     if not right.size or rows[right[0] : right[-1] + 1].any():
         return 0
-    most = int(max(right[0], rows.size - 1 - right[-1]))
-    return most if 3 * most <= rows.size else 0
+    counts = int(right[0]), int(rows.size - 1 - right[-1])
+    bordering = [count for end, count in enumerate(counts) if _borders(evidence, rank, dim, end)]
+    return max(counts) if bordering and all(bordering) and 3 * max(counts) <= rows.size else 0
 
 
 def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:

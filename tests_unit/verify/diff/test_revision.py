@@ -35,6 +35,7 @@ def checkout(tmp_path):
     folder = tmp_path / "project"
     (folder / "settings").mkdir(parents=True)
     (folder / "train.py").write_text(TRAIN)
+    (folder / ".gitignore").write_text("__pycache__/\n")  # Python's own, of whatever imports a module
     (folder / "settings" / "rates.py").write_text("RATE = 0.1\n")
     git(tmp_path, "init", "-q", str(folder))
     git(folder, "add", ".")

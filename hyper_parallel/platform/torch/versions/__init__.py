@@ -38,6 +38,7 @@ _FUNC = "torch.func on DTensors"
 _NESTED = "nested arguments with DTensors"
 _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
+_DECOMPOSED = "operators as graphs of others"
 _PRETENDED = "the CPU in the place of a device"
 _RECEIVES = "checks of receives that are pending"
 _ROUNDING = "float32 products that are exact on every device"
@@ -83,6 +84,10 @@ NAMES = Names(
         # operators
         "amp_unscale": _name("torch._amp_foreach_non_finite_check_and_unscale_", "torch.amp.GradScaler"),
         "assert_async": _name("torch._assert_async", "checks of classes on a device"),
+        # operators as primitives
+        "ConstantSource": _name("torch._dynamo.source.ConstantSource", _DECOMPOSED),
+        "FakeTensorMode": _name("torch._subclasses.fake_tensor.FakeTensorMode", _DECOMPOSED),
+        "decompositions": _name("torch._decomp.decomposition_table", _DECOMPOSED),
         # compiler: asked for when a program first compiles
         "TracingContext": _name("torch._guards.TracingContext", _COMPILE),
         "Unsupported": _name("torch._dynamo.exc.Unsupported", _COMPILE),
@@ -132,6 +137,14 @@ NAMES = Names(
             ),
             _PRETENDED,
         ),
+        "flash_attention": _name("torch.ops.aten._scaled_dot_product_flash_attention.default", _PRETENDED),
+        "flash_attention_on_cpu": _name(
+            "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default", _PRETENDED
+        ),
+        "flash_attention_on_cpu_backward": _name(
+            "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default", _PRETENDED
+        ),
+        "op_dispatcher": _name("torch.distributed.tensor.DTensor._op_dispatcher", _PRETENDED),
         "device_constructors": _name("torch.utils._device._device_constructors", _PRETENDED),
         "device_context": _name("torch.utils._device.DeviceContext", _PRETENDED),
         "function_table": _name("torch.jit._builtins", _PRETENDED),

@@ -73,7 +73,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     """
     if log.limits.pretend:
         install(log.limits.pretend)
-    recorder, transport = Recorder(log), active_transport()
+    recorder, transport, before = Recorder(log), active_transport(), _compiled()
     leave = _INSTALLATION.enter()
     try:
         if transport is not None:
@@ -85,18 +85,25 @@ def recording(log: RecordLog) -> Iterator[None]:
         finally:
             _RECORDER.reset(token)
             recorder.finish()
-            log.notes.update({"uncompiled": True} if _ran_uncompiled() else {})
+            log.notes.update({"uncompiled": True} if _ran_uncompiled(before) else {})
             log.notes.update({"pretended": asked()} if log.limits.pretend else {})
     finally:
         leave()
 
 
-def _ran_uncompiled() -> bool:
-    """Return whether the compiler was asked for and captured parts of a graph at most: it stops at recorded modules."""
+def _compiled() -> tuple[int, int, int]:
+    """Return how many frames the compiler of this process was asked for, its graphs, and how often it stopped."""
     compiler = sys.modules.get("torch._dynamo.utils")
-    counters: Any = {} if compiler is None else compiler.counters
-    asked_for = bool(counters and counters["frames"]["total"])
-    return asked_for and bool(counters["graph_break"] or not counters["stats"]["unique_graphs"])
+    if compiler is None:
+        return 0, 0, 0
+    counters: Any = compiler.counters
+    return counters["frames"]["total"], counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def _ran_uncompiled(before: tuple[int, int, int]) -> bool:
+    """Return whether the compiler has captured parts of a graph at most since then: it stops at recorded modules."""
+    frames, graphs, breaks = (now - then for now, then in zip(_compiled(), before, strict=True))
+    return frames > 0 and (breaks > 0 or not graphs)
 
 
 @contextmanager

@@ -198,9 +198,10 @@ def _main_of_megatron(parameter: Any) -> tuple[Any, int] | None:
     main = parameter.main_param
     if main is None or main.numel() == parameter.numel():
         return main, 0
-    if main.grad is None or not _share_memory(parameter.main_grad, main.grad):
+    gradient = getattr(parameter, "main_grad", None)
+    if gradient is None or main.grad is None or not _share_memory(gradient, main.grad):
         return None
-    return main, int(main.grad.storage_offset() - parameter.main_grad.storage_offset())
+    return main, int(main.grad.storage_offset() - gradient.storage_offset())
 
 
 def _start_of_zero(parameter: Any) -> int:

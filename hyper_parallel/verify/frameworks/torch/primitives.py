@@ -8,14 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._decomp
 from torch import Tensor
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hyper_parallel.platform.torch.versions import ConstantSource, FakeTensorMode, decompositions
 from hyper_parallel.verify.frameworks.contract.primitives import (
     Constant,
     Graph,
@@ -38,11 +36,7 @@ __all__ = ["traced"]
 
 def _table() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of functions that are not described here."""
-    return {
-        function: run
-        for function, run in torch._decomp.decomposition_table.items()  # noqa: SLF001 - the public name has fewer
-        if not is_kept(function)
-    }
+    return {function: run for function, run in decompositions.items() if not is_kept(function)}
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------

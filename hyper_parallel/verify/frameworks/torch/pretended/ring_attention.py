@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from hyper_parallel.platform.torch.versions import (
+    context_parallel,
+    flash_attention,
+    flash_attention_on_cpu,
+    flash_attention_on_cpu_backward,
+    op_dispatcher,
+)
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED
 
 __all__ = ["offer_ring_attention"]
 
-_aten: Any = torch.ops.aten
-_FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the operator's own name
-_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001 - as above
-_DEVICE = _aten._scaled_dot_product_flash_attention.default  # noqa: SLF001 - as above
+_FORWARD, _BACKWARD, _DEVICE = flash_attention_on_cpu, flash_attention_on_cpu_backward, flash_attention
 _SEQUENCE = 2
 """The dim of tokens in queries, keys and values."""
 
 
 def offer_ring_attention() -> None:
     """Let attention of DTensors run on the CPU where the program has enabled context parallelism."""
-    _dispatcher()._custom_op_handlers |= {_FORWARD: _forward, _BACKWARD: _backward}  # noqa: SLF001 - where PyTorch enters its own
-
-
-def _dispatcher() -> Any:
-    return DTensor._op_dispatcher  # noqa: SLF001 - where PyTorch's ring is entered
+    op_dispatcher._custom_op_handlers |= {_FORWARD: _forward, _BACKWARD: _backward}  # noqa: SLF001 - where PyTorch enters its own
 
 
 def _ring() -> Any:
@@ -35,9 +35,7 @@ def _ring() -> Any:
     Raises:
         NotImplementedError: the program has not enabled context parallelism: what PyTorch raises on the CPU.
     """
-    from hyper_parallel.platform.torch.versions import context_parallel
-
-    if _DEVICE not in _dispatcher()._custom_op_handlers:  # noqa: SLF001 - as above
+    if _DEVICE not in op_dispatcher._custom_op_handlers:  # noqa: SLF001 - as above
         msg = f"Operator {_FORWARD} does not have a sharding strategy registered."
         raise NotImplementedError(msg)
     ASKED["rings of attention"] += 1
