@@ -33,6 +33,7 @@ from hyper_parallel.verify.program.worlds import World, run_world
 __all__ = ["Resumption", "resumed_step", "verify_resumption"]
 
 _UPDATED = ("weight", "buffer")
+_MOMENTA = ("momentum_buffer", "moments")  # PyTorch's, MindSpore's
 _MUCH_CLOSER = 1e-3
 
 
@@ -239,7 +240,7 @@ def _anew(runs: PairedRuns, first: Difference, key: Key) -> str:
         return f"all gradients are right{counts}"
     gradient = runs.bounds.last_gradient(parameter, first.step)
     placement = None if gradient is None else runs.placement(gradient, rank)
-    if gradient is None or placement is None or entry != "momentum_buffer":
+    if gradient is None or placement is None or entry not in _MOMENTA:
         return ""
     expected, allowed = runs.expected(gradient, placement)
     value = runs.value(key, rank)

@@ -48,22 +48,29 @@ class AppliedChanges(BaseAppliedChanges):
         factors = self.factors_of(name, tuple(output.shape)) if type(output) is Tensor else None
         return output if factors is None else output * Tensor(factors, dtype=output.dtype)
 
-    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a model, with other strides if that is asked for; note those of the first step."""
+    def inputs(self, args: Any, kwargs: Any, *, evaluates: bool = False) -> tuple[Any, Any]:
+        """Return the arguments of a model, with other strides if that is asked for; note those of the first step.
+
+        Args:
+            args: of the call.
+            kwargs: likewise.
+            evaluates: whether nothing is differentiated, as where a cell takes gradients: these are no samples.
+        """
         if self._log.changes.strided:
             args, kwargs = tree_map(_strided, (args, kwargs), CONTAINERS)
         if not self._log.step:
             for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
-                self._note_input(name, value)
-            self._calls += 1
+                self._note_input(name, value, sample=not evaluates)
+            self._calls += not evaluates
         return args, kwargs
 
-    def _note_input(self, name: str, value: Any) -> None:
+    def _note_input(self, name: str, value: Any, *, sample: bool) -> None:
         taken = read_tensor(value) if type(value) is Tensor else None
         if taken is None:
             return
         notes = self._log.notes
-        notes.setdefault("inputs", []).append((self._calls, name, taken.array))
+        if sample:
+            notes.setdefault("inputs", []).append((self._calls, name, taken.array))
         if value.ndim > 1:
             notes["contiguous inputs"] = notes.get("contiguous inputs", True) and bool(value.is_contiguous())
 

@@ -97,7 +97,7 @@ class Recorder:
             self._perturb_weights()
             self._record_initial()
         self._move_doubles()
-        args, kwargs = self._changed.inputs(args, kwargs)
+        args, kwargs = self._changed.inputs(args, kwargs, evaluates=self._evaluates)
         if self.log.perturbation is None:
             return args, kwargs
         self._inputs += 1
