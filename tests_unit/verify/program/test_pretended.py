@@ -96,7 +96,7 @@ def verified(path, source, pretend="cuda", launch="simulated"):
 
 @pytest.mark.parametrize("pretend, launch", [
     ("cuda", "simulated"),
-    pytest.param("npu", "simulated", marks=pytest.mark.sweep),  # the other device's names are in other tests
+    ("npu", "simulated"),
     pytest.param("cuda", "processes", marks=pytest.mark.sweep),  # what is pretended is the same in real ranks
 ])  # fmt: skip
 def test_scripts_that_name_the_device_are_equal(pretend, launch, tmp_path):
