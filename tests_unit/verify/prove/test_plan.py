@@ -57,7 +57,6 @@ def test_a_reduction_that_is_left_out():
     assert f"no certificate: {certificate.wrong[0]}" in certificate.text()
 
 
-@pytest.mark.sweep
 def test_of_the_command(tmp_path, capsys):
     """The example of two axes is certified; only a look-up is tested, not proven."""
     words = ["prove", "plan", "examples/two_axes.py:case", "--plan", "examples/two_axes.py:plan"]
