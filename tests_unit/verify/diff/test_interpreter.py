@@ -1,5 +1,6 @@
 """Run B by another interpreter: its records are compared, and what keeps it from running is said."""
 
+import platform
 import subprocess
 import sys
 
@@ -98,6 +99,28 @@ def test_an_interpreter_that_does_not_answer_is_said(script, tmp_path):
     with pytest.raises(InputError) as refused:
         Interpreter("nosuchpython", "--b-python")
     assert str(refused.value) == "--b-python nosuchpython: there is no such program"
+
+
+def test_an_interpreter_that_cannot_start_or_does_not_end_is_refused(script, tmp_path, monkeypatch):
+    """The error of the system, or the time that passed, is said with the option; a second run uses the same folder."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/no/such/shell\n")
+    broken.chmod(0o755)
+    with Scratch() as scratch:
+        _, _, world = asked(script, scratch)
+        program = find_program(script, (), "B")
+        with pytest.raises(InputError) as refused:
+            Interpreter(str(broken), "--b-python").run(program, world, scratch)
+        assert str(refused.value) == f"--b-python {broken}: [Errno 2] No such file or directory: '{broken}'"
+        broken.write_text("#!/bin/sh\nexec sleep 60\n")
+        monkeypatch.setattr(interpreter, "_STARTED", 0.3 - world.timeout)
+        with pytest.raises(InputError, match=r"^--b-python .*: Command .* timed out after 0\.\d+ seconds$"):
+            Interpreter(str(broken), "--b-python").run(program, world, scratch)
+
+
+def test_a_framework_that_is_not_installed_has_no_version():
+    """The versions are the interpreter's alone then."""
+    assert interpreter._versions("no-such-framework") == f"Python {platform.python_version()}"
 
 
 def test_a_is_run_here_and_functions_too(script):
