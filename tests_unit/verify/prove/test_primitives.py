@@ -152,3 +152,148 @@ def test_every_description_is_tried():
     tried = {primitives._DESCRIBED[name] for name, *_ in CASES if name in primitives._DESCRIBED}
     left = {run.__name__ for run in primitives._DESCRIBED.values()} - {run.__name__ for run in tried}
     assert left == {"_pairs", "_put_back", "_summed_rows"}, sorted(itertools.chain(left))
+
+
+def of(graph, name):
+    """Return what the functions called ``name`` do, in order."""
+    return [step.does for step in graph.steps if step.name == name]
+
+
+def with_backward(call, *tensors):
+    """Return the steps of a call and its backward, traced with numbers."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    wanted = [x.is_floating_point() or x.is_complex() for x in tensors]
+    return traced(lambda leaves, _: call(*leaves), [(tuple(x.shape), x.dtype) for x in tensors], wanted)
+
+
+def with_symbols(call):
+    """Return the steps of a call on a matrix of symbolic sizes."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    return traced(lambda leaves, _: call(*leaves), [_torch().ones(3, 5)], [False])
+
+
+@pytest.mark.parametrize(
+    "name, call, shapes, inputs, output, whole, reduce",
+    [
+        ("select_backward", lambda x: x.select(1, 2), [(3, 5)], ((0,),), (0, 1), {1}, ""),
+        ("slice_backward", lambda x: x[:, 1:3], [(3, 5)], ((0, 1),), (0, 1), {1}, ""),
+        ("unfold_backward", lambda x: x.unfold(1, 2, 1), [(3, 5)], ((0, 1, 101),), (0, 100), {1, 100, 101}, ""),
+        ("embedding_dense_backward", lambda w, i: _torch().nn.functional.embedding(i, w), [(7, 4), (3, "5")],
+         ((100, 101, 1), (100, 101)), (0, 1), {0}, "sum"),
+        ("view_as_complex", lambda x: _torch().view_as_complex(x), [(3, 2)], ((0, 1),), (0,), {1}, ""),
+        ("view_as_real", lambda x: _torch().view_as_complex(x), [(3, 2)], ((0,),), (0, 1), {1}, ""),
+        ("_to_copy", lambda x: x.float(), [(3, 2)], ((0, 1),), (0, 1), set(), ""),
+    ],
+)  # fmt: skip
+def test_labels_of_backwards(name, call, shapes, inputs, output, whole, reduce):
+    """A gradient is put back where its operand was: the dim that was chosen from is whole, all others are free."""
+    rng = np.random.default_rng(2)
+    does = of(with_backward(call, *(operand(shape, rng) for shape in shapes)), name)[0]
+    assert (does.inputs, does.output, does.whole, does.reduce) == (inputs, output, frozenset(whole), reduce)
+
+
+@pytest.mark.parametrize(
+    "shape, inputs, output, copies",
+    [((3, 5), ((0, 1),), (2, 0, 1), {2}), ((3, 1), ((0, None),), (2, 0, 4), {2, 4})],
+)
+def test_labels_of_a_broadcast_into_dims(shape, inputs, output, copies):
+    """New dims and stretched ones are copies; all others keep their labels."""
+    graph = described(lambda x: _torch().ops.prims.broadcast_in_dim(x, [2, 3, 5], [1, 2]), [_torch().ones(shape)])
+    does = of(graph, "broadcast_in_dim")[0]
+    assert (does.inputs, does.output, does.copies) == (inputs, output, frozenset(copies))
+
+
+def test_numbers_of_positions_are_whole():
+    """Every element of ``arange`` depends on where it stands, so no part of it is an ``arange``."""
+    does = of(described(lambda x: x + _torch().arange(5), [_torch().ones(3, 5)]), "arange")[0]
+    assert (does.inputs, does.output, does.whole) == ((), (0,), frozenset({0}))
+
+
+@pytest.mark.parametrize(
+    "name, call, shapes, reason",
+    [
+        ("index_add", lambda x, i, y: x.index_add(1, i, y), [(3, 5), ("5",), (3, 5)], "it has no description"),
+        ("scatter", lambda x, i, y: x.scatter(1, i, y), [(3, 5), (2, "5"), (2, 5)], "an index of fewer rows"),
+        ("scatter", lambda x, i, y: x.scatter(1, i, y), [(3, 5), (2, "5"), (3, 5)], "an index of fewer rows"),
+        ("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), [(3, 5), (2, "5"), (3, 5)], "an index of fewer rows"),
+        ("gather", lambda x, i: x.gather(1, i), [(3, 5), (2, "5")], "an index of fewer rows"),
+        ("index_select", lambda x, i: x.index_select(0, i.argmax()), [(3, 5), ("5",)],
+         "dims that were not understood"),
+        ("cat", lambda x, y: _torch().cat([x, y]), [(3, 5), (0,)], "operands of other dims"),
+        ("linalg_solve_triangular", lambda x, y: _torch().linalg.solve_triangular(x, y, upper=True),
+         [(3, 4, 4), (4, 4)], "operands of other dims"),
+    ],
+)  # fmt: skip
+def test_what_is_not_described(name, call, shapes, reason):
+    """A function whose dims do not follow its description is opaque: its labels would be wrong."""
+    rng = np.random.default_rng(3)
+    assert of(described(call, [operand(shape, rng) for shape in shapes]), name) == [Opaque(f"{name}: {reason}")]
+
+
+def test_gradients_divided_by_counts_are_opaque():
+    """The counts of an embedding's indices are of all indices, so the gradient is not a sum over parts of them."""
+    rng, name = np.random.default_rng(4), "embedding_dense_backward"
+    call = lambda w, i: _torch().nn.functional.embedding(i, w, scale_grad_by_freq=True)  # noqa: E731 - one call
+    graph = with_backward(call, operand((7, 4), rng), operand((3, "5"), rng))
+    assert of(graph, name) == [Opaque(f"{name}: gradients divided by counts")]
+
+
+def test_refusals_of_the_table():
+    """The larger of two tensors is not a reduction, and sizes that differ do not broadcast."""
+    from hyper_parallel.verify.frameworks.contract.sizes import Size
+    from hyper_parallel.verify.frameworks.torch.primitive_table import broadcast, describe
+
+    x = _torch().ones(3, 5)
+    with pytest.raises(LookupError, match=r"^not a reduction$"):
+        describe(_torch().ops.aten.max.other, (x, x), {}, [x, x], x)
+    with pytest.raises(LookupError, match=r"^size 2 where 3 is$"):
+        broadcast([Size(2)], [Size(5), Size(3)])
+
+
+def test_sizes_as_numbers():
+    """A size is a factor, a divisor, or text where it is neither; a constant made of one is opaque."""
+    product = of(with_symbols(lambda x: x * x.shape[0]), "mul")[0]
+    quotient = of(with_symbols(lambda x: x / x.shape[0]), "div")[0]
+    real = of(with_symbols(lambda x: x * _torch().sym_float(x.shape[0])), "mul")[0]
+    assert product.times == quotient.per == real.times
+    assert (product.times[0].number, len(product.times[0].symbols), product.times[0].formula) == (1, 1, "")
+    (more,) = of(with_symbols(lambda x: x * (x.shape[0] + 1)), "mul")[0].times
+    assert (more.number, more.formula) == (0, f"{more.symbols[0]} + 1")
+    graph = with_symbols(lambda x: _torch().full((2,), x.shape[0]))
+    assert of(graph, "full") == [Opaque("full: a number that is computed")]
+
+
+def test_a_write_is_the_new_value():
+    """What is copied into a tensor is its value from then on; dims that the source lacks are copies."""
+    graph = described(lambda x, y: x.clone().copy_(y), [_torch().ones(3, 5), _torch().ones(5)])
+    does = of(graph, "copy")[0]
+    assert (does.inputs, does.output, does.copies) == (((1,),), (0, 1), frozenset({0}))
+    assert graph.steps[graph.outputs[0]].does == does
+
+
+def test_a_backward_that_fails_leaves_the_forward():
+    """The graph says in one line why there is no backward, and has the forward's steps."""
+
+    class OneWay(_torch().autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x.exp()
+
+        @staticmethod
+        def backward(_ctx, _grad):
+            msg = "no way back\nhere"
+            raise RuntimeError(msg)
+
+    graph = with_backward(OneWay.apply, _torch().ones(3, 5))
+    assert (graph.no_backward, graph.gradients) == ("no way back", ())
+    assert len(of(graph, "exp")) == 1
+
+
+def test_tensors_of_the_program():
+    """A tensor that is not an operand is opaque, except a number, which is a constant of no known value."""
+    numbers = described(lambda x: x + _torch().tensor([1.0, 2.0, 3.0, 4.0, 5.0]), [_torch().ones(3, 5)])
+    assert of(numbers, "_tensor_constant0") == [Opaque("a tensor of the program")]
+    one = described(lambda x: x + _torch().tensor(2.0), [_torch().ones(3, 5)])
+    assert of(one, "_tensor_constant0") == [Constant()]

@@ -174,7 +174,7 @@ def _elementwise(
         floats = operands[0].is_floating_point() and kwargs.get("dtype", torch.float32).is_floating_point
         return replace(plain, joint=(0,) if floats else (), increasing=True)
     if name == "where":
-        return replace(plain, joint=everything[1:] if _is_node(args[1]) and _is_node(args[2]) else _nonzero(args))
+        return replace(plain, joint=everything[1:])
     if name == "mul":
         return replace(plain, each=everything, times=tuple(map(size_of, symbolic)))
     if name == "div" and _is_node(args[0]) and kwargs.get("rounding_mode") is None:
@@ -182,11 +182,6 @@ def _elementwise(
     if name in _JOINT and not numbers and not symbolic:
         return replace(plain, joint=everything)
     return replace(plain, values=tuple(map(size_of, symbolic)), increasing=name in _INCREASING and len(operands) == 1)
-
-
-def _nonzero(args: Any) -> tuple[int, ...]:
-    numbers = [arg for arg in args[1:] if not _is_node(arg)]
-    return (1,) if all(number == 0 for number in numbers) and len(numbers) == 1 else ()
 
 
 def _is_node(arg: Any) -> bool:
@@ -217,10 +212,11 @@ def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
 
 @_of(*_REDUCED, *_WHOLE_REDUCED)
 def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del index
     ndim = len(shapes[0])
     position = 2 if name == "linalg_vector_norm" else 1
     dims = kwargs.get("dim", args[position] if len(args) > position else None)
-    if len(operands) > 1 or (name in {"max", "min", "median", "nanmedian"} and dims is None and index):
+    if len(operands) > 1:
         raise LookupError("not a reduction")
     reduced = _dims(dims, ndim)
     keepdim = len(shape) == ndim and ndim > 0
@@ -419,7 +415,7 @@ def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
         msg = "it has no description"
         raise LookupError(msg)
     dim = args[1] % len(shape)
-    if any(shapes[2][at] != shape[at] for at in range(len(shape)) if at != dim):
+    if any(each[at] != shape[at] for each in shapes[1:] for at in range(len(shape)) if at != dim):
         raise LookupError("an index of fewer rows")
     source = tuple(label if label != dim else dim + 100 for label in range(len(shape)))
     labels = tuple(range(len(shape)))

@@ -164,10 +164,7 @@ def _written(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
     made = Step("copy", Opaque("a view is written"), (), shape_of(target.meta["val"]))
     if not _is_view(target) and not any(_is_view(user) and user in numbers for user in target.users):
         shape = shape_of(target.meta["val"])
-        try:
-            labels = broadcast(shape_of(source.meta["val"]), shape)
-        except LookupError:
-            labels = ()
+        labels = broadcast(shape_of(source.meta["val"]), shape)
         copies = frozenset(range(len(shape))) - frozenset(labels)
         does = Primitive((labels,), tuple(range(len(shape))), copies, joint=(0,), increasing=True, moves=True)
         made = Step("copy", does, (numbers[source],), shape)
