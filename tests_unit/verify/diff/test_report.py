@@ -121,8 +121,10 @@ def test_a_run_that_failed_has_no_verdict(cause):
 
 
 def test_an_empty_side_is_refused():
-    """A side without words is named; a function of a file has no number of ranks of its own."""
+    """A side without words is named; a function or a script has no number of ranks of its own."""
     with pytest.raises(InputError) as refused:
         side_of([], "B")
     assert str(refused.value) == "B is empty; it must be a script with its arguments, such as 'train.py --tp 2'"
     assert side_of(["train.py:main", "3"], "A") == ("train.py:main", ("3",), None)
+    assert side_of(["train.py", "--tp", "2"], "A") == ("train.py", ("--tp", "2"), None)
+    assert side_of(["torchrun", "--nproc-per-node", "2", "train.py"], "A") == ("train.py", (), 2)

@@ -75,3 +75,16 @@ def test_pending_sums_are_done():
     values, left_out = together([weight(WHOLE)], [weight(WHOLE - 2)], [weight(WHOLE * 0 + 2)], place=[place, place])
     assert left_out == []
     assert np.allclose(values[KEY], WHOLE, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "known, own, expected",
+    [(2.0, (1.0, 3.0), 2.0), (4.0, (1.0, 3.0), 4.0), (1.25, (1.0, 3.0), 1.0), (7, (7, 8), 7)],
+    ids=["mean", "sum", "the first rank's", "integers are not combined"],
+)
+def test_a_loss_is_the_combination_nearest_to_the_maps(known, own, expected):
+    """The ranks' own numbers are combined as the map shows; the map's number itself is never taken."""
+    losses = [Record("loss", "loss", "", 0, 0, np.asarray(each)) for each in (known, *own)]
+    values, left_out = together([losses[0]], [losses[1]], [losses[2]])
+    assert left_out == []
+    assert values["loss", "loss", 0, 0] == expected

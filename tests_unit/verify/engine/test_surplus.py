@@ -6,7 +6,7 @@ import pytest
 from hyper_parallel.verify.engine.comparison import compare_runs
 from hyper_parallel.verify.engine.evidence import Evidence
 from hyper_parallel.verify.engine.pairing import PairedRuns
-from hyper_parallel.verify.engine.surplus import untied
+from hyper_parallel.verify.engine.surplus import skipped_step, untied
 from hyper_parallel.verify.engine.verdict import Difference
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 
@@ -71,3 +71,42 @@ def test_only_gradients_that_differ_everywhere_are_tested():
     """Other kinds, and a difference of which some ranks show no wrong element, are not explained by a weight."""
     assert cause_of(rank(OWN, REST), rank(OWN, REST), key=("weight", KEY[1], 0, 0)) is None
     assert cause_of(rank(OWN, REST), rank(OWN + REST, REST), differs=(0, 1)) is None
+
+
+def skipped(ranks, step, differs):
+    """Return the cause of a loss of a step; ``ranks`` has the step of each loss, the single device one in each."""
+    runs = [
+        [Record("loss", "loss", "", at, steps[:n].count(at), np.float64(n)) for n, at in enumerate(steps)]
+        for steps in ([0, 1, 2], *ranks)
+    ]
+    alone = Run([RankRecords(0, runs[0])])
+    parallel = Run([RankRecords(place, each) for place, each in enumerate(runs[1:])])
+    key = ("loss", "loss", step, 0)
+    wrong = {key: Difference("loss", "loss", "", differs, step, 0, 1.0, 0.1, "")}
+    return skipped_step(PairedRuns(alone, [alone], parallel, None, None), key, wrong, None)
+
+
+def test_two_losses_in_a_step_and_as_many_in_all_are_a_step_that_was_left_out():
+    """The ranks and the step are named."""
+    said = (
+        " losses in step 2, the single device 1, and as many in all: after the first of them the optimizer makes no "
+        "step, as after gradients that overflow"
+    )
+    both = skipped([[0, 1, 1], [0, 1, 1]], 2, (0, 1))
+    assert (both.kind, both.evidence) == ("skipped-step", f"ranks 0, 1 have 2{said}")
+    assert skipped([[0, 1, 2], [0, 1, 1]], 1, (1,)).evidence == f"rank 1 has 2{said}"
+
+
+@pytest.mark.parametrize(
+    "ranks, step, differs",
+    [
+        ([[0, 1, 2], [0, 1, 2]], 1, (0, 1)),
+        ([[0, 0, 1, 1, 2, 2], [0, 1, 2]], 1, (0,)),
+        ([[0, 1, 1], [0, 1, 1]], 0, (0, 1)),
+        ([[0, 1, 1], [0, 1, 2]], 2, (1,)),
+    ],
+    ids=["as many", "micro-batches", "before it", "another rank"],
+)
+def test_other_losses_are_no_step_that_was_left_out(ranks, step, differs):
+    """Micro-batches have more losses in all, and values before the step or of other ranks are no symptom."""
+    assert skipped(ranks, step, differs) is None
