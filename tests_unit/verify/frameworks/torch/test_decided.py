@@ -123,3 +123,15 @@ def test_a_decision_that_the_reference_does_not_have_stays(function, kinds):
     got, records = replaced(function, "draw", "another", np.ones(1))
     assert got == [None, None]
     assert [record.kind for record in records] == kinds
+
+
+def test_an_attention_mask_that_cannot_be_told_is_noted_once():
+    """The module is noted once, and not where nothing is recorded; a mask that is known is recorded as any other."""
+    decided, log = deciding()
+    assert [decided.attention_mask(None) for _ in range(2)] == [None, None]
+    assert log.notes == {"masks that were not recorded": ["gate"]}
+    assert decided.attention_mask(torch.tensor([1.0, 0.0])) is None
+    assert [(record.kind, record.value.tolist()) for record in log.records] == [("mask", [True, False])]
+    decided, log = deciding(infers=True)
+    assert decided.attention_mask(None) is None
+    assert log.notes == {}
