@@ -1,0 +1,182 @@
+"""Rows that are not proven: rules that are wrong, cannot be traced, or answer otherwise; and plans with such calls."""
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from hyper_parallel import Partial, Replicate, Shard, init_device_mesh
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard import rule as rules
+from hyper_parallel.core.shard.rule import LocalCall, Row
+from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.transport.base import use_transport
+from hyper_parallel.verify.explain import meta_tensors, rehearsed_transport
+from hyper_parallel.verify.prove import operators, plan, tested
+from hyper_parallel.verify.prove.operators import graphs_of, prove_operator, prove_sample_row
+from hyper_parallel.verify.prove.plan import CallProof, Certificate
+from hyper_parallel.verify.prove.seen import SeenCall
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, SUM, SPLIT = Replicate(), Partial("sum"), Row((Shard(0),), (Shard(0),))
+UNKNOWN = "its rule answers with whole layouts"
+UNLIKE = "its results are not those of the rule"
+
+
+@pytest.fixture(scope="module")
+def platform():
+    """Return PyTorch's platform."""
+    with use_platform("torch"):
+        yield current_platform()
+
+
+@pytest.fixture
+def relu(platform):
+    """Return the first sample of relu as primitives."""
+    return next(graphs_of(platform, "relu"))
+
+
+def answering(monkeypatch, change):
+    """Let the rule of relu answer with what ``change`` makes of its answer."""
+    right = rules.find_rule("relu")
+    wrong = replace(right, strategies=lambda call: change(right.strategies(call)))
+    monkeypatch.setitem(rules._RULES, "relu", wrong)
+
+
+def refuse(_):
+    """Refuse a call as a rule does."""
+    msg = "no"
+    raise ValueError(msg)
+
+
+def test_a_wrong_row_is_refuted(platform, monkeypatch):
+    """Relu of a pending sum is no pending sum: a test finds numbers for which it is not."""
+    answering(monkeypatch, lambda answer: replace(answer, rows=[Row((SUM,), (SUM,))]))
+    (row, *_) = prove_operator(platform, "relu")
+    assert (row.row, row.level) == ("Partial(sum) -> Partial(sum)", "refuted")
+    assert row.why
+
+
+@pytest.mark.parametrize("change", [refuse, lambda _: None, lambda answer: replace(answer, open=True)])
+def test_rules_without_rows(change, platform, monkeypatch):
+    """A rule that refuses its samples, or answers without rows, is assumed; no size reaches a row of it."""
+    answering(monkeypatch, change)
+    assert [(row.level, row.why) for row in prove_operator(platform, "relu")] == [("assumed", UNKNOWN)]
+    assert tested.TestedRows(platform, "relu", 0).result("Shard(0) -> Shard(0)") == "no size reaches it"
+
+
+def test_samples_without_values(platform, monkeypatch):
+    """A sample that has no values is not looked at; an operator that is composed of others has no rows."""
+    assert list(graphs_of(platform, "flatten")) == []
+    assert tested.TestedRows(platform, "flatten", 0).held == {}
+    for module in (operators, tested):
+        monkeypatch.setattr(module, "fill", lambda *_, **__: None)
+    assert list(graphs_of(platform, "relu")) == []
+    assert tested.TestedRows(platform, "relu", 0).held == {}
+
+
+@pytest.mark.parametrize(
+    "op, levels",
+    [
+        ("linspace", {"proven"}),
+        ("cast", {"proven"}),
+        ("copy", {"proven"}),
+        ("dropout", {"proven", "tested"}),
+        ("zero", {"proven", "tested", "assumed"}),
+    ],
+)
+def test_kinds_of_samples(op, levels, platform):
+    """Samples without sizes, with dtypes, that write, and whose local call is another one have the levels they had."""
+    rows = prove_operator(platform, op)
+    assert {row.level for row in rows} == levels
+    assert all(bool(row.why) == (row.level != "proven") for row in rows)
+
+
+def test_local_calls(platform, relu):
+    """A local call that fails, or has other results, is not proven; nor is a row that depends on other axes."""
+    cut = prove_sample_row(platform, relu, replace(SPLIT, cut=((0, 0, 1),)))
+    assert (cut.level, cut.why) == ("tested", "it depends on the axes before it")
+    for localize, why in (
+        (lambda *_: refuse(0), "not traced: no"),
+        (lambda *_: LocalCall(run=lambda _, args: (args["x"] * 1, args["x"] * 2)), UNLIKE),
+    ):
+        made = replace(relu, answer=replace(relu.answer, localize=localize))
+        row = prove_sample_row(platform, made, SPLIT)
+        assert (row.level, row.why) == ("tested", f"its local call is not the caller's: {why}")
+
+
+def test_layouts_that_a_local_call_sees(relu):
+    """An adapter sees the placement on the one axis, global and local sizes, and what is replicated."""
+    call, letters = relu.sample_call.call, relu.letters
+    (shape,) = (operand.shape for operand in call.operands)
+    seen = SeenCall(call, relu.answer, SPLIT, letters, letters, [(3, *shape[1:])])
+    (x,), (out,) = seen.operands(), seen.outputs()
+    assert (x.placement_on(0), x.is_replicated, x.shape, x.local_shape) == (Shard(0), False, shape, (3, *shape[1:]))
+    assert (out.placement_on(0), out.local_shape) == (Shard(0), (3, *shape[1:]))
+    (whole,) = SeenCall(call, relu.answer, Row((R,), (R,)), letters, letters, [shape]).operands()
+    assert (whole.is_replicated, whole.ndim, whole.partials) == (True, len(shape), ())
+
+
+def test_rules_of_calls(platform, relu, monkeypatch):
+    """A call of an operator without rows, or whose rule refuses it, is tested, with the reason."""
+    call = relu.sample_call.call
+    assert plan._prove(platform, call, SPLIT, 2, {})[0] == "proven"
+    other = plan._prove(platform, replace(call, op="flatten"), SPLIT, 2, {})
+    assert other == ("tested", "its rule is the user's", ())
+    answering(monkeypatch, lambda _: None)
+    assert plan._prove(platform, call, SPLIT, 2, {}) == ("tested", UNKNOWN, ())
+    answering(monkeypatch, refuse)
+    assert plan._prove(platform, call, SPLIT, 2, {}) == ("tested", "no", ())
+
+
+def test_calls_that_cannot_be_traced(platform, relu, monkeypatch):
+    """A call that fails on sizes alone is tested; the reason is kept for the next call alike."""
+    call, graphs = relu.sample_call.call, {}
+    monkeypatch.setattr(type(platform), "local_op", lambda *_: refuse)
+    for _ in range(2):
+        level, why, _ = plan._prove(platform, call, SPLIT, 2, graphs)
+        assert (level, why.startswith("not traced: "), len(graphs)) == ("tested", True, 1)
+
+
+def test_a_gradient_that_is_not_reduced():
+    """An operand that ranks share while others differ must have its gradient reduced; the operator is named."""
+    found = Certificate("model", {"tp": 2})
+    targets = [SimpleNamespace(placement_on=lambda _: Shard(0)), SimpleNamespace(placement_on=lambda _: R)]
+    for varying in (((), (0,)), ((), ())):
+        choice = SimpleNamespace(targets=targets, varying=varying)
+        plan._check_varying(found, "0", SimpleNamespace(choice=choice, call=SimpleNamespace(op="linear")), 0)
+    assert found.wrong == ["0: linear does not reduce the gradient of operand 1 as it must"]
+
+
+def test_the_border():
+    """What enters as a plain tensor is noted where ranks differ; what leaves as a pending sum is named once."""
+    import torch
+
+    found = Certificate("model", {"tp": 2})
+    with use_platform("torch"), use_transport(rehearsed_transport("torch", 2, 0)), meta_tensors():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        with plan._border(found):
+            for place in (R, Shard(0), SUM, SUM):
+                DTensor.from_local(torch.ones(2, requires_grad=True) * 2, mesh, [place], run_check=False).to_local()
+    assert found.wrong == ["(model): a value that is a pending sum over tp leaves as a plain tensor, not reduced"]
+    assert found.open == [
+        "(model): that a plain tensor is [4@tp]",
+        "(model): what is computed with its plain output [4@tp]",
+        "(model): that a plain tensor is [2] + Partial(sum)@tp",
+    ]
+
+
+def test_the_text_of_a_certificate():
+    """A call that is not proven is a line with its reason; counts above one are named."""
+    call = CallProof("relu", "", "tp", "Shard(0) -> Shard(0)", ((4,),), "tested", "no law")
+    found = Certificate("model", {"tp": 2}, [call], Counter({"all_reduce": 2}), Counter({"all_gather": 1}))
+    lines = found.text().splitlines()
+    assert lines[1:6] == [
+        "proven for these sizes: 0 of 1 rows of operators",
+        "tested: relu in (model) on tp: Shard(0) -> Shard(0): no law",
+        "0 gradients are laid out as their parameters ask",
+        "reduced: all_reduce (2 times)",
+        "moved: all_gather",
+    ]
