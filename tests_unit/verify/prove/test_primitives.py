@@ -273,6 +273,48 @@ def test_a_write_is_the_new_value():
     assert graph.steps[graph.outputs[0]].does == does
 
 
+def _row_copied(x, y):
+    z = x.clone()
+    z[1].copy_(y)
+    return z
+
+
+def _row_added_to(x, y):
+    z = x.clone()
+    z[1].add_(y)
+    return z
+
+
+def _row_kept(x, y):
+    z = x.clone()
+    row = z[1][1:]
+    z.copy_(y)
+    return row
+
+
+def _part_kept(x, y):
+    z = x.clone()
+    part = z.split(2)[1]
+    z.add_(y)
+    return part
+
+
+@pytest.mark.parametrize("call", [_row_copied, _row_added_to, _row_kept, _part_kept])
+def test_what_shares_memory_with_a_write_is_opaque(call):
+    """A write through a view changes the tensor and a write to the tensor its views: none keeps its description."""
+    graph = described(call, [_torch().ones(3, 5), _torch().ones(5)])
+    assert [graph.steps[out].does for out in graph.outputs] == [Opaque("a view is written")]
+
+
+def test_what_a_write_returns_is_described():
+    """A tensor that is written in place is the result of the write, also where views of it were used before."""
+    x, y = _torch().ones(3, 5), _torch().ones(5)
+    for call in (lambda x, y: x.clone().add_(y), lambda x, y: (z := x.clone(), z + z[1], z.add_(y))[2]):
+        graph = described(call, [x, y])
+        does = graph.steps[graph.outputs[0]].does
+        assert (does.inputs, does.output) == (((0, 1), (1,)), (0, 1))
+
+
 def test_a_backward_that_fails_leaves_the_forward():
     """The graph says in one line why there is no backward, and has the forward's steps."""
 

@@ -139,6 +139,7 @@ def _graph(
             _written(steps, numbers, node)
         else:
             _add(steps, numbers, node)
+            _spoil(steps, numbers, node)
     outs, cotangents, grads = result
     for node in cotangents:
         if node is not None:
@@ -159,24 +160,37 @@ def _graph(
 
 
 def _written(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
-    """Add a write: its target is the new value from here on; one that others are views of is opaque."""
+    """Add a copy into a tensor, which is the new value from here on."""
     target, source, *_ = node.args
-    made = Step("copy", Opaque("a view is written"), (), shape_of(target.meta["val"]))
-    if not _is_view(target) and not any(_is_view(user) and user in numbers for user in target.users):
-        shape = shape_of(target.meta["val"])
-        labels = broadcast(shape_of(source.meta["val"]), shape)
-        copies = frozenset(range(len(shape))) - frozenset(labels)
-        does = Primitive((labels,), tuple(range(len(shape))), copies, joint=(0,), increasing=True, moves=True)
-        made = Step("copy", does, (numbers[source],), shape)
+    shape = shape_of(target.meta["val"])
+    labels = broadcast(shape_of(source.meta["val"]), shape)
+    copies = frozenset(range(len(shape))) - frozenset(labels)
+    does = Primitive((labels,), tuple(range(len(shape))), copies, joint=(0,), increasing=True, moves=True)
+    made = Step("copy", does, (numbers[source],), shape)
+    _spoil(steps, numbers, node)
     numbers[node] = numbers[target] = len(steps)
     steps.append(made)
 
 
-def _is_view(node: Any) -> bool:
-    return node.op == "call_function" and name_of(node.target) in {
-        "view", "_unsafe_view", "expand", "permute", "t", "transpose", "squeeze", "unsqueeze", "select", "slice",
-        "alias", "detach", "diagonal", "split", "unbind", "view_of", "as_strided", "view_as_real", "view_as_complex",
-    }  # fmt: skip
+def _spoil(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
+    """Make opaque what is in use after ``node`` and shares memory with a tensor that ``node`` writes."""
+    memories = [target.meta["val"].untyped_storage() for target in _targets(node)]
+    for each in list(numbers) if memories else ():
+        value = each.meta.get("val")
+        if each is node or not isinstance(value, Tensor) or all(user is node or user in numbers for user in each.users):
+            continue
+        if any(value.untyped_storage() is memory for memory in memories):
+            numbers[each] = len(steps)
+            steps.append(Step("written", Opaque("a view is written"), (), shape_of(value)))
+
+
+def _targets(node: Any) -> list[Any]:
+    """Return the tensors that a function writes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {each.name: arg for each, arg in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    return _tensors([given.get(each.name) for each in schema.arguments if each.is_write])
 
 
 def _follows(condition: Any, env: ShapeEnv) -> bool:
