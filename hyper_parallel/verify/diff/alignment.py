@@ -19,11 +19,11 @@ from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.engine.wording import value_words
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 
-__all__ = ["align_calls"]
+__all__ = ["CLOSE", "align_calls"]
 
 _CALLED = ("output", "mask", "loss", "norm", "value")
-_CLOSE = 2.0**-11
-"""Difference, relative to the largest number, below which two calls returned the same: half of float32's digits."""
+CLOSE = 2.0**-11
+"""Difference, relative to the largest number, below which two values are the same: half of float32's digits."""
 
 _Name = tuple[str, str, int]
 
@@ -82,7 +82,7 @@ def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, in
     for left in reversed(range(len(known))):
         for right in reversed(range(len(own))):
             choices = [best[left + 1, right], best[left, right + 1]]
-            if off[left][right] <= _CLOSE:
+            if off[left][right] <= CLOSE:
                 choices.append(best[left + 1, right + 1].with_pair(left, right, off[left][right]))
             best[left, right] = max(choices, key=lambda choice: (len(choice.pairs), -choice.off))
     return list(best[0, 0].pairs)
@@ -105,7 +105,7 @@ def _distance(one: Any, other: Any) -> float:
     if same_values(one, other):
         return 0.0
     if np.shape(one) != np.shape(other):
-        found = find_part(other, one, np.full(np.shape(one), _CLOSE * largest(one)))
+        found = find_part(other, one, np.full(np.shape(one), CLOSE * largest(one)))
         return np.inf if found is None else _apart(np.asarray(one).reshape(-1)[found.positions], np.asarray(other))
     return _apart(np.asarray(one), np.asarray(other))
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from hyper_parallel._text import near_hint
+from hyper_parallel.verify.diff.alignment import CLOSE
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.pairing import PairedRuns
-from hyper_parallel.verify.engine.samples import calls_of_first_step
+from hyper_parallel.verify.engine.samples import calls_of_first_step, rows_of_first_step
 from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
@@ -19,7 +18,6 @@ from hyper_parallel.verify.input_error import InputError
 __all__ = ["require_common_records", "start_differs"]
 
 _MATCHED = ("weight", "gradient", "value")
-_CLOSE = 2.0**-11
 _TINY = float(np.finfo(np.float64).tiny)
 _ROWS = 4096
 """Samples of floating numbers that are compared with each other at most."""
@@ -88,7 +86,7 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
 
 def _other_samples(first: Run, second: Run) -> list[Difference]:
     """Return that the models see other samples in the first step."""
-    one, two = (_rows(rank.notes for rank in run.ranks) for run in (first, second))
+    one, two = (rows_of_first_step(rank.notes for rank in run.ranks) for run in (first, second))
     for key, rows in one.items():
         if key not in two:
             continue
@@ -107,25 +105,13 @@ def _other_samples(first: Run, second: Run) -> list[Difference]:
     return []
 
 
-def _rows(notes: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, Any, str], set[bytes]]:
-    """Return the samples of the first step as bytes, by input, sizes of a sample and dtype."""
-    rows: dict[tuple[Any, Any, str], set[bytes]] = {}
-    for each in notes:
-        for _, name, value in each.get("inputs", ()):
-            array = np.asarray(value)
-            if array.ndim:
-                known = rows.setdefault((name, array.shape[1:], array.dtype.str), set())
-                known.update(np.ascontiguousarray(row).tobytes() for row in array)
-    return rows
-
-
 def _unmatched(rows: set[bytes], others: set[bytes], dtype: str) -> int:
     """Return how many samples are none of the others, up to rounding."""
     alone = rows - others
     if np.dtype(dtype).kind != "f" or not alone or not others or len(rows) > _ROWS or len(others) > _ROWS:
         return len(alone)
     known = np.stack([np.frombuffer(row, dtype) for row in others]).astype(np.float64)
-    allowed = _CLOSE * max(float(np.abs(known).max(initial=0.0)), _TINY)
+    allowed = CLOSE * max(float(np.abs(known).max(initial=0.0)), _TINY)
     return sum(
         not (np.abs(known - np.frombuffer(row, dtype)).max(axis=1, initial=0.0) <= allowed).any() for row in alone
     )

@@ -27,11 +27,11 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
         parallel: the run on all ranks.
         name: of the program.
     """
-    known = _input_rows(rank.notes for rank in reference.ranks)
-    for key, rows in _input_rows((rank.notes for rank in parallel.ranks), calls=1).items():
+    known = rows_of_first_step(rank.notes for rank in reference.ranks)
+    for key, rows in rows_of_first_step((rank.notes for rank in parallel.ranks), calls=1).items():
         if key not in known or not rows - known[key]:
             continue
-        parts = [_input_rows([rank.notes], calls=1).get(key, set()) for rank in parallel.ranks]
+        parts = [rows_of_first_step([rank.notes], calls=1).get(key, set()) for rank in parallel.ranks]
         per_rank = max(map(len, parts))
         if per_rank < len(known[key]) and any(part and part <= known[key] for part in parts):
             continue  # ranks share one batch, and some have their part of it: the others' data is the error
@@ -57,10 +57,10 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
         runs: both runs, with the inputs of models that the recorder noted.
         key: of the output.
     """
-    known = _input_rows([runs.reference_notes])
+    known = rows_of_first_step([runs.reference_notes])
     foreign: dict[int, int] = {}
     for rank in runs.holders(key):
-        own = _input_rows([runs.parallel.ranks[rank].notes])
+        own = rows_of_first_step([runs.parallel.ranks[rank].notes])
         count = sum(len(rows - known[name]) for name, rows in own.items() if name in known)
         if count and runs.placement(key, rank) is None:
             foreign[rank] = count
@@ -79,19 +79,16 @@ def calls_of_first_step(notes: Mapping[str, Any]) -> int:
     return max(Counter(tuple(sorted(inputs)) for inputs in calls.values()).values(), default=0)
 
 
-def rows_of_first_step(notes: Mapping[str, Any]) -> dict[Any, set[bytes]]:
-    """Return the rows of a rank's inputs of the first step as bytes, by input, sizes of a row and dtype."""
-    return _input_rows([notes])
-
-
-def _input_rows(notes: Iterable[Mapping[str, Any]], calls: int | None = None) -> dict[Any, set[bytes]]:
-    """Return the rows of the models' inputs as bytes, by name of the input, sizes of a row and dtype.
+def rows_of_first_step(
+    notes: Iterable[Mapping[str, Any]], calls: int | None = None
+) -> dict[tuple[Any, Any, str], set[bytes]]:
+    """Return the rows of the models' inputs of the first step as bytes, by name of the input, sizes of a row and dtype.
 
     Args:
         notes: of the ranks whose rows are put together.
         calls: how many calls of models count, from the first; None counts all that were noted.
     """
-    rows: dict[Any, set[bytes]] = {}
+    rows: dict[tuple[Any, Any, str], set[bytes]] = {}
     for rank_notes in notes:
         for call, name, value in rank_notes.get("inputs", ()):
             array = np.asarray(value)

@@ -108,7 +108,7 @@ def _require_one_batch(program: Program, arguments: str, own: Run, whole: Run) -
             "'--accum 1' for a script that is run with '--accum 4'"
         )
         raise InputError(msg)
-    rows, known = (rows_of_first_step(run.ranks[0].notes) for run in (own, whole))
+    rows, known = (rows_of_first_step([run.ranks[0].notes]) for run in (own, whole))
     for name in known:
         if name in rows and rows[name] != known[name]:
             msg = (
