@@ -1,11 +1,16 @@
-"""Names that MindFormers 2.1.0 imports, by the path from which it does."""
+"""Names that MindFormers 2.1.0 imports, by the path from which it does, and how it calls them."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+import inspect
 import subprocess
 import sys
+from collections import Counter
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +119,98 @@ def test_what_is_not_supported_refuses_by_name(path, name):
         value = type("Subclass", (value,), {})
     with pytest.raises(UnsupportedOnBackend, match=f"^{name}: "):
         value(1, option=2)
+
+
+WHEEL = importlib.util.find_spec("mindformers")
+needs_the_wheel = pytest.mark.skipif(WHEEL is None, reason="[no-tool] MindFormers is not installed: tox -e mindformers")
+
+
+def modules_of_the_wheel():
+    """The syntax trees of MindFormers' modules that import this library, and what each calls the names."""
+    for file in sorted(Path(WHEEL.submodule_search_locations[0]).rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        if "hyper_parallel" not in source:
+            continue
+        tree = ast.parse(source)
+        bound = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "hyper_parallel":
+                path = node.module.partition(".")[2]
+                bound.update({alias.asname or alias.name: (path, alias.name) for alias in node.names})
+        yield tree, bound
+
+
+def tables_of(tree):
+    """Keys of the dictionaries that a module assigns to names, for calls with ``**name``."""
+    return {
+        target.id: {key.value for key in node.value.keys if key is not None}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def calls_in(tree, bound):
+    """Each call of a bound name, of a method of it, or of a class that hands its other arguments on to one.
+
+    Yields the called object, its name, the number of arguments by position, and the names of the others.
+    """
+    heirs = {}  # classes of the module: the name that each is made of, and the arguments that it keeps
+    for node in ast.walk(tree):
+        bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name) and base.id in bound]
+        for member in node.body if bases else ():
+            if isinstance(member, ast.FunctionDef) and member.name == "__init__" and member.args.kwarg:
+                heirs[node.name] = (bases[0], {each.arg for each in member.args.kwonlyargs})
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        parts = ast.unparse(node.func).split(".")
+        own, kept = heirs.get(parts[0], (parts[0], set()))
+        if own not in bound or len(parts) > 2:
+            continue
+        path, name = bound[own]
+        called = imported(path, name)
+        keywords = [keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg not in kept]
+        for keyword in node.keywords:
+            if keyword.arg is None:  # the keys of what `**name` hands on
+                keywords += sorted(tables_of(tree)[ast.unparse(keyword.value)])
+        assert not any(isinstance(argument, ast.Starred) for argument in node.args), ast.unparse(node)
+        yield (getattr(called, parts[1]) if len(parts) == 2 else called), name, len(node.args), keywords
+
+
+@needs_the_wheel
+def test_the_list_is_what_the_wheel_imports():
+    """The names of the list are those that the modules of MindFormers import, and no others."""
+    found = {target for _, bound in modules_of_the_wheel() for target in bound.values()}
+    assert found == set(each(NAMES_OF_MINDFORMERS))
+
+
+@needs_the_wheel
+def test_every_call_of_the_wheel_fits():
+    """Every call by MindFormers of a name has arguments that the name takes here, by number and by keyword."""
+    wrong, counts = [], Counter()
+    for tree, bound in modules_of_the_wheel():
+        for called, name, count, keywords in calls_in(tree, bound):
+            counts[name] += 1
+            try:
+                inspect.signature(called).bind(*range(count), **dict.fromkeys(keywords))
+            except TypeError as error:
+                wrong.append(f"{name} with {count} arguments and {keywords}: {error}")
+    assert wrong == []
+    assert (counts["fully_shard"], counts["DTensor"], counts["PipelineStage"]) == (8, 9, 1)
+    assert sum(counts.values()) == 148
+
+
+@needs_the_wheel
+def test_every_schedule_of_the_wheel_is_known():
+    """Every schedule that MindFormers imports by its name is found, and takes stages and a number by position."""
+    file = Path(WHEEL.submodule_search_locations[0]) / "pynative/distributed/pipeline_parallel.py"
+    tables = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_SCHEDULE_REGISTRY"
+    ]
+    assert sorted(name for _, name in tables[0].values()) == SCHEDULES.split()
+    for path, name in tables[0].values():
+        inspect.signature(getattr(importlib.import_module(path), name)).bind([], 4)
