@@ -1,4 +1,4 @@
-"""The graph of a call of given sizes from two: that of one device, and that of the local call of the first rank.
+"""The graph of a call of given sizes from two: that of one device, and that of a rank's local call.
 
 Where both take the same steps with the same numbers, sizes that differ are multiples of one label, which is split.
 """

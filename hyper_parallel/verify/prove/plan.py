@@ -32,6 +32,7 @@ from hyper_parallel.verify.spec import user_function
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
@@ -252,30 +253,72 @@ def _prove(
     rule = find_rule(call.op)
     if not isinstance(rule, Rule):
         return "tested", "its rule is the user's", ()
-    mesh = mesh_of((ranks,))
-    layouts = [
-        Layout.place(mesh, [place], operand.shape) for place, operand in zip(row.inputs, call.operands, strict=True)
-    ]
+    level: tuple[str, str, tuple[str, ...]] = ("tested", "", ())
+    seen = set[Any]()
+    for rank in _different(row, call.operands, ranks):
+        mesh = mesh_of((ranks,)).for_rank(rank)
+        try:
+            layouts = tuple(
+                Layout.place(mesh, [place], operand.shape)
+                for place, operand in zip(row.inputs, call.operands, strict=True)
+            )
+            whole, part = _graphs(platform, rule, call, row, mesh, layouts, graphs)
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            proof = prove_row(paired(whole, part), _conditions(row, call.operands, ranks))
+        except (UnprovenError, HyperParallelError, ValueError) as error:
+            return "tested", _on(rank, str(error).splitlines()[0]), ()
+        why = proof.forward or (proof.backward and f"backward: {proof.backward}")
+        if why:
+            return "tested", _on(rank, why), proof.conditions
+        level = ("proven", "", proof.conditions)
+    return level
+
+
+def _on(rank: int, why: str) -> str:
+    return f"rank {rank} of the axis: {why}" if rank else why
+
+
+def _different(row: Row, operands: Sequence[Operand], ranks: int) -> list[int]:
+    """Return one rank of an axis for each combination of local sizes: the first and last ones, and those of remainders.
+
+    The library gives the first ranks parts of one size, at most one rank the rest, and the others nothing.
+    """
+    found = {0, ranks - 1}
+    for place, operand in zip(row.inputs, operands, strict=True):
+        if isinstance(place, Shard) and operand.shape[place.dim]:
+            size = operand.shape[place.dim]
+            rest = size // -(-size // ranks)
+            found |= {min(rest, ranks - 1), min(rest + 1, ranks - 1)}
+    return sorted(found)
+
+
+def _graphs(
+    platform: Platform,
+    rule: Rule,
+    call: OpCall,
+    row: Row,
+    mesh: DeviceMesh,
+    layouts: Sequence[Layout],
+    graphs: dict[Any, Any],
+) -> tuple[Graph, Graph]:
+    """Return a call on one device, and the local call of the rank that ``mesh`` is seen by."""
     operands = tuple(
         Operand(each.name, layout, each.dtype, each.floating, each.needs_grad)
         for each, layout in zip(call.operands, layouts, strict=True)
     )
     own = OpCall(call.op, mesh, operands, call.args)
-    try:
-        answer = rule.strategies(own)
-        if not isinstance(answer, Strategies):
-            return "tested", "its rule answers with whole layouts", ()
-        outputs = tuple(
-            Layout.place(mesh, [place], shape) for place, shape in zip(row.outputs, answer.outputs, strict=True)
-        )
-        local = answer.localize(own, tuple(layouts), outputs) if answer.localize else None
-        whole = _graph(platform, call, [each.shape for each in operands], None, graphs)
-        part = _graph(platform, call, [layout.local_shape for layout in layouts], local, graphs)
-        proof = prove_row(paired(whole, part), _conditions(row, operands, ranks))
-    except (UnprovenError, HyperParallelError, ValueError) as error:
-        return "tested", str(error).splitlines()[0], ()
-    why = proof.forward or (proof.backward and f"backward: {proof.backward}")
-    return ("tested" if why else "proven"), why, proof.conditions
+    answer = rule.strategies(own)
+    if not isinstance(answer, Strategies):
+        msg = "its rule answers with whole layouts"
+        raise UnprovenError(msg)
+    outputs = tuple(
+        Layout.place(mesh, [place], shape) for place, shape in zip(row.outputs, answer.outputs, strict=True)
+    )
+    local = answer.localize(own, tuple(layouts), outputs) if answer.localize else None
+    whole = _graph(platform, call, [each.shape for each in operands], None, graphs)
+    return whole, _graph(platform, call, [layout.local_shape for layout in layouts], local, graphs)
 
 
 def _conditions(row: Row, operands: Sequence[Operand], ranks: int) -> Row:

@@ -100,3 +100,32 @@ def test_unused_placements():
     assert certificate.calls == []
     assert "axis tp: no operator has DTensors on it" in certify(case, lambda _: ParallelPlan({}), (2,), ("tp",)).open
     assert not certificate.ok
+
+
+def test_ranks_whose_parts_have_other_sizes():
+    """A row is proven on every size of a part: the rest of a dim, and an empty part, have local calls of their own."""
+    certificate = certify(case, plan_of(), (3,), ("tp",))  # 16 over 3 is 6, 6, 4
+    assert certificate.ok
+    assert {call.level for call in certificate.calls} == {"proven"}
+    empty = certify(case, plan_of(), (12,), ("tp",))  # 16 over 12 is 2 for eight ranks, and nothing for four
+    reasons = {call.why for call in empty.calls if call.level != "proven"}
+    assert all(reason.startswith("rank 8 of the axis: ") for reason in reasons)
+
+
+@pytest.mark.parametrize("sizes, ranks", [((8,), 4), ((7,), 4), ((5,), 4), ((16, 5), 6), ((0,), 2), ((9, 14), 8)])
+def test_one_rank_for_each_size_of_a_part(sizes, ranks):
+    """Between the ranks that are tried, every other one has the local sizes of one of them."""
+    from types import SimpleNamespace
+
+    from hyper_parallel.core.dtensor.layout import chunk_bounds
+    from hyper_parallel.core.shard.rule import Row
+    from hyper_parallel.verify.prove.plan import _different
+
+    row = Row(tuple(Shard(0) for _ in sizes), (Shard(0),))
+    found = _different(row, [SimpleNamespace(shape=(size,)) for size in sizes], ranks)
+
+    def parts(rank):
+        return tuple(stop - start for start, stop in (chunk_bounds(size, ranks, rank) for size in sizes))
+
+    assert len(found) <= 2 + 2 * len(sizes)
+    assert {parts(rank) for rank in range(ranks)} == {parts(rank) for rank in found}

@@ -135,6 +135,8 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
             raise LookupError("a number that is computed")
         return Constant(name in _ZEROS or (fill is not None and value == 0), "" if fill is None else str(value))
     if name in _COPIES or name in {"view", "_unsafe_view", "reshape"}:
+        if out.dtype != operands[0].dtype:
+            raise LookupError("the bytes of numbers as numbers of another dtype")
         return Reshape()
     if name in {"iota", "arange", "eye"}:
         return Primitive((), tuple(range(len(shape))), whole=frozenset(range(len(shape))))
@@ -171,8 +173,11 @@ def _elementwise(
     plain = Primitive(inputs, labels, copies)
     everything = tuple(range(len(operands)))
     if name == "_to_copy":
-        floats = operands[0].is_floating_point() and kwargs.get("dtype", torch.float32).is_floating_point
-        return replace(plain, joint=(0,) if floats else (), increasing=True)
+        source, target = operands[0].dtype, kwargs.get("dtype", operands[0].dtype)
+        floats = source.is_floating_point and target.is_floating_point
+        # Not every number is: -1 is true, and 0 is not; large integers wrap in a narrow dtype.
+        increasing = not source.is_complex and (target.is_floating_point or source in {torch.bool, target})
+        return replace(plain, joint=(0,) if floats else (), increasing=increasing)
     if name == "where":
         return replace(plain, joint=everything[1:])
     if name == "mul":
@@ -214,8 +219,8 @@ def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
 def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
     ndim = len(shapes[0])
-    position = 2 if name == "linalg_vector_norm" else 1
-    dims = kwargs.get("dim", args[position] if len(args) > position else None)
+    position = 2 if name in {"linalg_vector_norm", "kthvalue"} else 1
+    dims = kwargs.get("dim", args[position] if len(args) > position else -1 if name in {"kthvalue", "mode"} else None)
     if len(operands) > 1:
         raise LookupError("not a reduction")
     reduced = _dims(dims, ndim)
@@ -270,8 +275,7 @@ def _move(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: 
         whole = frozenset({args[1] % len(source)})
         out = tuple(dim for dim in labels if dim not in whole)
     else:
-        first, second = (*args[2:], 0, 1)[:2] if len(args) > 2 else (0, 1)
-        first, second = first % len(source), second % len(source)
+        first, second = (dim % len(source) for dim in (*args[2:4], *(0, 1)[max(len(args) - 2, 0) :]))
         whole = frozenset({first, second})
         out = (*(dim for dim in labels if dim not in whole), new)
         whole |= {new}
