@@ -240,7 +240,7 @@ def fingerprint(name: str) -> str:
 def ensure(name: str) -> "tuple[Path, dict[str, str]]":
     """Return the folder with an environment's scripts, created and filled if it is not up to date, and its variables.
 
-    Tests are held to the hashes of what they install, each time: the variables name the folder of checked wheels. A
+    What tests install is compared with its hashes, each time: the variables name the folder of checked wheels. A
     command that a user runs is not: another platform's files have no hashes here.
 
     The stamp is written last: an interrupted install is taken up again by the next run.

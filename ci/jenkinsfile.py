@@ -288,7 +288,7 @@ def problems(text: str) -> list[str]:
 
 
 def text_comments(root: tree_sitter.Node) -> int:
-    """Count the comments beside the pipeline."""
+    """Count the comments next to the pipeline."""
     return sum(child.type.endswith("comment") for child in root.named_children)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is installed beside the Python that runs this as a CycloneDX document (version 1.5, JSON).
+"""Write what is installed for the Python that runs this as a CycloneDX document (version 1.5, JSON).
 
     python ci/sbom.py reports/sbom.json
 

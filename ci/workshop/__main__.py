@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Python puts this folder first, where `coverage` would be found in the place of the tool.
+# Python puts this folder first, where `coverage` would be found instead of the tool.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from workshop.commands import main  # noqa: E402 - found by the line above

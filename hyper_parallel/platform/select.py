@@ -52,7 +52,7 @@ INSTALL = {
     "torch": "pip install 'torch>=2.10' 'safetensors>=0.8'",
     "mindspore": "pip install 'mindspore>=2.8' 'safetensors>=0.8'",
 }
-"""The commands that install a framework beside this package, in the versions of its extra in ``pyproject.toml``."""
+"""The commands that install a framework for this package, in the versions of its extra in ``pyproject.toml``."""
 
 _BUILT: dict[str, Platform] = {}
 _LOCK = threading.RLock()

@@ -54,7 +54,7 @@ ORDERED_REDUCTIONS = frozenset({"sum", "avg", "prod"})
 
 
 class Channel(NamedTuple):
-    """The stream of a message between two ranks, beside its tag: messages of one stream arrive in order.
+    """The stream of a message between two ranks, in addition to its tag: messages of one stream arrive in order.
 
     Attributes:
         kind: of the sending member, where receives of other members must not match its messages; else empty.

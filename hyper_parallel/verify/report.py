@@ -51,7 +51,7 @@ class RunHeader:
         words: the command line.
         seed: the number behind everything that the run drew, or None if it drew nothing of its own.
         date: when the run began, in UTC.
-        device: on which the run computes; a card has a line of its own.
+        device: on which the run computes; an accelerator has a line of its own.
     """
 
     words: tuple[str, ...]
@@ -76,7 +76,7 @@ class RunHeader:
         return f"{platform.system()} {platform.release()} {platform.machine()}"
 
     def json(self) -> dict[str, Any]:
-        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is a card.
+        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is an accelerator.
 
         ``untested`` is there if a framework is newer than every version that was tested.
         """

@@ -26,7 +26,7 @@ def parse_mesh(
         most: ranks that the mesh may have.
 
     Raises:
-        InputError: (a ValueError) the text is no mesh, is one of too many ranks, or contradicts the world size.
+        InputError: (a ValueError) the text is not a mesh, is one of too many ranks, or contradicts the world size.
     """
     if mesh is None and world_size is None:
         msg = "give --mesh, such as 2x2, or --world-size"

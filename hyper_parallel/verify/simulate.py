@@ -130,7 +130,7 @@ def require_ranks(world_size: int) -> None:
     """Check that a world of ``world_size`` ranks can be made on one machine.
 
     Raises:
-        ValueError: it is no number of ranks, or above :data:`MOST_RANKS`.
+        ValueError: it is not a number of ranks, or above :data:`MOST_RANKS`.
     """
     if type(world_size) is not int or world_size < 1:
         msg = f"world_size is {world_size!r}; a world has at least one rank"

@@ -19,7 +19,7 @@ WORDS = {
     "(?:is|are) told": "is reported, or: the report says",
     "(?:is|are) held (?:to|against)": "is compared with",
     "lie on each other": "coincide",
-    "(?:is|are) no (?:number|report|file|folder|module|fault|name|mesh|tensor)": "is not a",
+    "(?<!there )(?:is|are) no (?:number|report|file|folder|module|fault|name|mesh|tensor)": "is not a",
 }
 FOR_USERS = [
     ROOT / "README.md",
@@ -31,8 +31,8 @@ ALLOWED = {"docs/style.md"}
 """The page that lists the words."""
 
 CEILINGS = {
-    "hyper_parallel": 200,
-    "ci": 60,
+    "hyper_parallel": 62,
+    "ci": 18,
 }
 """Uses of these words under a folder, all of them together: lower a number when a text is rewritten, never raise it."""
 

@@ -1,4 +1,4 @@
-"""Holds the rows of ``bench`` to those of an earlier run, in the place of their budgets."""
+"""Holds the rows of ``bench`` to those of an earlier run instead of their budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of costs: what the library and the harness cost, beside their budgets."""
+"""The page of costs: what the library and the harness cost, and their budgets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bench_page(
     Args:
         ratios: rows of PyTorch's operations.
         timings: of the harness.
-        mindspore: rows of MindSpore's operations, and what is timed in seconds beside them.
+        mindspore: rows of MindSpore's operations, and what is timed in seconds.
         training: rows of training steps over real processes.
     """
     rows = [*ratios, *mindspore, *training, *timings]

@@ -1,4 +1,4 @@
-"""Starts the worlds in which training steps and a checkpoint are measured beside PyTorch's own parallelism.
+"""Starts the worlds in which training steps and a checkpoint are compared with PyTorch's own parallelism.
 
 Ranks are processes over gloo that torchrun starts, as users start them, without a coordinator.
 """

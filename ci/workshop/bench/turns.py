@@ -1,7 +1,7 @@
 """Measures calls in turns: the plain or hand-written one, that of a framework's own DTensor if it has one, and ours.
 
 The implementations take turns of milliseconds at most. Each turn's thread CPU time is divided by that of the plain turn
-beside it, and the median of these ratios counts: a busy machine that changes its speed changes both. A turn goes
+next to it, and the median of these ratios counts: a busy machine that changes its speed changes both. A turn goes
 through the implementations forward and backward, so that the plain one and ours follow the peer, which leaves nothing
 of theirs in the processor's caches, equally often.
 """

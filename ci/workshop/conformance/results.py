@@ -98,7 +98,7 @@ class Footprint:
         limits = {
             f"more than {_SECONDS} s": of["seconds"] > _SECONDS,
             f"growth of more than {_GROWTH >> 20} MiB": of["grown"] > _GROWTH,
-            f"more than {_SCRATCH >> 20} MiB beside the shard": above > _SCRATCH,
+            f"more than {_SCRATCH >> 20} MiB in addition to the shard": above > _SCRATCH,
         }
         return [text for text, exceeded in limits.items() if exceeded]
 

@@ -1,4 +1,4 @@
-"""Runs the gates after the tests of an environment, and keeps the result beside its report."""
+"""Runs the gates after the tests of an environment, and keeps the result next to its report."""
 
 from __future__ import annotations
 

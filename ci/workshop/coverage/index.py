@@ -32,11 +32,11 @@ __all__ = ["skipped_tests", "write_index", "write_others", "write_pit"]
 _OTHERS = {
     "operators.html": "operators by framework and direction",
     "mutation.html": "power of the verifier",
-    "bench.html": "what it costs: operations beside PyTorch's DTensor and plain MindSpore, and the harness",
+    "bench.html": "what it costs: operations compared with PyTorch's DTensor and plain MindSpore, and the harness",
     "reference/index.html": "API reference, from the docstrings (tox -e docs)",
     "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
 }
-"""Reports beside the coverage, by file name."""
+"""Reports next to the coverage, by file name."""
 
 
 def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ()) -> Path:
@@ -64,7 +64,7 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
 
 
 def _reports(store: Store) -> list[tuple[str, str, bool]]:
-    """Return file name, title and existence of every report beside the index, those of other commands included."""
+    """Return file name, title and existence of every report next to the index, those of other commands included."""
     more = sorted(path.name for path in store.reports.glob("*.html") if path.name not in {"index.html", *_OTHERS})
     known = [(name, text, (store.reports / name).exists()) for name, text in _OTHERS.items()]
     return [*known, *((name, name.removesuffix(".html").replace("-", " "), True) for name in more)]

@@ -90,7 +90,7 @@ def read_settings(pyproject: Path) -> Settings:
     """Read the table of floors.
 
     Raises:
-        ValueError: there is no file or table, a key is unknown, or a floor is no percentage.
+        ValueError: there is no file or table, a key is unknown, or a floor is not a percentage.
     """
     try:
         table = _parse(pyproject.read_text(encoding="utf-8"))["tool"]["hyper_parallel"]["coverage"]

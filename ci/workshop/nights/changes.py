@@ -1,4 +1,4 @@
-"""A night's reports beside the night before: which failures are new, and which suites have no report."""
+"""A night's reports compared with the night before: which failures are new, and which suites have no report."""
 
 from __future__ import annotations
 

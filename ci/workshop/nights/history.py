@@ -86,7 +86,7 @@ class History:
         return {"nights": [night.json() for night in (*older, *self.nights[-2:])]}
 
     def text(self) -> str:
-        """Return the last night beside the one before, for a terminal."""
+        """Return the last night and the one before, for a terminal."""
         dates = [str(night.header.get("date", "unknown date")) for night in (self.nights[0], self.last)]
         lines = [
             f"{len(self.nights)} nights, {dates[0]} to {dates[1]}" if len(self.nights) > 1 else f"1 night, {dates[1]}"

@@ -122,7 +122,7 @@ def read_reports(paths: Sequence[Path]) -> NightReports:
             left out. The tests of ``folder/suite.xml`` are called ``folder/suite``.
 
     Raises:
-        ValueError: a file is no report of either kind, or there is none at all.
+        ValueError: a file is not a report of either kind, or there is none at all.
     """
     suites: list[SuiteReport] = []
     commands: list[CommandReport] = []

@@ -1,4 +1,4 @@
-"""The page of nightly runs: every value over the nights, the last night beside the one before."""
+"""The page of nightly runs: every value over the nights, the last night next to the one before."""
 
 from __future__ import annotations
 

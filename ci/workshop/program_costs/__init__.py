@@ -1,1 +1,1 @@
-"""What `verify program` costs on a script that people train, beside the same script under torchrun."""
+"""What `verify program` costs on a script that people train, compared with the same script under torchrun."""

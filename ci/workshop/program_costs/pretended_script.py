@@ -1,4 +1,4 @@
-"""Runs a script as torchrun does, with the CPU in the place of a device: ``pretended_script.py cuda train.py ...``."""
+"""Runs a script as torchrun does, with the CPU instead of a device: ``pretended_script.py cuda train.py ...``."""
 
 from __future__ import annotations
 

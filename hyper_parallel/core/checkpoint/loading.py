@@ -81,7 +81,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     """Fill ``state`` from a checkpoint of :func:`save`; all ranks of the world call this together.
 
     Every rank reads its own shards, in the layouts of ``state``: these, the mesh and the number of ranks may differ
-    from those that saved. Everything is checked before anything is changed. Tied parameters stay tied. Besides the
+    from those that saved. Everything is checked before anything is changed. Tied parameters stay tied. Apart from the
     state, memory holds one shard at a time.
 
     Safetensors files that another program has written, with an index or a single one, load as well: without checksums,
@@ -94,7 +94,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
         names: what tensors are named in the folder, as for :func:`save`.
 
     Returns:
-        the state, with the saved values in the place of plain values; modules appear as dictionaries of tensors.
+        the state, with the saved values instead of plain values; modules appear as dictionaries of tensors.
 
     Raises:
         CheckpointError: (a ValueError) there is no complete checkpoint in ``folder``, it is damaged, or names, shapes
@@ -116,7 +116,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     all_ranks_or_raise(platform, lambda: _check_data(platform, index), CheckpointError)
     for name, value in flat.tensors.items():
         if not is_outside(value):
-            # One at a time, so that memory never holds more than one tensor's shard besides the state.
+            # One at a time, so that memory never holds more than the state and one tensor's shard.
             _write(platform, value, _shard(value, named.links[name], fit, index))
     for path, owner in flat.objects.items():
         owner.load_state_dict(merge(subtree(flat.tree, path), subtrees[path], flat.tensors))

@@ -34,7 +34,7 @@ class Flat:
 
     Attributes:
         tensors: tensors by their names, path segments joined by dots.
-        tree: the values, with ``{"tensor": name}`` in the place of tensors.
+        tree: the values, with ``{"tensor": name}`` instead of tensors.
         objects: objects with ``load_state_dict`` by their paths, the keys and indices that lead to them.
         ties: names of tensors that are another one of ``tensors``, with its name: tied parameters.
         unstepped: names of state dicts of optimizers that have not stepped, given without their optimizer.

@@ -218,7 +218,7 @@ def _make(platform: Platform) -> Any:
 
 
 def _grouped(tensor: Any, k: Any) -> Any:
-    """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads of each head of keys beside it."""
+    """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads of each head of keys with it."""
     batch, heads, *sizes = tensor.shape
     key_heads = k.shape[1]
     return tensor.reshape((batch, key_heads, heads // key_heads, *sizes)) if key_heads else tensor.unsqueeze(2)

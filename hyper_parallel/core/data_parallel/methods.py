@@ -63,7 +63,7 @@ class FSDPModule:
         self._set("keeps_after_backward", not reshard_after_backward, recurse=recurse)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divide the sums of this module's own gradients by ``factor``, in the place of the number of ranks.
+        """Divide the sums of this module's own gradients by ``factor`` instead of the number of ranks.
 
         Raises:
             PlanError: it is not positive.

@@ -264,8 +264,8 @@ class _Proposal:
         features, width = _weight_shape(source.module)
         if unit.path == owner:
             return _own_size(unit.module) != width
-        beside = (path for path in (unit.path, *parents(unit.path)) if path and self.coverage.is_called(path))
-        entry = next((path for path in beside if self.coverage.caller(path) == owner), None)
+        siblings = (path for path in (unit.path, *parents(unit.path)) if path and self.coverage.is_called(path))
+        entry = next((path for path in siblings if self.coverage.caller(path) == owner), None)
         if entry is None:
             return False
         if self._size(entry) != width or features != width:

@@ -249,7 +249,7 @@ def _kv_layers(layouts: dict[str, list[tuple[Placement, Match]]]) -> dict[Match,
 
 
 def _whole_queries(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
-    """Problems with the queries beside repeated heads: whole ones would attend to a part of the heads."""
+    """Problems with the queries of repeated heads: replicated ones would attend to a part of the heads."""
     sharded = [
         match
         for placements in layouts.values()
@@ -263,10 +263,10 @@ def _whole_queries(platform: Platform, layouts: dict[str, list[tuple[Placement, 
         if match.owner is None or counts is None:
             continue
         queries = output_features(match.module) * counts.heads // counts.kv_heads
-        beside = [other for other in sharded if any(owner is match.owner for owner in other.ancestors)]
-        if not any(output_features(other.module) % queries == 0 for other in beside):
+        siblings = [other for other in sharded if any(owner is match.owner for owner in other.ancestors)]
+        if not any(output_features(other.module) % queries == 0 for other in siblings):
             yield (
-                f"{match.path}: ReplicateKV, but no layer beside it with the {queries} features of {counts.heads} "
+                f"{match.path}: ReplicateKV, but no layer next to it with the {queries} features of {counts.heads} "
                 "query heads is ColwiseParallel"
             )
 
@@ -328,17 +328,17 @@ def _unsharded_siblings(
     layouts: dict[str, list[tuple[Placement, Match]]],
     mesh: DeviceMesh,
 ) -> Iterator[str]:
-    """Notes on linear layers beside sharded ones that the plan leaves whole, and no earlier call has placed."""
+    """Notes on linear layers next to sharded ones that the plan leaves replicated and no earlier call has placed."""
     sharded = {path: match for path, pairs in layouts.items() for each, match in pairs if isinstance(each, Shard)}
     has_all_ranks = len(mesh.ranks) >= platform.get_world_size()
     telling = (match for match in sharded.values() if has_all_ranks or _is_named_linear(platform, match))
-    beside = {_parent(match.path) for match in telling if not match.style.has_whole_siblings}
+    above = {_parent(match.path) for match in telling if not match.style.has_whole_siblings}
     covered = {match.path for match in matched}
     tied = owners_by_parameter(platform, module).items()
     placed = {number for number, slots in tied if any(path in sharded for path, _, _ in slots)}
     for path, child in platform.get_cells_and_names(module):
         below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
-        if below or _parent(path) not in beside or not platform.is_linear_module(child):
+        if below or _parent(path) not in above or not platform.is_linear_module(child):
             continue
         own = platform.direct_parameters(child).values()
         if not any(isinstance(value, DTensor) or id(value) in placed for value in own):
@@ -346,9 +346,9 @@ def _unsharded_siblings(
 
 
 def _is_named_linear(platform: Platform, match: Match) -> bool:
-    """Whether a layer tells about others beside it in a pipeline, where calls for other stages shard other layers.
+    """Whether a layer tells about its siblings in a pipeline, where calls for other stages shard other layers.
 
-    The head is beside the embedding, and numbered layers are beside each other, but may be of other stages.
+    The head is a sibling of the embedding, and numbered layers are siblings, but may be of other stages.
     """
     return platform.is_linear_module(match.module) and not match.path.rpartition(".")[2].isdecimal()
 

@@ -23,7 +23,7 @@ from hyper_parallel.platform.select import platform_of
 __all__ = ["STYLE_NAMES", "entries_of", "left_alone", "own_plan", "resolve_plan"]
 
 OWN = "auto"
-"""In the place of a plan: the model's own."""
+"""Stands for a plan: the model's own."""
 
 STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -69,10 +69,10 @@ _REFUSED = {
 
 
 def resolve_plan(module: Any, plan: Any) -> Any:
-    """Return ``plan`` with styles in the place of names; ``"auto"`` is the plan of ``module`` itself.
+    """Return ``plan`` with styles instead of names; ``"auto"`` is the plan of ``module`` itself.
 
     The styles ``"local"``, ``"gather"`` and ``"ep_router"`` have nothing to do, and their entries are left out, as are
-    those of parameters of a module that has the style ``"moe_tp_experts"`` or ``"ep_dispatch_experts"`` beside them.
+    those of parameters of a module that has the style ``"moe_tp_experts"`` or ``"ep_dispatch_experts"`` with them.
 
     Raises:
         PlanError: (a ValueError) names that do not exist, all in one message, or a model without a plan of its own.

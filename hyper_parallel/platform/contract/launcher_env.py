@@ -29,7 +29,7 @@ class LaunchedRank:
         world_size: number of ranks that it started.
         variables: the environment variables that say so.
         init_method: URL where the ranks meet; None if the framework reads it from the environment.
-        scheduler: True for msrun's scheduler: a process beside the ranks, which runs the script until it would join.
+        scheduler: True for msrun's scheduler: a process next to the ranks, which runs the script until it would join.
     """
 
     rank: int | None

@@ -34,9 +34,9 @@ def unusable(names: Iterable[str]) -> list[str]:
     problems = []
     for name in names:
         if name == "__metadata__":
-            problems.append(f"{name} is no name of a tensor: safetensors has its own entry of this name; rename it")
+            problems.append(f"{name} is not the name of a tensor: safetensors has its own entry of this name; rename it")
         elif not _UNICODE.fullmatch(name):
-            problems.append(f"{name!r} is no name of a tensor: it has half of a surrogate pair; rename it")
+            problems.append(f"{name!r} is not the name of a tensor: it has half of a surrogate pair; rename it")
     return problems
 
 
@@ -79,7 +79,7 @@ def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
 
 
 def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Write atomically: ``fill`` writes a temporary file beside ``path``, which then replaces ``path``.
+    """Write atomically: ``fill`` writes a temporary file next to ``path``, which then replaces ``path``.
 
     Raises:
         CheckpointWriteError: (an OSError) it cannot be written; an old file at ``path`` is unchanged.

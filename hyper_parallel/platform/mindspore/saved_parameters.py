@@ -53,7 +53,7 @@ def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """Return a plain tensor of its own; what is no tensor stays."""
+    """Return a plain tensor of its own; what is not a tensor stays."""
     if isinstance(value, DTensor):
         return ops.stop_gradient(value.full_tensor())
     return value

@@ -125,7 +125,7 @@ class MindSporeTensors(TensorsFacet):
         return data
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """The tensor itself: MindSpore is told what to differentiate by where it differentiates."""
+        """The tensor itself: MindSpore gets what to differentiate by in the call that differentiates."""
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:

@@ -28,7 +28,7 @@ def local_leaf(parameter: Any) -> torch.Tensor:
 
 
 class _Hooks(dict[Any, Callable[..., Any]]):
-    """What a leaf has in the place of its dict of hooks: autograd sees those of the library, users put theirs beside.
+    """A leaf's dict of hooks, replaced: autograd sees those of the library, users add theirs to it.
 
     Args:
         existing: the dict of before; its hooks are deferred, too.

@@ -232,7 +232,7 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if name.endswith("_backward"):
         msg = (
             f"operator {func} has no sharding rule (layouts: {layouts}), and torch.func differentiates by it; use "
-            "torch.autograd.grad in the place of torch.func.grad and torch.func.vjp"
+            "torch.autograd.grad instead of torch.func.grad and torch.func.vjp"
         )
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
         return msg  # ReplicatedOp would lose a write, and ranks would sample different numbers

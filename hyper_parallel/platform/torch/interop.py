@@ -128,7 +128,7 @@ def own_placement(placement: Any) -> Any:
 
 
 def own_mesh(mesh: Any) -> Any:
-    """Return PyTorch's mesh as a DeviceMesh of this library; a value that is no mesh of PyTorch as it is."""
+    """Return PyTorch's mesh as a DeviceMesh of this library; a value that is not a mesh of PyTorch as it is."""
     from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
     if not isinstance(mesh, TorchMesh):

@@ -41,7 +41,7 @@ def local_gradient(what: str, result: Any, arg: Any) -> Any:
 
     Raises:
         MixedTensorError: a plain gradient of a DTensor, or the reverse; ``what`` starts the message.
-        LayoutError: a DTensor for what is no tensor, or a gradient of another shape.
+        LayoutError: a DTensor for what is not a tensor, or a gradient of another shape.
     """
     if result is None:
         return None

@@ -60,7 +60,7 @@ class _Graph:
 
 
 class CompiledForward:
-    """Stands in the place of a module's forward.
+    """Replaces a module's forward.
 
     Args:
         module: the module, with its plan applied.
@@ -285,7 +285,7 @@ def _locals_and_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | No
 
 
 def _arguments(leaves: Sequence[Any], spec: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with ``tensors`` in the place of its own."""
+    """The call with ``tensors`` instead of its own."""
     if spec is None:
         return tuple(tensors), {}
     rest = iter(tensors)
@@ -296,7 +296,7 @@ def _arguments(leaves: Sequence[Any], spec: Any, tensors: Sequence[Any]) -> tupl
 
 
 def _constant(value: Any) -> Any:
-    """What stands for an argument that is no tensor."""
+    """What stands for an argument that is not a tensor."""
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
     try:

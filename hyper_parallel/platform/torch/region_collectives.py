@@ -170,7 +170,7 @@ class TracingTransport(ForwardingTransport):
         return result
 
     def start(self, operation: str, *args: Any) -> Work:
-        """Record it as complete: nothing in a graph runs beside it."""
+        """Record it as complete: nothing in a graph runs at the same time."""
         result = getattr(self, operation)(*args)
         return Work(operation, lambda: result)
 

@@ -1,4 +1,4 @@
-"""What a compiled graph depends on besides its tensors: attributes, hooks and submodules of the module, and modes."""
+"""What a compiled graph depends on except tensors: attributes, hooks and submodules of the module, and modes."""
 
 from __future__ import annotations
 

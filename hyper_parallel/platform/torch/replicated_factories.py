@@ -1,4 +1,4 @@
-"""Constants and random numbers that PyTorch's own Python code makes beside DTensors: DTensors, equal on every rank."""
+"""Constants and random numbers that PyTorch's own Python code makes next to DTensors: equal DTensors on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process groups that a script hands to PyTorch's functions, or builds by them, beside meshes of this library."""
+"""Process groups that a script passes to PyTorch's functions, or builds by them, next to meshes of this library."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def gathering_dtensors(gather: Call) -> Call:
 
 
 def _whole(value: Any, *, keeps: bool, to_host: bool) -> Any:
-    """``value`` with whole tensors, or None where this rank keeps none, in the place of DTensors."""
+    """``value`` with complete tensors instead of DTensors, or None where this rank keeps none."""
     if isinstance(value, DTensor):
         tensor = value.detach().full_tensor()
         if not keeps:

@@ -49,7 +49,7 @@ class TorchTensors(TensorsFacet):
         return materialized(data).contiguous()
 
     def rearranged(self, data: Any, how: Rearrangement) -> Any:
-        """A dense tensor is read by the strides of the result: one call in the place of three."""
+        """A dense tensor is read by the strides of the result: one call instead of three."""
         values = materialized(data)
         if values.is_contiguous():
             dense = torch.as_strided_copy(values, how.sizes, how.strides)

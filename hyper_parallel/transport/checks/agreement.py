@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BARRIER", "LABEL", "GlooAgreement", "Proposal", "Tensors", "engine_arguments", "must_agree"]
 
 LABEL = 1024
-"""Bytes of a label, beside two numbers of rows per member."""
+"""Bytes of a label, in addition to two numbers of rows per member."""
 BARRIER = "barrier"
 """The operation that carries nothing: members are together once all labels have arrived."""
 _STARTED, _BLOCKING = b"+", b" "

@@ -1,6 +1,6 @@
 """MindSpore's dynamic cluster on this machine, as msrun sets it up: variables of its processes, and its scheduler.
 
-Ranks on devices meet in it, one rank per device. The scheduler is a process beside them: it numbers nobody here, since
+Ranks on devices meet in it, one rank per device. The scheduler is another process: it numbers nobody here, since
 every rank brings its number, and hands round what HCCL needs to connect them. It computes nothing.
 """
 
@@ -50,7 +50,7 @@ def _cluster(world_size: int, port: str) -> dict[str, str]:
 
 
 class RankStart:
-    """Where the ranks of a world are started, and the scheduler beside them where they meet in MindSpore's cluster.
+    """Where the ranks of a world are started, and the scheduler where they meet in MindSpore's cluster.
 
     A scheduler whose workers have gone without a word ends by itself: 30 s later, measured with MindSpore 2.10.
 

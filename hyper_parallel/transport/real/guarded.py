@@ -156,7 +156,7 @@ class GuardedTransport(ForwardingTransport):
             message: its fingerprint.
             payload: that the sender hands to the receiver by :meth:`settle`, where no engine carries it.
             sending: whether it is the sender's side.
-            raises: whether this side is told if the two do not fit; if not, only the other one is.
+            raises: whether this side raises if the two do not fit; if not, only the other one is.
         """
         self._tickets += 1
         self._endpoint.post(self._tickets, message, payload, sending=sending, raises=raises)

@@ -86,7 +86,7 @@ class PostingEndpoint(Endpoint, Protocol):
             message: its fingerprint.
             payload: of the sender.
             sending: whether it is the sender's side.
-            raises: whether this side is told if the two do not fit; if not, only the other one is.
+            raises: whether this side raises if the two do not fit; if not, only the other one is.
         """
 
     def settle(self, ticket: int) -> tuple[int, Any]:
@@ -97,7 +97,7 @@ class PostingEndpoint(Endpoint, Protocol):
 
 
 class Wait(Protocol):
-    """What a rank waits for beside collectives and mailboxes: a message on a board, a key of a store."""
+    """What a rank waits for apart from collectives and mailboxes: a message on a board, a key of a store."""
 
     def text(self) -> str:
         """The call, with its site: ``recv(f32[2], src=0, tag=0) at train.py:7``."""

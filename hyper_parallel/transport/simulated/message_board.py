@@ -31,7 +31,7 @@ class Posted:
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
         seen: whether its rank has got the result.
-        raises: whether its rank is told of a mismatch; if not, only the other one is.
+        raises: whether its rank raises for a mismatch; if not, only the other one is.
     """
 
     message: MessageFingerprint

@@ -81,7 +81,7 @@ class FakeTransport(SimulatedTransport):
         return self._own_row(rows[ranks.index(self.rank)], ranks)
 
     def _own_row(self, row: Any, ranks: Ranks) -> Any:
-        """``row`` in the place of this rank, and zeros in those of the others."""
+        """``row`` at this rank, and zeros at the others."""
         zeros = self._zeros(row, self._ops.shape(row))
         return self._ops.stack([row if rank == self.rank else zeros for rank in ranks])
 

@@ -1,4 +1,4 @@
-"""The harness's verdicts on the corpus beside the documented facts: caught or missed, tensor and cause right or not."""
+"""The harness's verdicts on the corpus and the documented facts: caught or missed, tensor and cause right or not."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = ["Interpreter", "main"]
 
 _MODULE = "hyper_parallel.verify.diff.interpreter"
 _STARTED = 60.0
-"""Seconds that the process may take besides its run."""
+"""Seconds that the process may take in addition to its run."""
 
 _LAST_LINES = 12
 

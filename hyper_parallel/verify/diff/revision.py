@@ -39,7 +39,7 @@ def at_revision(program: Program, revision: str, option: str) -> Iterator[Progra
     path = Path(program.path).absolute()
     root = _git(option, path.parent, "rev-parse", "--show-toplevel")
     if revision.startswith("-"):
-        msg = f"{option} {revision!r} is no name of a commit"
+        msg = f"{option} {revision!r} is not the name of a commit"
         raise InputError(msg)
     commit = _git(option, path.parent, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_revision_") as folder:

@@ -22,7 +22,7 @@ class TensorCheck:
     """One tensor compared on one rank.
 
     Attributes:
-        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``, or what a front end compares besides.
+        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``, or another kind that a front end compares.
         module: path of the module it belongs to.
         name: its full name.
         step: training step, from 0; -1 before training.

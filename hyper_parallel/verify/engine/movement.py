@@ -246,7 +246,7 @@ class Movements:
         return self._whole.get((kind, key), WholeMovement())
 
     def summary(self) -> tuple[Any, ...]:
-        """Return what was measured besides the codes, for :meth:`merge`; the codes are on disk."""
+        """Return what was measured except the codes, for :meth:`merge`; the codes are on disk."""
         return self._whole, self._other_shape, self._codes if self._scratch is None else {}
 
     def merge(self, summary: tuple[Any, ...]) -> None:

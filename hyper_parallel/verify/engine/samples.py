@@ -70,7 +70,7 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:
     """Return how often a rank called one model in the first step, other than to evaluate it.
 
-    Models are told apart by the inputs that they are called with: their names, numbers of dims and dtypes.
+    Models are distinguished by the inputs that they are called with: their names, numbers of dims and dtypes.
     """
     calls: dict[int, list[tuple[Any, ...]]] = {}
     for call, name, value in notes.get("inputs", ()):

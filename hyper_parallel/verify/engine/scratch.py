@@ -41,7 +41,7 @@ class Scratch:
         removed: folders of killed runs that were removed from ``parent``.
 
     Raises:
-        ScratchError: ``parent`` is no folder that can be written to.
+        ScratchError: ``parent`` is not a folder that can be written to.
     """
 
     def __init__(self, parent: str | Path | None = None, limit: int | None = None) -> None:

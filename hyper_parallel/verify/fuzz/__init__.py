@@ -1,1 +1,1 @@
-"""Random programs on DTensors beside the same programs on one device."""
+"""Random programs on DTensors, compared with the same programs on one device."""

@@ -1,4 +1,4 @@
-"""What users write besides calls of operators: views, indexing, arithmetic, writes in place, changes of placement."""
+"""What users write except calls of operators: views, indexing, arithmetic, writes in place, changes of placement."""
 
 from __future__ import annotations
 

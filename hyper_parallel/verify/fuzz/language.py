@@ -62,7 +62,7 @@ class Language(Protocol):
         """Return a call as source."""
 
     def literal(self, value: Any) -> str:
-        """Return an argument that is no tensor as source."""
+        """Return an argument that is not a tensor as source."""
 
     def values_of(self, array: Any, dtype: str) -> str:
         """Return a tensor's values as source."""

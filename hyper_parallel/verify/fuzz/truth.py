@@ -1,7 +1,7 @@
 """What a single device computes, and how far a correct distributed run may be from it.
 
 A program is exact if its leaves are small integers and everything that it computes is a small multiple of 1/64: then
-nothing was rounded, and results are compared to the bit. Otherwise bounds are earned as in
+nothing was rounded, and results are compared to the bit. Otherwise bounds are measured as in
 :mod:`hyper_parallel.verify.engine.noise`: the program runs again with leaves, results of steps and gradients moved by
 a unit in the last place. These repeats run only where a result is not equal to the bit.
 """

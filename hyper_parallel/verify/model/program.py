@@ -65,7 +65,7 @@ class CaseFacts:
 
 @dataclass
 class Trained:
-    """What a rank notes besides the values that are recorded.
+    """What a rank notes in addition to the values that are recorded.
 
     Attributes:
         losses: of the whole world, per step.
@@ -275,7 +275,7 @@ def _arrays(platform: Platform, model: Any) -> dict[str, Any]:
 
 
 def _number(platform: Platform, loss: Any) -> float:
-    """Return the global value of a loss; NaN if it is no number."""
+    """Return the global value of a loss; NaN if it is not a number."""
     loss = loss.detach().full_tensor() if isinstance(loss, DTensor) else loss
     array = np.asarray(platform.tensor_to_numpy(platform.detach(loss)))
     return float(array) if array.size == 1 else float("nan")

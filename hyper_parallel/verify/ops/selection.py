@@ -64,7 +64,7 @@ class Effort:
         public: run every row on DTensors.
         public_meshes: meshes for that; None for all.
         separate: the rule level has a process of its own, and ranks are processes. On DTensors a row runs once per
-            mesh, on several axes beside another one that has not run yet; further placements run on one mesh per
+            mesh, on several axes with another one that has not run yet; further placements run on one mesh per
             sample, or fewer on each where there are no rows; what the rule level checks does not count again.
         redistributed: number of further placements per sample and mesh, which need implicit redistribution.
         seconds: processor time after which no further choice of sizes is begun.

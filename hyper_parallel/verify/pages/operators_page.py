@@ -109,7 +109,7 @@ def _matrix(operators: Sequence[dict[str, Any]], columns: Sequence[str]) -> Mark
 
 
 def _ordered(operators: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return operators by name, the frameworks of each beside each other."""
+    """Return operators by name, the frameworks of each next to each other."""
     return sorted(operators, key=lambda operator: (operator["op"], -len(operator["platform"]), operator["platform"]))
 
 

@@ -1,1 +1,1 @@
-"""Verification of any distributed program beside its single-device form: `verify program` and `verify_program`."""
+"""Compares any distributed program with its single-device form: `verify program` and `verify_program`."""

@@ -60,7 +60,7 @@ def other_framework(program: Program, platform: str) -> str:
 
 
 def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
-    """Return the frameworks that a file imports, or else those that files beside it import for it.
+    """Return the frameworks that a file imports, or else those that files next to it import for it.
 
     A library that trains with one framework stands for it in a file that imports neither itself.
 
@@ -79,7 +79,7 @@ def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
 
 
 def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
-    """Return what a file, or files beside it, import anywhere of installed packages: modules, and names in them.
+    """Return what a file, or files next to it, import anywhere of installed packages: modules, and names in them.
 
     Args:
         path: of a file that compiles.
@@ -98,7 +98,7 @@ def _found(name: str) -> bool:
 
 
 def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
-    """Yield the modules that a file imports, then those that files beside it import for it, and so on."""
+    """Yield the modules that a file imports, then those that files next to it import for it, and so on."""
     seen, waiting = {path}, [path]
     while waiting:
         modules = [module for file in waiting for module in _imports(file)]
@@ -113,7 +113,7 @@ def _imports(path: Path) -> Iterator[str]:
     """Yield the names of the modules that a file imports anywhere in it, without the dots of relative imports."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # a file beside it, which running the program will complain about
+    except (OSError, SyntaxError, ValueError):  # a file next to it, which running the program will complain about
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

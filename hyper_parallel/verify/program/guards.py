@@ -150,7 +150,7 @@ def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unset(plain: Callable[..., Any], previous: Any) -> Callable[..., Any]:
-    """Return ``plain``, which sets a timer, for the main thread; others set none, and are told the ``previous`` one."""
+    """Return ``plain``, which sets a timer, for the main thread; others set none, and get the ``previous`` one."""
 
     def install(*arguments: Any) -> Any:
         return plain(*arguments) if _is_main() else previous

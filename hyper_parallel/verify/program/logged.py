@@ -37,7 +37,7 @@ _UNIT = re.compile(r"\s*(?:[muµn]?s|min|h|sec\w*|\w*/\w+|[kmgt]?i?b|tok\w*|samp
 """The same after a number."""
 
 _WINDOWS = 32
-"""Losses over which a mean may be logged, besides all so far."""
+"""Losses over which a mean may be logged; all so far are tried, too."""
 
 _DIGITS = 3
 _STABLE, _MULTIPLE, _ROUNDING = 1e-3, 16.0, 1e-5

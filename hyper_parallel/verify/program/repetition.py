@@ -3,8 +3,8 @@
 Some kernels add up in another order in each run, so two equal runs differ in the last place; seeds do not help. What a
 program draws at random differs by far more. So the first value that differs must be a few units of its dtype away, and
 afterwards everything that the repetition computed must agree in half of its digits and be within what the perturbed
-repeats have earned. Those repeats are runs of the same kernels: their noise is measured with the perturbations, and the
-repetition itself widens no bound.
+repeats have measured. Those repeats are runs of the same kernels: their noise is measured with the perturbations, and
+the repetition itself widens no bound.
 
 The bounds alone would not do: the repeats of a program that draws at random differ as much as its repetition. Half of
 the digits are more than rounding takes in a few steps, and less than a draw changes. Weights and states of optimizers

@@ -85,7 +85,7 @@ def test_a_name_that_a_safetensors_file_cannot_hold_is_refused(tmp_path, platfor
     old, shown = path.read_bytes(), name if name.isascii() else repr(name)
     with pytest.raises(CheckpointError) as caught:
         platform.save_checkpoint({"x": x, name: x}, path)
-    assert str(caught.value) == f"save_checkpoint: {shown} is no name of a tensor: {reason}; rename it"
+    assert str(caught.value) == f"save_checkpoint: {shown} is not the name of a tensor: {reason}; rename it"
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [old]
 
 

@@ -73,7 +73,7 @@ def test_the_search_path_is_that_of_the_commit(checkout, monkeypatch):
     "file, revision, said",
     [
         ("train.py", "nosuch", "--a-rev: git rev-parse fails in {folder}: there is no such commit"),
-        ("train.py", "--all", "--a-rev '--all' is no name of a commit"),
+        ("train.py", "--all", "--a-rev '--all' is not the name of a commit"),
         ("later.py", "HEAD~1", "--a-rev HEAD~1: the commit {commit} has no later.py"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Rows of ``bench`` on MindSpore, beside plain calls."""
+"""Rows of ``bench`` on MindSpore, compared with plain calls."""

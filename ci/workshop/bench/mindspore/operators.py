@@ -1,4 +1,4 @@
-"""Host cost of operators and of a training step on DTensors, beside plain MindSpore in the same run.
+"""Host cost of operators and of a training step on DTensors, compared with plain MindSpore in the same run.
 
 Everything runs in one process, as rank 0 of a world of two whose other rank does not exist: collectives are checked and
 move nothing, so that the times are the host's. Plain and distributed calls take turns one by one: MindSpore's operators
@@ -48,7 +48,7 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
     Args:
         repeats: four times the calls of an operator per round, a hundred times those of a step.
         rounds: see :func:`workshop.bench.turns.measured`.
-        device: that this process computes on; on a card, too, what is measured is the host's time.
+        device: that this process computes on; on a device, too, what is measured is the host's time.
     """
     operators = []
     for case in _cases(repeats, device):

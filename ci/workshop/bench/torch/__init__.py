@@ -1,1 +1,1 @@
-"""Rows of ``bench`` on PyTorch, beside its own distributed tensors and its own parallelism."""
+"""Rows of ``bench`` on PyTorch, compared with its own distributed tensors and its own parallelism."""

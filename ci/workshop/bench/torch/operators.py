@@ -1,4 +1,4 @@
-"""Host cost of operations on DTensors, beside plain PyTorch and PyTorch's own DTensor in the same run.
+"""Host cost of operations on DTensors, compared with plain PyTorch and PyTorch's own DTensor in the same run.
 
 Everything runs in one process over PyTorch's fake process group, which moves nothing, as rank 0 of a world of two, for
 redistributions also of worlds of 8, 64 and 512: the times are the host's.
@@ -50,7 +50,7 @@ def run(repeats: int = 1000, rounds: int = 7, device: str = "cpu") -> Iterator[B
     Args:
         repeats: calls of a light operation per round.
         rounds: see :func:`workshop.bench.turns.measured`.
-        device: of the tensors; on a card, too, what is measured is the host's time.
+        device: of the tensors; on a device, too, what is measured is the host's time.
     """
     light = []
     for case in _cases(repeats, device):

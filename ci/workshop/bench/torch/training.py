@@ -1,4 +1,4 @@
-"""Training steps and a checkpoint on the ranks of a real world, beside PyTorch's own parallelism: what each rank runs.
+"""What each rank of a real world runs: training steps and a checkpoint, compared with PyTorch's own parallelism.
 
 The two implementations take turns of a few steps with a barrier between them, and the turn with the median ratio
 counts, so that it holds on a busy machine. Both train the same model from the same weights: losses that differ end the
@@ -63,7 +63,7 @@ def main(report: str) -> None:
     """Measure the rows of this world: a small model, then on two ranks a wide one, on more the save of 1 GiB.
 
     Args:
-        report: file into which rank 0 writes the rows as JSON; a checkpoint is written beside it.
+        report: file into which rank 0 writes the rows as JSON; a checkpoint is written next to it.
     """
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -98,7 +98,7 @@ def step_rows(model: str, size: Size, budget: float) -> Iterator[BenchmarkRow]:
 
 
 def checkpoint_row(folder: Path, numbers: int, turns: int = 3) -> BenchmarkRow:
-    """Measure ``save`` of tensors that are sharded over all ranks, beside one safetensors file that rank 0 writes.
+    """Measure ``save`` of tensors sharded over all ranks, compared with one safetensors file that rank 0 writes.
 
     Both are on the disk at the end of their time.
 

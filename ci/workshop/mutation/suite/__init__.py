@@ -1,1 +1,1 @@
-"""Trials: what the library's own code, changed in one place, is held against."""
+"""Trials: what the library's own code, changed in one place, must pass."""

@@ -39,7 +39,7 @@ __all__ = [
     "writes_return_what_is_written",
 ]
 
-# -- outside and beside ------------------------------------------------------------------------------------------------
+# -- calls outside of DTensors and calls of both -----------------------------------------------------------------------
 
 
 def dispatch_is_skipped(fixture: Fixture) -> None:
@@ -141,7 +141,7 @@ def several_outputs(fixture: Fixture) -> None:
 
 
 def outputs_that_only_the_call_tells(fixture: Fixture) -> None:
-    """Whole outputs are wrapped whatever their number, nesting and size; what is no tensor stays."""
+    """Whole outputs are wrapped whatever their number, nesting and size; what is not a tensor stays."""
     array = np.arange(6.0).reshape(2, 3)
     x = fixture.spread(array)
 
@@ -177,8 +177,8 @@ def whole_layouts_as_answers(fixture: Fixture) -> None:
     summed = (((layout,), (Layout.place(fixture.mesh, [P], (3,)),), None),)
     reduced = fixture.entry(lambda x: x.sum(0), "x", lambda _: LayoutOptions(summed))
     fixture.same(fixture.call(reduced, x), array.sum(0))
-    beside = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
-    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(beside))
+    options = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
+    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(options))
     for operand in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
         weight = fixture.spread(values(3), R).requires_grad_()
         fixture.call(pair, operand, weight).sum().backward()

@@ -49,7 +49,7 @@ class ParallelStyle(abc.ABC):
     Attributes:
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
-        has_whole_siblings: whether a linear layer beside the module is meant to be whole, as the router of experts.
+        has_whole_siblings: whether a linear layer next to the module is meant to be replicated, as experts' router.
     """
 
     src_data_rank: int | None = 0

@@ -180,7 +180,7 @@ class _Call:
         self._covered: dict[str, Any] = {}
 
     def show(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
-        """Let forward see the rank's ``parameters`` and their number of experts, in the place of all ``count``.
+        """Let forward see the rank's ``parameters`` and their number of experts instead of all ``count``.
 
         They are attributes of the instance, which cover registered parameters; these stay where they are.
         """

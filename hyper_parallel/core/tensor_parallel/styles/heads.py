@@ -68,7 +68,7 @@ def named_counts(owner: Any) -> Iterator[tuple[str, int]]:
     """Yield names and values of an attention module's numbers of heads.
 
     A number that the module lacks may be in its ``config``, as in models of Transformers. Other modules keep the same
-    configuration; those of attention are told by their ``head_dim``.
+    configuration; those of attention are recognised by their ``head_dim``.
     """
     config = getattr(owner, "config", None) if hasattr(owner, "head_dim") else None
     for name in HEAD_COUNT_ATTRIBUTES:

@@ -36,7 +36,7 @@ class LatentKV(ReplicatedStyle):
         y_BLC     [B, L, C]        @tp Replicate       latent keys and values, for a column-wise layer
         k_BLR     [B, L, R]        @tp Replicate       a key that each rank uses in its own heads
 
-    For ``kv_a_proj_with_mqa``, which returns y and k beside each other, as a local tensor. The column-wise layer makes
+    For ``kv_a_proj_with_mqa``, which returns y and k next to each other, as a local tensor. The column-wise layer makes
     the gradient of y whole; that of k is a part on each rank, and is summed: one all-reduce in backward.
 
     Args:

@@ -85,7 +85,7 @@ def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scaled_step(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a training step with a loss scale, which is a plain tensor beside DTensors."""
+    """Wrap a training step with a loss scale, which is a plain tensor among DTensors."""
 
     @wraps(plain)
     def construct(self: Any, *inputs: Any) -> Any:

@@ -275,7 +275,7 @@ def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
 
 @kernel("floor_divide", off_graph=True)
 def _floor_divide(x: Any, y: Any) -> Tensor:
-    # The kernels for numbers are missing on CPU; a whole number is an integer beside integers.
+    # The kernels for numbers are missing on CPU; a whole number is an integer among integers.
     if not isinstance(y, Tensor):
         return ops.stop_gradient(x // y)
     return ops.stop_gradient(mint.floor_divide(x, y))

@@ -40,7 +40,7 @@ def _baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: float = 1, alpha: float =
 
 @kernel("addmv")
 def _addmv(bias: Tensor, x: Tensor, y: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    # A bias of one element beside an empty contraction is not broadcast by PyTorch.
+    # A bias of one element with an empty contraction is not broadcast by PyTorch.
     return torch.addmv(bias.expand(x.shape[0]), x, y, beta=beta, alpha=alpha)
 
 

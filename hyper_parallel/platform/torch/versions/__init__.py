@@ -28,7 +28,7 @@ __all__ = [
     "register_group",
 ]
 
-_COMPILE = "torch.compile beside DTensors"
+_COMPILE = "torch.compile with DTensors"
 _REGIONS = "hyper_parallel.compile"
 _ISOLATION = "torch._C._dynamo.eval_frame.{}_eval_frame_isolate_recompiles_id"
 _C10D = "torch.distributed.distributed_c10d"
@@ -39,7 +39,7 @@ _NESTED = "nested arguments with DTensors"
 _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
 _DECOMPOSED = "operators as graphs of others"
-_PRETENDED = "the CPU in the place of a device"
+_PRETENDED = "the CPU instead of a device"
 _RECEIVES = "checks of receives that are pending"
 _ROUNDING = "float32 products that are exact on every device"
 
@@ -129,7 +129,7 @@ NAMES = Names(
         "unregister_groups": _name(f"{_C10D}._unregister_all_process_groups", _GROUPS),
         "set_thread_isolation": _name("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
         "symmetric_memory": _name("torch.distributed._symmetric_memory", "symmetric memory"),
-        # the CPU in the place of a device
+        # the CPU instead of a device
         "context_parallel": Wanted(
             (
                 "torch.distributed.tensor.experimental._context_parallel._attention",

@@ -79,7 +79,7 @@ def carry_later(primitive: Primitive, *inputs: Any) -> tuple[Any, Callable[[], N
 
 
 class _Call:
-    """A call of a primitive: it travels through the gradient engine as one argument, beside its tensors."""
+    """A call of a primitive: it travels through the gradient engine as one argument, with its tensors."""
 
     def __init__(self, primitive: Primitive, inputs: tuple[Any, ...]) -> None:
         self.primitive = primitive

@@ -86,7 +86,7 @@ class C10dGroups(EngineTransport):
             return dist.new_group(list(key), use_local_synchronization=True, **{**self._limits(), **options})
 
     def _limits(self) -> dict[str, Any]:
-        """Options of every group beside those that the caller chooses: none, unless a transport has some."""
+        """Options of every group apart from those that the caller chooses: none, unless a transport has some."""
         return {}
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:

@@ -22,7 +22,7 @@ def call_source(name: str, args: Sequence[str], kwargs: Mapping[str, str], metho
         name: ``operator.add``, ``Tensor.sum``, or a function by its whole name.
         args: positional arguments.
         kwargs: arguments by name.
-        methods: prefixes of methods besides ``Tensor.``.
+        methods: prefixes of methods other than ``Tensor.``.
     """
     home, _, rest = name.partition(".")
     if home == "operator" and (text := _operator_source(rest, args)):

@@ -87,7 +87,7 @@ class BaseAppliedChanges(ABC):
 
     @abstractmethod
     def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
-        """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
+        """Return the shape of what this rank holds of a parameter; None if that is not a tensor."""
 
     @abstractmethod
     def write(self, parameter: Any, array: Any) -> None:

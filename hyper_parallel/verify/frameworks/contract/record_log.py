@@ -275,7 +275,7 @@ def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | No
             global value.
 
     Raises:
-        RecordingError: the value is no tensor, array or number, or the records do not fit in memory.
+        RecordingError: the value is not a tensor, array or number, or the records do not fit in memory.
     """
     log = _LOG.get()
     if log is None or not log.records_outputs(name):

@@ -47,7 +47,7 @@ OWN_GRADIENTS = "gradients as backward has left them"
 
 
 class RecordingError(HyperParallelError, ValueError):
-    """A program whose values cannot be recorded: too many bytes, or a value that is no tensor."""
+    """A program whose values cannot be recorded: too many bytes, or a value that is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class AppliedChanges(BaseAppliedChanges):
         self._calls = 0
 
     def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
-        """Return the shape of what this rank holds of a parameter; None if that is no tensor."""
+        """Return the shape of what this rank holds of a parameter; None if that is not a tensor."""
         taken = read_tensor(parameter)
         return None if taken is None else taken.array.shape
 

@@ -238,5 +238,5 @@ class MindSporeHarness(HarnessPlatform):
 
 
 def build(platform: Platform) -> MindSporeHarness:
-    """What the harness asks, beside ``platform``."""
+    """What the harness asks, for ``platform``."""
     return MindSporeHarness(platform)

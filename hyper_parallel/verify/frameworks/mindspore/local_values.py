@@ -16,7 +16,7 @@ __all__ = ["read_tensor", "write_tensor"]
 
 
 def read_tensor(value: Any) -> LocalValue | None:
-    """Return a copy of a rank's part of a tensor; None if ``value`` is no tensor.
+    """Return a copy of a rank's part of a tensor; None if ``value`` is not a tensor.
 
     Args:
         value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.

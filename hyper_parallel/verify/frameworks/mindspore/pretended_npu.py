@@ -1,4 +1,4 @@
-"""The CPU in the place of Ascend devices: functions of MindSpore without a kernel there are computed from others."""
+"""The CPU instead of Ascend devices: functions of MindSpore without a kernel there are computed from others."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return an argument that is no tensor as source."""
+    """Return an argument that is not a tensor as source."""
     if isinstance(value, DType):
         return f"mindspore.{value.name}{'_' if value.name == 'bool' else ''}"
     return value_source(value)
@@ -250,7 +250,7 @@ def values_of(array: Any, dtype: str) -> str:
 
 
 def leaf_source(text: str, *, requires_grad: bool) -> str:
-    """Return a tensor as it is: MindSpore is told what to differentiate by where it differentiates."""
+    """Return a tensor as it is: MindSpore gets what to differentiate by in the call that differentiates."""
     del requires_grad
     return text
 
@@ -290,7 +290,7 @@ def body_source(
 
 
 def leaf(tensor: Any, *, requires_grad: bool) -> Any:
-    """Return the tensor itself: MindSpore is told what to differentiate by where it differentiates."""
+    """Return the tensor itself: MindSpore gets what to differentiate by in the call that differentiates."""
     del requires_grad
     return tensor
 

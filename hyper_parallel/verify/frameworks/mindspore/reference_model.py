@@ -100,7 +100,7 @@ class SwiGLU(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each behind a norm and with a residual."""
 
     def __init__(self, config: LanguageModelConfig, dtype: Any) -> None:
         super().__init__()

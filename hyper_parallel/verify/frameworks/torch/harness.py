@@ -248,7 +248,7 @@ class TorchHarness(HarnessPlatform):
 
 
 def build(platform: Platform) -> TorchHarness:
-    """What the harness asks, beside ``platform``."""
+    """What the harness asks, for ``platform``."""
     return TorchHarness(platform)
 
 

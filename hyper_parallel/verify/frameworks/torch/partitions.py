@@ -193,7 +193,7 @@ def _master(parameter: Any) -> tuple[Any, int] | None:
 def _main_of_megatron(parameter: Any) -> tuple[Any, int] | None:
     """Return the float32 copy of a half-precision parameter, or of a piece of it, and where it begins.
 
-    Where a piece begins is told by its gradient, which is a piece of the parameter's: before, it is not known.
+    Where a piece begins is known by its gradient, which is a piece of the parameter's: before, it is not known.
     """
     main = parameter.main_param
     if main is None or main.numel() == parameter.numel():

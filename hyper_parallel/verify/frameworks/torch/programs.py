@@ -213,7 +213,7 @@ def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return an argument that is no tensor as source."""
+    """Return an argument that is not a tensor as source."""
     return f"torch.{value.name}" if isinstance(value, DType) else value_source(value)
 
 

@@ -413,7 +413,7 @@ class Recorder:
 
         These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
         was sharded trains parameters that no model has any more. Those of its own that get gradients are weights that a
-        program keeps beside the model's, in float32.
+        program keeps in addition to the model's, in float32.
         """
         named = self._names.parameters()
         own = {id(value) for value in _held(optimizer)}

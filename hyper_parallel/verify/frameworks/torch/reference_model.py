@@ -74,7 +74,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each behind a norm and with a residual."""
 
     def __init__(self, config: LanguageModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

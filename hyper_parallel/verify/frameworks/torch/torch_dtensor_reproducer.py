@@ -143,7 +143,7 @@ class _Written(NamedTuple):
 
 
 def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
-    """Return a program that fails with an exception, or on a wrong value that it prints beside the right one.
+    """Return a program that fails with an exception, or on a wrong value that it prints next to the right one.
 
     Args:
         finding: what to show.

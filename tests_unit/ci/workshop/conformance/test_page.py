@@ -54,7 +54,7 @@ def test_the_memory_figures_are_shown():
     assert footprint.built() == line
     slow = Footprint("torch", {"plain": 1}, "today", {**BUILT, "seconds": 2.1, "grown": 5 << 20, "filling": 11 << 20})
     assert not slow.ok
-    assert slow.excess() == ["more than 2 s", "growth of more than 4 MiB", "more than 2 MiB beside the shard"]
-    failed = "failed: more than 2 s, growth of more than 4 MiB, more than 2 MiB beside the shard"
+    assert slow.excess() == ["more than 2 s", "growth of more than 4 MiB", "more than 2 MiB in addition to the shard"]
+    failed = "failed: more than 2 s, growth of more than 4 MiB, more than 2 MiB in addition to the shard"
     assert f'<td class="bad">{failed}</td>' in contract_page([], [slow])
     assert not footprint.ok

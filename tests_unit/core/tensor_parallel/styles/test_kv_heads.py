@@ -140,7 +140,7 @@ def test_numbers_of_heads_may_be_given(twin):
     (lambda: attention(6, 2, config=None), {**PLAN, "k": ReplicateKV(heads=3)}, 3,
      f"k: {NO_COUNTS.replace('Linear', 'Attention')}"),
     (attention, {"k": "replicate_kv", "v": "colwise", "o": "rowwise"}, 2,
-     ("k: ReplicateKV, but no layer beside it with the 18 features of 6 query heads is ColwiseParallel")),
+     ("k: ReplicateKV, but no layer next to it with the 18 features of 6 query heads is ColwiseParallel")),
 ])  # fmt: skip
 def test_heads_that_do_not_fit_are_problems_of_the_plan(twin, build, plan, world, problem):
     """Each with its numbers, before any parameter is changed."""
