@@ -34,7 +34,7 @@ def unusable(names: Iterable[str]) -> list[str]:
     problems = []
     for name in names:
         if name == "__metadata__":
-            problems.append(f"{name} is not the name of a tensor: safetensors has its own entry of this name; rename it")
+            problems.append(f"{name} is not the name of a tensor: safetensors has an entry of this name; rename it")
         elif not _UNICODE.fullmatch(name):
             problems.append(f"{name!r} is not the name of a tensor: it has half of a surrogate pair; rename it")
     return problems

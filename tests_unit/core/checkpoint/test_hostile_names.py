@@ -135,7 +135,7 @@ def test_names_in_the_folder_may_be_hostile_too(names):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("__metadata__", "__metadata__ is not the name of a tensor: safetensors has its own entry of this name; rename it"),
+        ("__metadata__", "__metadata__ is not the name of a tensor: safetensors has an entry of this name; rename it"),
         ("\udc80", "'\\udc80' is not the name of a tensor: it has half of a surrogate pair; rename it"),
     ],
 )
