@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,7 @@ class ModelProgram:
         platform.seed(self.seed)
         case = as_case(self.make_case())
         mesh, plan = self._plan()
-        _require_parallel(plan)
+        _require_parallel(plan, self.names)
         look = CaseLook(platform, self.attempt, dict(zip(self.names, self.attempt.shape, strict=True)), self.seed)
         case = look.case(case, plan)
         model = build_model(platform, case, self.seed)
@@ -218,14 +218,15 @@ class ModelProgram:
         return mesh, as_plan(self.make_plan(mesh), mesh.names)
 
 
-def _require_parallel(plan: ParallelPlan) -> None:
-    """Raise an InputError if the plan leaves the model and the batch as they are."""
+def _require_parallel(plan: ParallelPlan, names: Sequence[str]) -> None:
+    """Raise an InputError if the plan leaves the model and the batch as they are on a mesh of axes ``names``."""
     if callable(plan.styles) or plan.batch is not None:
         return
     if not any(flat_plan(resolve_plan(None, plan.styles))):
         msg = (
             "PLAN gives no module a style and splits no batch, so every rank would train like the single device and "
-            "nothing would be verified"
+            "nothing would be verified; for data parallelism return hyper_parallel.verify.ParallelPlan({}, "
+            f"batch={{{names[0]!r}: Shard(0)}}), or give a module a style by its path"
         )
         raise InputError(msg)
 
