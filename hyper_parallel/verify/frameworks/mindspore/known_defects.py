@@ -55,6 +55,7 @@ def _broadcast(x: Any, other: Any = None, *_: Any, **__: Any) -> bool:
 
 _CROSS = "it leaves elements unwritten where an operand is broadcast; call broadcast_to first"
 _SPLIT = "its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
+_INDEX_ADD = "it adds to its first operand, too; pass a copy where that is used again"
 _UNWRITTEN = "it returns the right values and leaves the tensor as it was; assign the result"
 
 DEFECTS = (
@@ -70,6 +71,8 @@ DEFECTS = (
         Defect(owner, "cross", f"{label}.cross", _broadcast, _CROSS)
         for owner, label in ((mint, "mint"), (ops, "ops"), (Tensor, "Tensor"))
     ),
+    Defect(mint, "index_add", "mint.index_add", _plain, _INDEX_ADD),
+    Defect(Tensor, "index_add", "Tensor.index_add", _plain, _INDEX_ADD),
     *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
 )
 """Measured on MindSpore 2.10; those that concern programs alone, since the library's own calls avoid them."""

@@ -54,6 +54,9 @@ _UNSOUND_OF_ONE = {
 }
 """Calls with a dim of one element likewise."""
 
+_UNSOUND_BROADCAST = {"cross": "it leaves elements unwritten"}
+"""Calls whose operands have several shapes likewise."""
+
 _UNSOUND = {
     "msort": "it sorts float64 as float32",
     ".scatter": "its kernel takes the reduction of an earlier call",
@@ -79,5 +82,6 @@ def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
     if 0 in sizes and name.rpartition(".")[2] not in _SERVE_EMPTY:
         return "its kernel is not known to serve empty operands"
     tables = [_UNSOUND, *([_UNSOUND_OF_ONE] if 1 in sizes else [])]
+    tables += [_UNSOUND_BROADCAST] if len(set(map(tuple, shapes))) > 1 else []
     tables.append({"float64": _UNSOUND_IN_FLOAT64, "float16": _UNSOUND_IN_FLOAT16}.get(dtype, {}))
     return next((reason for table in tables for part, reason in table.items() if part in name), "")

@@ -176,6 +176,8 @@ def test_what_is_no_truth_is_left_out(language):
     assert language.unsound("ops.log2", [(2, 3)], "float32") == ""
     assert language.unsound("mint.lerp", [(2, 3)], "float16") == "its gradient is float32"
     assert language.unsound("mint.lerp", [(2, 3)], "bfloat16") == ""
+    assert language.unsound("mint.cross", [(2, 3, 1), (1, 3, 1)], "float32") == "it leaves elements unwritten"
+    assert language.unsound("mint.cross", [(2, 3), (2, 3)], "float32") == ""
 
 
 def test_a_cell_is_called_with_parameters(language):

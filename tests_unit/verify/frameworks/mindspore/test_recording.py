@@ -361,6 +361,7 @@ def test_backward_of_a_tensor_is_a_differentiation():
 
 def test_known_defects_are_reported_at_the_call():
     """Calls that MindSpore computes wrongly are noted once, with their place; others are not."""
+    import mindspore
     from mindspore import Tensor, mint
 
     def program():
@@ -373,10 +374,11 @@ def test_known_defects_are_reported_at_the_call():
         rows = Tensor(np.ones((4, 3), np.float32))
         mint.cross(rows, rows[:1])
         rows.cross(rows)
+        rows.index_add(0, Tensor([1, 0], mindspore.int32), rows[:2])
 
     split = mint.split
     notes = recorded(program).notes["defects of the framework"]
-    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_", "mint.cross"]
+    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_", "mint.cross", "Tensor.index_add"]
     assert all(f" at {__file__}:" in words for words in notes.values())
     assert notes["mint.split"].endswith(
         ": its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
