@@ -144,7 +144,8 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
                     check_step_gradient(parameter.name, grad.layout, grad.dtype)
-        if os.getenv("MS_JIT") != "0" or not _steps_by_element((_Step(self), *args)):
+        sharded = os.getenv("MS_JIT") == "0" and any(isinstance(each, DTensor) for each in self.parameters)
+        if not sharded or not _steps_by_element((_Step(self), *args)):
             return step(self, *args, **kwargs)
         # Only a compiled step sees the local tensors, on which it is right.
         del os.environ["MS_JIT"]

@@ -136,3 +136,25 @@ def test_stating_how_operators_are_split_has_no_effect():
         "operators, does not run there, so every rank computes the whole; state layouts with "
         "hyper_parallel.parallelize_module or distribute_tensor"
     )
+
+
+def stepped_semi_automatically():
+    """Weights after a step in semi-automatic parallelism, while nothing is compiled."""
+    import mindspore as ms
+    from mindspore import nn
+
+    weight = ms.Parameter(ms.Tensor(np.array([3.0, -1.0, 2.0], np.float32)), name="w")
+    optimizer = nn.Momentum([weight], 0.5, 0.9)
+    os.environ["MS_JIT"] = "0"
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
+    try:
+        optimizer((ms.Tensor(np.array([2.0, 4.0, -6.0], np.float32)),))
+    finally:
+        del os.environ["MS_JIT"]
+        ms.reset_auto_parallel_context()
+    return weight.asnumpy().tolist()
+
+
+def test_plain_parameters_step_uncompiled():
+    """A step of plain parameters is left to Python where nothing is compiled: MindSpore's compiler needs devices."""
+    assert simulate(stepped_semi_automatically, 2, platform="mindspore") == [[2.0, -3.0, 5.0]] * 2
