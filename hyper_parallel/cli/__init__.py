@@ -19,6 +19,7 @@ from hyper_parallel.cli import (
     explain,
     fuzz,
     prove,
+    reports,
     trace,
     verify_bugs,
     verify_diff,
@@ -196,6 +197,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "explain": explain.add_parser,
     "fuzz": fuzz.add_parser,
     "prove": prove.add_parser,
+    "reports": reports.add_parser,
     "trace": trace.add_parser,
 }
 

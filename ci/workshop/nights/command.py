@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from workshop.nights.trend_page import trend_page
 
-        write_text(arguments.html, trend_page(history), "--html")
+        write_text(arguments.html, trend_page(history, _address(arguments.night, arguments.html)), "--html")
     print_result(report_json(history.json()) if arguments.json else coloured(history.text()))
     return 0
 
@@ -83,15 +84,23 @@ def _with_new_night(arguments: argparse.Namespace, path: Path, nights: tuple[Nig
     history = History((*nights, night_of(reports))[-arguments.keep :])
     write_text(path, json.dumps(history.json(), indent=1) + "\n", "HISTORY")
     if arguments.night is not None:
-        _write_night(Path(arguments.night), NightChanges(reports, history))
+        nights_page = _address(arguments.html, arguments.night)
+        _write_night(Path(arguments.night), NightChanges(reports, history), nights_page)
     return history.nights
 
 
-def _write_night(path: Path, night: NightChanges) -> None:
+def _address(target: str | None, page: str) -> str:
+    """Return the address of a page, relative to another one; empty if it is not written."""
+    if target is None:
+        return ""
+    return quote(Path(os.path.relpath(Path(target).resolve(), Path(page).resolve().parent)).as_posix())
+
+
+def _write_night(path: Path, night: NightChanges, nights_page: str) -> None:
     """Write the page of a night, and the logs of its failed tests next to it."""
     from workshop.nights.changes import write_logs
     from workshop.nights.night_page import night_page
 
     files = write_logs(night, path.with_name(f"{path.stem}-logs"))
     logs = {test: quote(file.relative_to(path.parent).as_posix()) for test, file in files.items()}
-    write_text(path, night_page(night, logs), "--night")
+    write_text(path, night_page(night, logs, nights_page), "--night")

@@ -20,12 +20,13 @@ _KINDS = {"worse": "bad", "better": "good", "other": "", "equal": ""}
 _TALL = 20
 
 
-def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str]) -> str:
+def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str], nights: str = "") -> str:
     """Return a document.
 
     Args:
         night: the reports and the history.
         logs: addresses of logs, relative to the page, by suite and test.
+        nights: address of the page of all nights, relative to this one; empty if there is none.
     """
     header = night.history.last.header
     return render(
@@ -34,6 +35,7 @@ def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str]) -> str:
         footer="Written by python ci/workshop trend HISTORY --add REPORT --night FILE",
         good=night.ok,
         verdict=night.summary(),
+        nights=nights,
         facts={name: str(text) for name, text in header.items() if name != "versions"},
         versions={str(name): str(version) for name, version in dict(header.get("versions", {})).items()},
         suites=_suites(night),
@@ -126,9 +128,14 @@ def _commands(night: NightChanges) -> Markup:
 
 
 def _runs(night: NightChanges) -> Markup:
+    """Return where the reports come from: those of one run with one command are one row."""
     names = ("date", "revision", "versions", "command")
     reports: list[SuiteReport | CommandReport] = [*night.reports.suites, *night.reports.commands]
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for report in reports:
+        facts = tuple(str(report.facts.get(name, "") or "unknown") for name in names)
+        runs.setdefault(facts, []).append(report.name)
     rows: list[list[Value]] = [
-        [code(report.name), *(report.facts.get(name, "") or "unknown" for name in names)] for report in reports
+        [code(together[0]) if len(together) == 1 else ", ".join(together), *facts] for facts, together in runs.items()
     ]
     return table("Where each report comes from", ["report", *names], rows, tall=len(rows) > _TALL)

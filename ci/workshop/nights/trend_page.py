@@ -19,14 +19,20 @@ _KINDS = {"worse": "bad", "better": "good", "other": "", "equal": ""}
 _TALL = 20
 
 
-def trend_page(history: History) -> str:
-    """Return a document: what changed since the night before, all values over the nights, what was skipped."""
+def trend_page(history: History, night: str = "") -> str:
+    """Return a document: what changed since the night before, all values over the nights, what was skipped.
+
+    Args:
+        history: the nights.
+        night: address of the page of the last night, relative to this one; empty if there is none.
+    """
     return render(
         "trend.html",
         title="Nights",
         footer="Written by python ci/workshop trend HISTORY --html FILE",
         good=not history.worse,
         verdict=history.summary(),
+        night=night,
         facts={name: str(text) for name, text in history.last.header.items() if name != "versions"},
         versions={str(name): str(version) for name, version in dict(history.last.header.get("versions", {})).items()},
         values=_values(history),
@@ -64,10 +70,12 @@ def _skipped(history: History) -> Markup:
 
 
 def _nights(history: History) -> Markup:
+    last = history.last.header.get("command", "")
     heads: list[Column | str] = ["date", "revision", Column("values", number=True), "command"]
-    rows: list[list[Value]] = [
-        [*(str(night.header.get(name, "")) for name in ("date", "revision")), len(night.values),
-         str(night.header.get("command", ""))]
-        for night in reversed(history.nights)
-    ]  # fmt: skip
+    rows: list[list[Value]] = []
+    for night in reversed(history.nights):
+        command = str(night.header.get("command", ""))
+        same = bool(rows) and command == last
+        rows.append([*(str(night.header.get(name, "")) for name in ("date", "revision")), len(night.values),
+                     Cell("as in the last night", kind="quiet") if same else command])  # fmt: skip
     return table("Every night, the newest first", heads, rows, tall=len(rows) > _TALL)

@@ -12,7 +12,7 @@ from hyper_parallel.verify.pages import svg
 
 __all__ = ["Dot", "bar", "curves", "dots", "sparkline"]
 
-_WIDTH, _HEIGHT = 480.0, 240.0
+_HEIGHT = 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 12.0, 30.0, 40.0
 _ROW = 22.0
 _CHARACTERS = 24  # of a label
@@ -21,16 +21,18 @@ _CHARACTERS = 24  # of a label
 _CURVES = (("one", 6.0, ";stroke-opacity:.45", 5), ("two", 2.0, ";stroke-dasharray:5 4", 2.5))
 
 
-def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str) -> Markup:
+def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str, width: float = svg.NARROW) -> Markup:
     """Return two curves over each other, from x = 1: the first broad, the second thin and dashed.
 
-    Each line of the legend has the style of its curve. Where no value is finite, the picture says so instead.
+    Each line of the legend has the style of its curve. A step shows its values when it is pointed at. Where no value is
+    finite, the picture says so instead.
 
     Args:
         title: for screen readers.
         series: values by name, two series at most; a value that is not finite is left out.
         x: name of the horizontal axis.
         y: name of the vertical axis.
+        width: of the picture.
     """
     numbers = "; ".join(f"{name}: {', '.join(f'{value:.6g}' for value in values)}" for name, values in series.items())
     finite = [value for values in series.values() for value in values if math.isfinite(value)]
@@ -41,12 +43,12 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str)
         margin = abs(low) * 0.05 or 1.0
         low, high = low - margin, high + margin
     count = max(map(len, series.values()), default=1)
-    frame = _Frame(count, low, high)
+    frame = _Frame(count, low, high, width)
     parts = [*frame.grid(), svg.text(0, 14, y, fill="quiet"), frame.x_label(x)]
     legend_x = _LEFT + 10
-    for (name, values), (hue, width, more, radius) in zip(series.items(), _CURVES, strict=False):
+    for (name, values), (hue, stroke, more, radius) in zip(series.items(), _CURVES, strict=False):
         points = [(frame.x(step), frame.y(value)) for step, value in enumerate(values) if math.isfinite(value)]
-        style = f"stroke:{svg.colour(hue)};stroke-width:{width:g}{more}"
+        style = f"stroke:{svg.colour(hue)};stroke-width:{stroke:g}{more}"
         parts.append(_polyline(points, style))
         if count <= 50:
             parts += [svg.circle(*point, radius, hue) for point in points]
@@ -55,12 +57,13 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str)
             svg.text(legend_x + 30, 14, name),
         ]
         legend_x += 54 + len(name) * svg.FONT * svg.CHARACTER
-    return svg.picture(_WIDTH, _HEIGHT, title, numbers, parts, fit=True)
+    parts += frame.hints(x, series)
+    return svg.picture(width, _HEIGHT, title, numbers, parts, fit=True)
 
 
 def _without_values(title: str, description: str, text: str) -> Markup:
     """Return a picture that says in words why nothing is drawn."""
-    return svg.picture(_WIDTH, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")], fit=True)
+    return svg.picture(svg.NARROW, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")], fit=True)
 
 
 def _polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
@@ -71,14 +74,27 @@ def _polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
 class _Frame:
     """Axes of a chart."""
 
-    def __init__(self, count: int, low: float, high: float) -> None:
-        self.count = count
+    def __init__(self, count: int, low: float, high: float, width: float) -> None:
+        self.count, self.width = count, width
         self.ticks = _ticks(low, high)
         self.low, self.high = min(low, self.ticks[0]), max(high, self.ticks[-1])
 
     def x(self, step: int) -> float:
         """Return the horizontal position of a step, counted from 0."""
-        return _LEFT + 10 + (_WIDTH - _LEFT - _RIGHT - 20) * (step / max(self.count - 1, 1) if self.count > 1 else 0.5)
+        return _LEFT + 10 + self._room() * (step / (self.count - 1) if self.count > 1 else 0.5)
+
+    def _room(self) -> float:
+        return self.width - _LEFT - _RIGHT - 20
+
+    def hints(self, x: str, series: Mapping[str, Sequence[float]]) -> list[Markup]:
+        """Return a strip per step that shows its values when it is pointed at."""
+        strip = self._room() / max(self.count - 1, 1)
+        return [
+            svg.rect(self.x(step) - strip / 2, _TOP, strip, _HEIGHT - _TOP - _BOTTOM, style="fill:transparent",
+                     hint=f"{x} {step + 1}: " + ", ".join(f"{name} {values[step]:.9g}"
+                                                         for name, values in series.items() if step < len(values)))
+            for step in range(self.count)
+        ]  # fmt: skip
 
     def y(self, value: float) -> float:
         """Return the vertical position of a value."""
@@ -90,7 +106,7 @@ class _Frame:
         parts = []
         for tick in self.ticks:
             y = self.y(tick)
-            parts += [svg.line(_LEFT, y, _WIDTH - _RIGHT, y),
+            parts += [svg.line(_LEFT, y, self.width - _RIGHT, y),
                       svg.text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end", size=12, fill="quiet")]  # fmt: skip
         every = max(1, math.ceil(self.count / 12))
         parts += [svg.text(self.x(step), _HEIGHT - _BOTTOM + 18, step + 1, anchor="middle", size=12, fill="quiet")
@@ -99,7 +115,7 @@ class _Frame:
 
     def x_label(self, name: str) -> Markup:
         """Return the name of the horizontal axis."""
-        return svg.text((_WIDTH + _LEFT - _RIGHT) / 2, _HEIGHT - 6, name, anchor="middle", fill="quiet")
+        return svg.text((self.width + _LEFT - _RIGHT) / 2, _HEIGHT - 6, name, anchor="middle", fill="quiet")
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -130,11 +146,11 @@ class Dot:
     hint: str = ""
 
 
-def dots(title: str, rows: Sequence[Dot]) -> Markup:
+def dots(title: str, rows: Sequence[Dot], *, x: str = "relative error", width: float = svg.NARROW) -> Markup:
     """Return errors on a logarithmic axis, a row each, with a tick at what was allowed.
 
-    An error of 0 stands at the left edge and is labelled ``equal``, one that is not finite at the right edge. Without
-    rows, the picture says so.
+    A row shows its error and what was allowed when it is pointed at. An error of 0 stands at the left edge and is
+    labelled ``equal``, one that is not finite at the right edge. Without rows, the picture says so.
     """
     if not rows:
         return _without_values(title, "", "no errors to draw")
@@ -142,7 +158,7 @@ def dots(title: str, rows: Sequence[Dot]) -> Markup:
     low = math.floor(math.log10(min(known))) - 1 if known else -16
     high = math.ceil(math.log10(max(known))) + 1 if known else 0
     left = 8 + svg.FONT * svg.CHARACTER * max((len(_shortened(row.label)) for row in rows), default=0)
-    width, axis = left + 300.0, 230.0
+    axis = width - left - 70.0
 
     def position(value: float) -> float:
         if value <= 0:
@@ -151,23 +167,23 @@ def dots(title: str, rows: Sequence[Dot]) -> Markup:
         return left + 10 + (axis - 20) * min(max(share, 0.0), 1.0)
 
     bottom = len(rows) * _ROW + 8
-    parts = []
+    parts = [svg.text(left + axis / 2, bottom + 36, f"{x}, logarithmic", anchor="middle", size=12, fill="quiet")]
     for power in range(low, high + 1, max(1, math.ceil((high - low) / 5))):
-        x = position(10.0**power)
-        parts.append(svg.line(x, 0, x, bottom))
-        parts.append(svg.text(x, bottom + 16, f"1e{power}", anchor="middle", size=11, fill="quiet"))
+        at = position(10.0**power)
+        parts.append(svg.line(at, 0, at, bottom))
+        parts.append(svg.text(at, bottom + 16, f"1e{power}", anchor="middle", size=11, fill="quiet"))
     for number, row in enumerate(rows):
         y = number * _ROW + _ROW / 2 + 4
         hue, bound = "good" if row.ok else "bad", position(row.bound)
         parts += [
-            svg.rect(0, y - _ROW / 2, width, _ROW, style="fill:transparent", hint=row.hint or row.label),
+            svg.rect(0, y - _ROW / 2, width, _ROW, style="fill:transparent", hint=_hint(row)),
             svg.text(left - 8, y + 4, _shortened(row.label), anchor="end", size=12, fill="text" if row.ok else "bad"),
             svg.line(bound, y - 8, bound, y + 8, stroke="text", width=2),
             svg.circle(position(row.error), y, 4.5, hue),
             svg.text(left + axis + 4, y + 4, _error_label(row.error), size=11, fill=hue),
         ]
     numbers = "; ".join(f"{row.label}: {row.error:.1e} of {row.bound:.1e} allowed" for row in rows)
-    return svg.picture(width, bottom + 22, title, numbers, parts, fit=True)
+    return svg.picture(width, bottom + 42, title, numbers, parts, fit=True)
 
 
 def bar(share: float, hint: str) -> Markup:
@@ -179,7 +195,9 @@ def bar(share: float, hint: str) -> Markup:
 
 
 def sparkline(name: str, values: Sequence[float | None]) -> Markup:
-    """Return a small curve for a cell of a table, without axes; a gap where a value is None or not finite.
+    """Return a small curve for a cell of a table, with its range below; a gap where a value is None or not finite.
+
+    The last value is a dot, and each shows its number when it is pointed at.
 
     Args:
         name: of the value, for screen readers.
@@ -188,19 +206,29 @@ def sparkline(name: str, values: Sequence[float | None]) -> Markup:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     parts: list[Markup] = []
+    hints: list[Markup] = []
     run: list[tuple[float, float]] = []
+    strip = 112 / max(len(values) - 1, 1)
     for step, value in enumerate([*values, None]):
         if value is not None and math.isfinite(value):
             share = (value - low) / (high - low) if high > low else 0.5
-            run.append((4 + 112 * step / max(len(values) - 1, 1), 20 - 16 * share))
+            run.append((4 + strip * step, 20 - 16 * share))
+            hints.append(svg.rect(run[-1][0] - strip / 2, 0, strip, 24, style="fill:transparent",
+                                  hint=f"night {step + 1} of {len(values)}: {value:.4g}"))  # fmt: skip
             continue
         if len(run) > 1:
             parts.append(_polyline(run, f"stroke:{svg.colour('one')};stroke-width:2"))
-        elif run:
-            parts.append(svg.circle(*run[0], 2, "one"))
+        if len(run) == 1 or (run and step == len(values)):
+            parts.append(svg.circle(*run[-1], 2.5, "one"))
         run = []
     text = f"from {low:.4g} to {high:.4g} in {len(finite)} of {len(values)} nights" if finite else "no value"
-    return svg.picture(120, 24, f"{name}: {text}", "", parts)
+    shown = f"{low:.4g} to {high:.4g}" if high > low else f"{low:.4g}" if finite else "no value"
+    parts.append(svg.text(0, 37, shown, size=11, fill="quiet"))
+    return svg.picture(120, 40, f"{name}: {text}", "", [*parts, *hints])
+
+
+def _hint(row: Dot) -> str:
+    return f"{row.hint or row.label}: {_error_label(row.error)}, allowed {row.bound:.1e}"
 
 
 def _error_label(error: float) -> str:

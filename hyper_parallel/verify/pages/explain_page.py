@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.verify.explanation import Explanation, duration, in_gibibytes
+from hyper_parallel.verify.explanation import Explanation, duration
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, size, size_words, table
 from hyper_parallel.verify.repeated_layers import folded
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def explain_page(explanations: Sequence[Explanation], failed: Sequence[str] = ()
 
 def _ranking(explanations: Sequence[Explanation]) -> Markup:
     heads: list[Column | str] = [
-        "plan", Column("framework", choice=True), Column("time", number=True), Column("bytes received", number=True),
-        Column("collectives", number=True), Column("bytes on a rank", number=True),
+        "plan", Column("framework", choice=True), Column("time", number=True), Column("received", number=True),
+        Column("collectives", number=True), Column("size on a rank", number=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [
-        [each.plan, each.platform, _time(each.seconds), _bytes(each.bytes), sum(row.count for row in each.traffic),
-         _bytes(each.memory.total)]
+        [each.plan, each.platform, _time(each.seconds), size(each.bytes), sum(row.count for row in each.traffic),
+         size(each.memory.total)]
         for each in explanations
     ]  # fmt: skip
     return table("Plans by the time of their collectives in a step", heads, rows)
@@ -84,20 +84,20 @@ def _memory(each: Explanation) -> Markup:
         kinds["kept for backward"] = memory.activations
     most = max(*kinds.values(), 1)
     rows: list[list[Value]] = [
-        [name, _bytes(size), Cell(bar(size / most, f"{size} bytes"), key=size)] for name, size in kinds.items()
+        [name, size(count), Cell(bar(count / most, size_words(count)), key=count)] for name, count in kinds.items()
     ]
-    text = f"Memory of a rank: {memory.total:,} bytes{in_gibibytes(memory.total)}"
-    return table(text, ["for", Column("bytes", number=True), "share of the largest"], rows)
+    text = f"Memory of a rank: {size_words(memory.total)}"
+    return table(text, ["for", Column("size", number=True), "share of the largest"], rows)
 
 
 def _axes(each: Explanation) -> Markup:
     heads: list[Column | str] = [
         "over", "a link of", Column("ranks", number=True), Column("collectives", number=True),
-        Column("bytes", number=True), Column("time", number=True),
+        Column("received", number=True), Column("time", number=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [
         [", ".join(row.axes) or "other ranks", " or ".join(str(each.links[axis]) for axis in row.axes) or "unknown",
-         row.ranks, row.count, _bytes(row.bytes), _time(row.seconds)]
+         row.ranks, row.count, size(row.bytes), _time(row.seconds)]
         for row in each.over_axes()
     ]  # fmt: skip
     text = f"Time of the collectives of a step, one after the other: {duration(each.seconds)}"
@@ -107,11 +107,11 @@ def _axes(each: Explanation) -> Markup:
 def _parameters(each: Explanation) -> Markup:
     heads: list[Column | str] = [
         "parameter", Column("layout", choice=True), Column("layers", number=True),
-        Column("bytes on a rank", number=True), Column("of", number=True),
+        Column("size on a rank", number=True), Column("of", number=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [
-        [fold.path, each.layout_text(fold.rows[0]), len(fold.rows), _bytes(sum(map(each.local_bytes, fold.rows))),
-         _bytes(sum(map(each.whole_bytes, fold.rows)))]
+        [fold.path, each.layout_text(fold.rows[0]), len(fold.rows), size(sum(map(each.local_bytes, fold.rows))),
+         size(sum(map(each.whole_bytes, fold.rows)))]
         for fold in folded((row.path, each.layout_text(row), row) for row in each.parameters)
     ]  # fmt: skip
     return table("Parameters, repeated layers as one", heads, rows, search=True, tall=len(rows) > _TALL)
@@ -134,19 +134,15 @@ def _pictures(each: Explanation) -> list[tuple[Markup, str]]:
 def _collectives(each: Explanation) -> Markup:
     heads: list[Column | str] = [
         "module", Column("phase", choice=True), Column("collective", choice=True), Column("over", choice=True),
-        Column("count", number=True), Column("bytes", number=True), Column("implicit", number=True),
+        Column("count", number=True), Column("received", number=True), Column("implicit", number=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [
-        [row.module or "(model)", row.phase, row.collective, ", ".join(row.axes), row.count, _bytes(row.bytes),
+        [row.module or "(model)", row.phase, row.collective, ", ".join(row.axes), row.count, size(row.bytes),
          row.implicit]
         for row in each.folded_traffic()
     ]  # fmt: skip
-    text = "Collectives of one training step, bytes received by the worst rank"
+    text = "Collectives of one training step, received by the worst rank"
     return table(text, heads, rows, search=True, tall=len(rows) > _TALL, empty="no collectives")
-
-
-def _bytes(size: int) -> Cell:
-    return Cell(f"{size:,}", key=size)
 
 
 def _time(seconds: float | None) -> Cell:

@@ -22,6 +22,9 @@ SHOWN = 8
 SLICES = 4
 """Positions of all axes but the last two together: each is a grid of its own."""
 
+_FOLDED = 3
+"""Equal rows, one after the other, that are drawn as one."""
+
 _GAP = 8.0
 _EDGE = 1.0
 _ROOM = (92.0, 60.0)  # for the outline of a tensor
@@ -70,7 +73,7 @@ def layout_svg(layout: Layout) -> Markup:
     placements = ", ".join(f"{name}: {layout.placement_on(axis)}" for axis, name in enumerate(layout.mesh.names))
     shards = [_in_words(layout, coordinate) for coordinate in itertools.islice(_coordinates(layout.mesh.shape), 64)]
     hatch = [_hatch(outline.fill)] if layout.partials else []
-    grid = _Grid(layout.mesh, width, height, box)
+    grid = _Grid(layout.mesh, width, height, box, layout.box_at)
     return grid.draw(f"{layout.notation()} on {_axes(layout.mesh)} ({placements})", "; ".join(shards), hatch)
 
 
@@ -91,12 +94,14 @@ class _Grid:
         width: of a box.
         height: of a box.
         content: what is inside a box, drawn from its upper left corner.
+        key: of what a box shows beside its rank; three or more rows, or grids, of equal keys are drawn once.
     """
 
     mesh: DeviceMesh
     width: float
     height: float
     content: Callable[[Coordinate], Sequence[Markup]]
+    key: Callable[[Coordinate], object] | None = None
 
     def draw(self, title: str, description: str, extra: Sequence[Markup] = ()) -> Markup:
         """Return the picture."""
@@ -107,14 +112,17 @@ class _Grid:
         wide = left + shown * (self.width + _GAP) + (20 if columns > SHOWN else 0)
         heads = list(itertools.islice(_coordinates(self.mesh.shape[:-2]), SLICES + 1))
         parts, top = list(extra), 0.0
-        for head in heads[:SLICES]:
+        total = math.prod(self.mesh.shape[:-2])
+        alike = total > 2 and len({self._keys(head, range(min(rows, SHOWN))) for head in heads}) == 1
+        for head in heads[: 1 if alike and self.key else SLICES]:
             drawn, height = self._slice(head, left)
             parts.append(svg.group(0, top, drawn))
             top += height
-        if len(heads) > SLICES:
-            total = math.prod(self.mesh.shape[:-2])
-            parts.append(svg.text(0, top + 14, f"… {total} grids in all", fill="quiet"))
-            top += 24
+        if len(heads) > SLICES or (alike and self.key):
+            names = " x ".join(self.mesh.names[:-2])
+            text = f"{total} {names} grids like this one" if alike and self.key else f"… {total} grids in all"
+            parts.append(svg.text(0, top + 14, text, fill="quiet"))
+            wide, top = max(wide, len(text) * svg.FONT * svg.CHARACTER), top + 24
         return svg.picture(max(wide, 60.0), top + _EDGE, title, description, parts)
 
     def _rows(self) -> int:
@@ -135,20 +143,44 @@ class _Grid:
             x = left + column * (self.width + _GAP) + self.width / 2
             parts.append(svg.text(x, top + 14, f"{self.mesh.names[-1]} {column}", anchor="middle", fill="quiet"))
         top += 22
-        for row in range(min(rows, SHOWN)):
-            y = top + row * (self.height + _GAP)
-            parts.append(svg.text(0, y + self.height / 2 + 4, self._row_label(row), fill="quiet"))
-            for column in range(min(columns, SHOWN)):
-                coordinate = (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
-                parts.append(self._box(left + column * (self.width + _GAP), y, coordinate))
+        drawn = self._drawn_rows(head, rows)
+        for row, like in drawn[:SHOWN]:
+            parts.append(svg.text(0, top + self.height / 2 + 4, self._row_label(row), fill="quiet"))
+            parts += [
+                self._box(left + column * (self.width + _GAP), top, self._coordinate(head, row, column))
+                for column in range(min(columns, SHOWN))
+            ]
             if columns > SHOWN:
                 x = left + SHOWN * (self.width + _GAP)
-                parts.append(svg.text(x, y + self.height / 2 + 4, "…", fill="quiet"))
-        top += min(rows, SHOWN) * (self.height + _GAP)
-        if rows > SHOWN or columns > SHOWN:
+                parts.append(svg.text(x, top + self.height / 2 + 4, "…", fill="quiet"))
+            top += self.height + _GAP
+            if like > 1:
+                parts.append(svg.text(left, top + 8, f"{like} {self.mesh.names[-2]} rows like this one", fill="quiet"))
+                top += 20
+        if len(drawn) > SHOWN or columns > SHOWN:
             parts.append(svg.text(left, top + 12, f"… {rows * columns} ranks in all", fill="quiet"))
             top += 22
         return parts, top + (_GAP if head else 0)
+
+    def _coordinate(self, head: Coordinate, row: int, column: int) -> Coordinate:
+        return (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
+
+    def _keys(self, head: Coordinate, rows: Sequence[int]) -> tuple[object, ...]:
+        """Return what the drawn boxes of some rows show."""
+        if self.key is None:
+            return (head, *rows)
+        columns = range(min(self.mesh.shape[-1], SHOWN))
+        return tuple(self.key(self._coordinate(head, row, column)) for row in rows for column in columns)
+
+    def _drawn_rows(self, head: Coordinate, rows: int) -> list[tuple[int, int]]:
+        """Return the rows to draw, each with the number of rows in a run of equal ones; shorter runs are drawn out."""
+        drawn: list[tuple[int, int]] = []
+        for _, group in itertools.groupby(range(rows), lambda row: self._keys(head, (row,))):
+            alike = list(group)
+            drawn += [(row, 1) for row in alike] if len(alike) < _FOLDED else [(alike[0], len(alike))]
+            if len(drawn) > SHOWN:
+                break
+        return drawn
 
     def _box(self, x: float, y: float, coordinate: Coordinate) -> Markup:
         position = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, coordinate, strict=True))

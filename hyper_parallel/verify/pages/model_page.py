@@ -16,7 +16,8 @@ from hyper_parallel.verify.model_report import ModelReport, Summary
 from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.pages.svg import responsive
+from hyper_parallel.verify.pages.tables import Cell, Column, Value, size, size_words, table
 from hyper_parallel.verify.pages.timeline_page import step_timeline
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
@@ -40,7 +41,7 @@ _MODULES: tuple[Column | str, ...] = (
 
 _TRAFFIC: tuple[Column | str, ...] = (
     "module", Column("phase", choice=True), Column("collective", choice=True), Column("over", choice=True),
-    Column("count", number=True), Column("bytes", number=True), "share of the largest",
+    Column("count", number=True), Column("received", number=True), "share of the largest",
     Column("implicit", number=True, hint="decided by the library, not by the plan"),
 )  # fmt: skip
 
@@ -173,7 +174,7 @@ def _losses(report: ModelReport) -> Markup | None:
     series = {"single device": report.losses}
     if report.parallel_losses:
         series["parallel"] = report.parallel_losses
-    return curves(f"loss per step of {report.name}", series, x="step", y="loss")
+    return responsive(lambda width: curves(f"loss per step of {report.name}", series, x="step", y="loss", width=width))
 
 
 def _steps(report: ModelReport) -> Markup | str:
@@ -206,7 +207,8 @@ def _gradients(report: ModelReport) -> tuple[Markup | None, str]:
     ]  # fmt: skip
     more = f" (the first {_DOTS} of {len(summaries)}; the table below has all)" if len(summaries) > _DOTS else ""
     caption = f"Largest difference of a module's gradients over all ranks and steps; the tick is what was allowed{more}"
-    return dots("gradient difference per module", rows), caption
+    text = "gradient difference per module"
+    return responsive(lambda width: dots(text, rows, x="largest gradient error of a module", width=width)), caption
 
 
 def _modules(report: ModelReport) -> Markup:
@@ -218,9 +220,8 @@ def _modules(report: ModelReport) -> Markup:
 def _module(summary: Summary) -> list[Value]:
     worst = summary.worst
     tensor = f"{worst.name}, {worst.when}, rank {worst.rank}"
-    name = (summary.module or "(model)") + (" ← diverged first" if summary.first else "")
     return [
-        Cell(name, kind="bad" if summary.wrong else ""),
+        Cell(summary.module or "(model)", kind="bad" if summary.wrong else ""),
         summary.kind,
         _result(wrong=bool(summary.wrong), count=summary.wrong),
         summary.tensors,
@@ -236,16 +237,16 @@ def _collectives(report: ModelReport) -> Markup:
     rows: list[list[Value]] = [
         [
             row.module or "(model)", row.phase, row.collective, ", ".join(row.axes), row.count,
-            Cell(f"{row.bytes:,}", key=row.bytes),
-            Cell(bar(row.bytes / most if most else 0.0, f"{row.bytes} bytes"), key=row.bytes),
+            size(row.bytes),
+            Cell(bar(row.bytes / most if most else 0.0, size_words(row.bytes)), key=row.bytes),
             row.implicit,
         ]
         for row in report.traffic
     ]  # fmt: skip
     count, volume = sum(row.count for row in report.traffic), sum(row.bytes for row in report.traffic)
     text = (
-        "Collectives of one training step, bytes received by the worst rank: "
-        f"{count} collectives, {volume:,} bytes"
+        "Collectives of one training step, as received by the worst rank: "
+        f"{count} collectives, {size_words(volume)}"
     )  # fmt: skip
     return table(text, _TRAFFIC, rows, search=len(rows) > _FEW, tall=len(rows) > _TALL, empty="no collectives")
 

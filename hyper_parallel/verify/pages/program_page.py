@@ -10,7 +10,8 @@ from hyper_parallel.verify.engine.causes import CAUSES
 from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.engine.wording import plural, ranks_words, value_words, when_words
 from hyper_parallel.verify.pages.render import render
-from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.pages.sources import CallSites
+from hyper_parallel.verify.pages.tables import Cell, Column, Text, Value, table
 from hyper_parallel.verify.program.report import UNPLACED, HardenedCase, ProgramReport
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def program_page(report: ProgramReport) -> str:
     Args:
         report: of ``verify_program``.
     """
+    sites = CallSites()
+    calls = [sites.linked(line) for line in report.calls]
+    cases = _cases(report, sites)
     return render(
         "program.html",
         title="Program verification",
@@ -47,10 +51,11 @@ def program_page(report: ProgramReport) -> str:
         run=report.heading(),
         rounding=report.rounding,
         refused=report.refusals(),
-        calls=report.calls,
+        calls=calls,
         failure=report.failure,
         failure_cause=f"{report.kind}: {CAUSES[report.kind]}" if report.kind else "",
-        cases=_cases(report),
+        cases=cases,
+        sites=sites.shown(),
     )
 
 
@@ -79,13 +84,15 @@ def _state(report: ProgramReport) -> str:
     return f"INCONCLUSIVE: {report.inconclusive}" if report.inconclusive else report.verdict.headline()
 
 
-def _cases(report: ProgramReport) -> list[dict[str, Any]]:
+def _cases(report: ProgramReport, sites: CallSites) -> list[dict[str, Any]]:
     """Return the case that was asked for, and those that ``--harden`` made."""
-    own = [] if report.verdict is None else [{"title": "", "changes": [], "failure": "", **_case(report.verdict)}]
-    return [*own, *(_hardened(case) for case in report.hardened)]
+    own = (
+        [] if report.verdict is None else [{"title": "", "changes": [], "failure": "", **_case(report.verdict, sites)}]
+    )
+    return [*own, *(_hardened(case, sites) for case in report.hardened)]
 
 
-def _hardened(case: HardenedCase) -> dict[str, Any]:
+def _hardened(case: HardenedCase, sites: CallSites) -> dict[str, Any]:
     shown = {
         "title": _TITLES.get(case.title, "in a harder case").capitalize(),
         "changes": case.words,
@@ -94,16 +101,16 @@ def _hardened(case: HardenedCase) -> dict[str, Any]:
     }
     if case.verdict is None:
         return {**shown, "state": f"not run: {case.skipped}" if case.skipped else case.failed()}
-    return {**_case(case.verdict), **shown}
+    return {**_case(case.verdict, sites), **shown}
 
 
-def _case(verdict: Verdict) -> dict[str, Any]:
+def _case(verdict: Verdict, sites: CallSites) -> dict[str, Any]:
     return {
         "good": verdict.equal and not verdict.unplaced,
         "state": verdict.headline(),
-        "first": None if verdict.first is None else _first(verdict.first),
+        "first": None if verdict.first is None else _first(verdict.first, sites),
         "counts": _counts(verdict),
-        "differences": _differences(verdict.differences),
+        "differences": _differences(verdict.differences, sites),
         "replicas": [_replicas(replicas) for replicas in verdict.replicas],
         "lists": {
             "Incomplete": verdict.incomplete,
@@ -121,16 +128,16 @@ def _replicas(replicas: UnequalReplicas) -> str:
     return f"{value_words(replicas.kind, replicas.name)}, {when}, on {ranks_words(replicas.ranks)}"
 
 
-def _first(first: Difference) -> dict[str, str]:
+def _first(first: Difference, sites: CallSites) -> dict[str, Text]:
     """Return what is known of the first difference, by name."""
-    facts = {
+    facts: dict[str, Text] = {
         "value": value_words(first.kind, first.name),
         "when": when_words(first.kind, first.step, first.call),
         "where": ranks_words(first.ranks),
         "module": first.module,
         "numbers": first.why,
         "placement": first.placement,
-        "called at": first.site,
+        "called at": sites.linked(first.site),
     }
     if first.cause is not None:
         facts["cause"] = str(first.cause)
@@ -152,7 +159,7 @@ def _counts(verdict: Verdict) -> Markup:
     return table("What was compared with one device", _COUNTS, rows, empty="nothing was compared")
 
 
-def _differences(differences: list[Difference]) -> Markup | str:
+def _differences(differences: list[Difference], sites: CallSites) -> Markup | str:
     if not differences:
         return ""
     rows: list[list[Value]] = [
@@ -160,7 +167,7 @@ def _differences(differences: list[Difference]) -> Markup | str:
             value_words(difference.kind, difference.name), difference.kind,
             Cell(when_words(difference.kind, difference.step, difference.call), key=number),
             ranks_words(difference.ranks), _number(difference.error), _number(difference.bound),
-            "" if difference.cause is None else difference.cause.kind, difference.site,
+            "" if difference.cause is None else difference.cause.kind, sites.cell(difference.site),
         ]
         for number, difference in enumerate(differences)
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from hyper_parallel.verify.pages.document import linked
 from hyper_parallel.verify.pages.svg import DARK, LIGHT
 from hyper_parallel.verify.report import run_header
 
@@ -40,6 +41,8 @@ def renderer(package: str) -> Callable[..., Markup]:
     def render(template: str, **values: Any) -> Markup:
         text = _environment(package).get_template(template).render(values)
         text = _UNSHOWN.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
+        if text.startswith("<!doctype"):
+            text = linked(text)
         return Markup(text)  # noqa: S704 - escaped by the template
 
     return render

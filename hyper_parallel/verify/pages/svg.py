@@ -5,11 +5,11 @@ Colours of a picture are its page's, or those of the light scheme outside a page
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-__all__ = ["DARK", "LIGHT", "circle", "colour", "group", "line", "picture", "rect", "text"]
+__all__ = ["DARK", "LIGHT", "WIDE", "circle", "colour", "group", "line", "picture", "rect", "responsive", "text"]
 
 LIGHT = {
     "page": "#ffffff",
@@ -50,6 +50,9 @@ DARK = {
 FONT = 13
 """Size of ordinary text in a picture, in pixels."""
 
+WIDE, NARROW = 960.0, 480.0
+"""Widths of a chart in a window and on a phone, in pixels."""
+
 CHARACTER = 0.62
 """Width of a character in font sizes, to estimate the width of a text."""
 
@@ -65,6 +68,11 @@ def picture(
         "<title>{title}</title>\n<desc>{description}</desc>\n"
     ).format(width=width, height=height, font=FONT, style=style, title=title, description=description)
     return head + Markup("\n").join(parts) + Markup("\n</svg>")
+
+
+def responsive(draw: Callable[[float], Markup]) -> Markup:
+    """Return a chart for a wide window and one for a phone, of which the page shows one; text has one size in both."""
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(WIDE), draw(NARROW))
 
 
 def colour(name: str) -> str:
@@ -86,9 +94,10 @@ def rect(x: float, y: float, width: float, height: float, *, style: str, hint: s
     )
 
 
-def circle(x: float, y: float, radius: float, fill: str) -> Markup:
-    """Return a filled circle."""
-    return Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}" style="fill:{}"/>').format(x, y, radius, colour(fill))
+def circle(x: float, y: float, radius: float, fill: str, hint: str = "") -> Markup:
+    """Return a filled circle; ``hint`` is shown when it is pointed at."""
+    start = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}" style="fill:{}"').format(x, y, radius, colour(fill))
+    return start + (Markup("><title>{}</title></circle>").format(hint) if hint else Markup("/>"))
 
 
 def line(x: float, y: float, to_x: float, to_y: float, *, stroke: str = "line", width: float = 1) -> Markup:

@@ -9,6 +9,8 @@ from hyper_parallel.transport.checks.flight_recorder import CALLS
 from hyper_parallel.transport.checks.flight_trace import Flight
 from hyper_parallel.verify.pages import svg
 from hyper_parallel.verify.pages.render import render
+from hyper_parallel.verify.pages.sources import CallSites
+from hyper_parallel.verify.pages.svg import responsive
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 
 if TYPE_CHECKING:
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["step_timeline", "timeline_page"]
 
-_WIDTH, _LEFT, _ROW, _BOTTOM = 480.0, 60.0, 26.0, 40.0
+_LEFT, _ROW, _BOTTOM = 60.0, 26.0, 76.0
 _LEAST = 0.8
 """Width of the shortest call, which would not be seen otherwise."""
+
+_MARKS = 4
+"""Parts into which the time axis is divided."""
 
 _TALL = 20
 _MILLI = 1e3
@@ -43,6 +48,8 @@ def timeline_page(flight: Flight) -> str:
     raised = flight.raised()
     difference = flight.difference()
     unfinished = sum(call["ended"] is None for record in flight.records.values() for call in record["calls"])
+    sites = CallSites()
+    calls = _calls(flight, sites)
     return render(
         "timeline.html",
         title="Timeline",
@@ -50,9 +57,10 @@ def timeline_page(flight: Flight) -> str:
         good=not raised and not unfinished and difference is None,
         verdict=f"{len(raised)} of {flight.world_size} ranks raised, {unfinished} calls had not ended",
         difference=difference,
-        picture=_picture(flight),
+        picture=responsive(lambda width: _picture(flight, width)),
         shares=_shares(flight),
-        calls=_calls(flight),
+        calls=calls,
+        sites=sites.shown(),
     )
 
 
@@ -65,7 +73,7 @@ def step_timeline(ranks: Sequence[Sequence[StepCall]]) -> tuple[Markup, Markup] 
     if not any(ranks):
         return None
     flight = Flight(len(ranks), {rank: _record(rank, calls[:CALLS]) for rank, calls in enumerate(ranks)})
-    return _picture(flight), _shares(flight)
+    return responsive(lambda width: _picture(flight, width)), _shares(flight)
 
 
 def _record(rank: int, calls: Sequence[StepCall]) -> dict[str, Any]:
@@ -96,9 +104,9 @@ def _times(call: dict[str, Any], record: dict[str, Any]) -> tuple[float, float]:
     return call["started"], max(call["started"], end)
 
 
-def _picture(flight: Flight) -> Markup:
+def _picture(flight: Flight, width: float) -> Markup:
     begin, end = _span(flight)
-    scale = (_WIDTH - _LEFT - 10) / (end - begin or 1.0)
+    scale = (width - _LEFT - 10) / (end - begin or 1.0)
     bottom = len(flight.records) * _ROW
     parts = []
     for row, (rank, record) in enumerate(sorted(flight.records.items())):
@@ -113,13 +121,16 @@ def _picture(flight: Flight) -> Markup:
         for call, (start, stop) in zip(record["calls"], spans, strict=True):
             hue = "one" if call["ended"] is not None else "bad"
             hint = f"{call['text']} ({call['state']}), {(stop - start) * _MILLI:.2f} ms, at {call['site']}"
-            width = max(_LEAST, (stop - start) * scale)
-            parts.append(svg.rect(_LEFT + (start - begin) * scale, y + 4, width, _ROW - 8,
+            length = max(_LEAST, (stop - start) * scale)
+            parts.append(svg.rect(_LEFT + (start - begin) * scale, y + 4, length, _ROW - 8,
                                   style=f"fill:{svg.colour(hue)}", hint=hint))  # fmt: skip
-    parts += [svg.text(_LEFT, bottom + 16, "0 ms", size=12, fill="quiet"),
-              svg.text(_WIDTH - 10, bottom + 16, f"{(end - begin) * _MILLI:.1f} ms", anchor="end", size=12,
-                       fill="quiet")]  # fmt: skip
-    return svg.picture(_WIDTH, bottom + _BOTTOM / 2, "calls of every rank over time", "", parts, fit=True)
+    for mark in range(_MARKS + 1):
+        x = _LEFT + (end - begin) * scale * mark / _MARKS
+        parts += [svg.line(x, bottom, x, bottom + 5),
+                  svg.text(x, bottom + 18, f"{(end - begin) * _MILLI * mark / _MARKS:.4g}", size=12, fill="quiet",
+                           anchor="start" if not mark else "end" if mark == _MARKS else "middle")]  # fmt: skip
+    parts.append(svg.text((_LEFT + width - 10) / 2, bottom + 34, "time, ms", size=12, fill="quiet", anchor="middle"))
+    return svg.picture(width, bottom + _BOTTOM / 2, "calls of every rank over time", "", parts, fit=True)
 
 
 def _shares(flight: Flight) -> Markup:
@@ -146,7 +157,7 @@ def _share(rank: int, record: dict[str, Any]) -> list[Value]:
     return [rank, _milliseconds(busy), _milliseconds(whole - busy), longest]
 
 
-def _calls(flight: Flight) -> Markup:
+def _calls(flight: Flight, sites: CallSites) -> Markup:
     begin, _ = _span(flight)
     rows: list[list[Value]] = []
     for rank, record in sorted(flight.records.items()):
@@ -154,7 +165,7 @@ def _calls(flight: Flight) -> Markup:
             start, stop = _times(call, record)
             state = Cell(call["state"], kind="" if call["ended"] is not None else "bad")
             rows.append([rank, call["number"], call["operation"], call["text"], state, _milliseconds(start - begin),
-                         _milliseconds(stop - start), call["site"]])  # fmt: skip
+                         _milliseconds(stop - start), sites.cell(call["site"])])  # fmt: skip
     return table("Every recorded call", _COLUMNS, rows, search=True, tall=len(rows) > _TALL, empty="no calls")
 
 

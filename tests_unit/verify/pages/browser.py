@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
 
@@ -20,14 +21,23 @@ addEventListener("load", () => {
 });
 </script></body>"""
 
-_FRAME = """<!doctype html><html><body style="margin:0"><iframe width="%d" height="900" style="border:0"></iframe>
+# A window has a minimum width, frames have none; pages are loaded one after the other.
+_FRAMES = """<!doctype html><html><body style="margin:0"><iframe width="%d" height="900" style="border:0"></iframe>
 <script>
+const pages = %s, found = {};
 const frame = document.querySelector("iframe");
+const names = Object.keys(pages);
+const load = () => {
+  if (!names.length) { document.documentElement.dataset.found = JSON.stringify(found); return; }
+  frame.srcdoc = pages[names[0]];
+};
 frame.addEventListener("load", () => {
-  const root = frame.contentDocument.documentElement;
-  document.documentElement.dataset.found = root.dataset.found;
+  const data = frame.contentDocument.documentElement.dataset.found;
+  if (data === undefined) return;
+  found[names.shift()] = JSON.parse(data);
+  load();
 });
-frame.srcdoc = %s;
+load();
 </script></body></html>"""
 
 
@@ -44,10 +54,15 @@ def _scheme(dark: bool) -> str:
 
 def ask(folder: Path, page: str, script: str, *, width: int = 1280, dark: bool = False):
     """Return the result of a function body inside the loaded page, in a window of this width."""
-    probed = str(page).replace("</body>", _PROBE % script)  # not of Markup, which would escape the probe
-    # A window has a minimum width, a frame has none.
-    (folder / "probe.html").write_text(_FRAME % (width, json.dumps(probed).replace("</", "<\\/")), encoding="utf-8")
-    options = ("--window-size=1600,1000", "--virtual-time-budget=3000", "--dump-dom")
+    return ask_all(folder, {"page": page}, script, width=width, dark=dark)["page"]
+
+
+def ask_all(folder: Path, pages: Mapping[str, str], script: str, *, width: int, dark: bool):
+    """Return the results of a function body inside each page by name; one browser loads all of them."""
+    # not of Markup, which would escape the probe
+    probed = {name: str(page).replace("</body>", _PROBE % script) for name, page in pages.items()}
+    (folder / "probe.html").write_text(_FRAMES % (width, json.dumps(probed).replace("</", "<\\/")), encoding="utf-8")
+    options = ("--window-size=1600,1000", f"--virtual-time-budget={3000 * len(pages)}", "--dump-dom")
     document = _chromium(folder, _scheme(dark), *options, (folder / "probe.html").as_uri())
     result = re.search(r'data-found="([^"]*)"', document)
     assert result, document[:2000]

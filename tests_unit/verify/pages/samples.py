@@ -12,6 +12,10 @@ from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
+from hyper_parallel.verify.explained_step import Memory
+from hyper_parallel.verify.explanation import Explanation
+from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
+from hyper_parallel.verify.links import Link
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
 from hyper_parallel.verify.parameter_layouts import ParameterLayout
 from hyper_parallel.verify.program.report import HardenedCase, ProgramReport
@@ -70,6 +74,21 @@ def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
         ],
         settings={"optimizer": "sgd, learning rate 0.1"},
     )
+
+
+def explained():
+    """Return an explanation of a sharded, a replicated and a plain parameter on two by two ranks."""
+    mesh = ((2, 2), ("dp", "tp"), (0, 1, 2, 3))
+    parameters = [
+        *(ParameterLayout(f"layers.{number}.up", (7, 3), *mesh, ((1,), ())) for number in range(2)),
+        ParameterLayout("bias", (7,), *mesh, ((),)), ParameterLayout("scale", (1,)),
+    ]  # fmt: skip
+    paths = [parameter.path for parameter in parameters]
+    return Explanation(
+        "toy <1>", "torch", {"dp": 2, "tp": 2}, parameters, dict.fromkeys(paths, "f32"), dict.fromkeys(paths, 4),
+        [Traffic("layers.0", "forward", "all_reduce", ("tp",), 2, 640, 1)], Memory(128, 128, 256, 512),
+        {"dp": Link(1e9, 1e-6), "tp": Link(1e9, 1e-6)}, ["holds"], [], ["a note"], plan="fast",
+    )  # fmt: skip
 
 
 def operator(name, platform, outcome="ok", **counts):
@@ -158,6 +177,21 @@ def failed_program(name="<head>.weight"):
         name, "torch", "processes", 2, 7, failure=f"rank 0: {name}", cause=f"ValueError: {name}", kind="unequal-calls",
         calls=[f"rank 0 calls all_reduce at {name}"],
     )  # fmt: skip
+
+
+def campaign(text="<b>"):
+    """Random programs: one is wrong, some are refused."""
+    finding = Finding("torch", "wrong", text, 5, 7, (2,), f"if a < b: {text}", "f.py", shown=True)
+    outcomes = {"torch": Counter(equal=8, refused=2, wrong=1)}
+    return FuzzReport(5, ("torch",), outcomes, steps=Counter({text: 9}), refusals=Counter({text: 2}),
+                      worlds=Counter({4: 9}), findings=[finding])  # fmt: skip
+
+
+COST = {"name": "add", "plain": 1.0, "peer": 2.0, "ours": 9.0, "ratio": 4.0, "budget": 1.0, "ok": False}
+"""A row of the costs of PyTorch's operations, too slow."""
+
+TIMING = {"name": "selftest", "seconds": 9.0, "budget": 1.0, "problem": "slow", "ok": False}
+"""A time of the harness, over its budget."""
 
 
 def corpus():

@@ -1,17 +1,21 @@
 """Pages in headless Chromium: sorting, filtering, both colour schemes, narrow and wide windows, nothing fetched."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.pages import layout_svg, page
+from hyper_parallel.verify.pages.explain_page import explain_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
-from hyper_parallel.verify.pages.report_pages import bugs_page, comparison_page
+from hyper_parallel.verify.pages.report_pages import bugs_page, comparison_page, fuzz_page
+from hyper_parallel.verify.pages.start_page import FoundReport, start_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
+from workshop.bench.page import bench_page
 from workshop.conformance.page import contract_page
 from workshop.conformance.results import ContractOutcome
 from workshop.mutation.page import mutation_page
@@ -34,6 +38,10 @@ NAMES = (
     "nights",
     "night",
     "pictures",
+    "start",
+    "explained",
+    "fuzz",
+    "costs",
 )
 
 OVERFLOW = """
@@ -41,6 +49,29 @@ const wide = [...document.querySelectorAll("main *")].filter(
   (one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll table, figure > *"));
 const page = document.documentElement.scrollWidth;
 return { window: innerWidth, page, wide: wide.map((one) => one.outerHTML.slice(0, 90)) };
+"""
+
+# Links inside the page, rows, headings and the first column: that each leads somewhere, and what stays in view.
+LINKS = """
+const links = [...document.querySelectorAll("a[href^='#']")].map((one) => decodeURIComponent(one.hash.slice(1)));
+const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);
+const rows = [...document.querySelectorAll("tbody tr:has(> th)")];
+return { dead: links.filter((one) => !document.getElementById(one)), twice: ids.length - new Set(ids).size,
+         rows: rows.filter((one) => one.querySelector(":scope > th > a.permalink")?.hash !== `#${one.id}`).length,
+         contents: [document.querySelectorAll(":is(h2, h3):not(details *)").length > 4, !!document.querySelector("nav.contents li")],
+         copy: document.querySelectorAll(".command > button.copy").length };
+"""
+
+COLUMN_STAYS = """
+const moved = [];
+for (const region of document.querySelectorAll(".scroll")) {
+  const head = region.querySelector("tbody th");
+  if (!head || !head.getClientRects().length || region.scrollWidth <= region.clientWidth) continue;
+  const before = head.getBoundingClientRect().left;
+  region.scrollLeft = 60;
+  moved.push(Math.abs(head.getBoundingClientRect().left - before) > 1 || region.scrollLeft === 0);
+}
+return moved;
 """
 
 HEADS = """
@@ -103,6 +134,11 @@ def _outcome(platform):
     return ContractOutcome(platform, "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
 
 
+def _found(name, *, good):
+    """A report in a folder."""
+    return FoundReport(Path(f"run/{name}.html"), "Programs", good, "verdict " * 20, "2026-01-02", "hyper-parallel " * 9)
+
+
 @pytest.fixture(scope="module")
 def pages(samples):
     """Every kind of page, by name."""
@@ -121,6 +157,12 @@ def pages(samples):
         "comparison": comparison_page(samples.comparison()),
         "nights": trend_page(samples.history("a" * 50, 40)),
         "night": night_page(samples.night("a" * 50), {}),
+        "start": start_page(
+            Path("run"), [_found("a" * 60, good=True), _found("b", good=False)], Path("run/index.html")
+        ),
+        "explained": explain_page([samples.explained()]),
+        "fuzz": fuzz_page(samples.campaign("layers.0." * 12)),
+        "costs": bench_page([samples.COST], [samples.TIMING]),
         "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 
@@ -132,28 +174,27 @@ return { asked: performance.getEntriesByType("resource").map((one) => one.name),
 """
 
 each_page = pytest.mark.parametrize("name", NAMES)
-each_way = pytest.mark.parametrize("width, dark", [(400, True), (1280, False)], ids=["narrow-dark", "wide-light"])
+each_way = pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["narrow-dark", "wide-light"])
 
 
 @pytest.fixture(scope="module")
 def seen(browser, pages, tmp_path_factory):
-    """Return the results of every probe of a page, in one width and colour scheme; the page is loaded once."""
-    script = "return { " + ", ".join(
-        f"{name}: (() => {{ {body} }})()"
-        for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED, "heads": HEADS}.items()
-    ) + " };"  # fmt: skip
+    """Return the results of every probe of a page, in one width and colour scheme; one browser loads all pages."""
+    probes = {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED, "heads": HEADS, "links": LINKS,
+              "moved": COLUMN_STAYS}  # fmt: skip
+    script = "return { " + ", ".join(f"{name}: (() => {{ {body} }})()" for name, body in probes.items()) + " };"
 
     @cache
-    def look(name, width, dark):
-        return browser.ask(tmp_path_factory.mktemp("page"), pages[name], script, width=width, dark=dark)
+    def look(width, dark):
+        return browser.ask_all(tmp_path_factory.mktemp("page"), pages, script, width=width, dark=dark)
 
-    return look
+    return lambda name, width, dark: look(width, dark)[name]
 
 
 @each_way
 @each_page
 def test_no_page_is_wider_than_its_window(seen, name, width, dark):
-    """At 400 and at 1280 pixels no element is wider than the window: wide ones scroll inside themselves."""
+    """At 390 and at 1280 pixels no element is wider than the window: wide ones scroll inside themselves."""
     assert seen(name, width, dark)["overflow"] == {"window": width, "page": width, "wide": []}
 
 
@@ -169,8 +210,25 @@ def test_every_text_can_be_read(seen, name, width, dark):
 
 @each_page
 def test_short_heads_of_rows_stay_on_a_line(seen, name):
-    """At 400 pixels, a word of up to a dozen letters at the head of a row is not broken into several lines."""
-    assert seen(name, 400, True)["heads"] == []
+    """At 390 pixels, a word of up to a dozen letters at the head of a row is not broken into several lines."""
+    assert seen(name, 390, True)["heads"] == []
+
+
+@each_page
+def test_links_lead_to_parts_of_the_page(seen, name):
+    """Every link inside a page has a target, ids are unique, every row has its own link, the command can be copied."""
+    links = seen(name, 1280, False)["links"]
+    many, has_contents = links.pop("contents")
+    assert links == {"dead": [], "twice": 0, "rows": 0, "copy": 1}
+    assert has_contents or not many
+
+
+@each_page
+def test_the_first_column_stays_in_view(seen, name):
+    """On a phone, tables scroll sideways under their first column."""
+    moved = seen(name, 390, True)["moved"]
+    assert not any(moved)
+    assert moved or name in {"pictures", "explained"}
 
 
 @each_page
@@ -263,7 +321,8 @@ def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
 def test_charts_fit_a_phone(browser, pages, tmp_path, dark):
     """At 390 pixels, charts are not wider than the window, and their text is at least 7 pixels high."""
     script = """
-    const charts = [...document.querySelectorAll("figure svg")].filter((one) => one.style.maxWidth);
+    const charts = [...document.querySelectorAll("figure svg")]
+      .filter((one) => one.style.maxWidth && one.getClientRects().length);
     const texts = charts.flatMap((one) => [...one.querySelectorAll("text")]);
     return { count: charts.length, wide: charts.filter((one) => one.getBoundingClientRect().right > innerWidth).length,
              high: Math.min(...texts.map((one) => one.getBoundingClientRect().height)) };"""
@@ -281,3 +340,42 @@ def test_a_link_unfolds_its_operator(browser, pages, tmp_path):
     dispatchEvent(new Event("hashchange"));
     return { before, after: part.open };"""
     assert browser.ask(tmp_path, pages["operators"], script) == {"before": False, "after": True}
+
+
+def test_a_chart_uses_the_width(browser, pages, tmp_path):
+    """In a wide window a chart is wider than on a phone, has titles of both axes, and each step shows its values."""
+    script = """
+    const charts = [...document.querySelectorAll("figure svg")]
+      .filter((one) => one.style.maxWidth && one.getClientRects().length);
+    return charts.map((one) => [one.getBoundingClientRect().width > 800, one.textContent]);"""
+    (loss, gradients) = browser.ask(tmp_path, pages["diverged"], script)
+    assert loss[0]
+    assert gradients[0]
+    assert all(text in loss[1] for text in ("step 3: single device 1.5, parallel 1.75", "loss", "step"))
+    assert "largest gradient error of a module, logarithmic" in gradients[1]
+
+
+def test_a_click_copies_the_command(browser, pages, tmp_path):
+    """The button next to the command gives the clipboard the command and nothing else."""
+    script = """
+    const command = document.querySelector("[data-copy]");
+    const copied = [];
+    const writeText = (text) => { copied.push(text); return Promise.resolve(); };
+    Object.defineProperty(navigator, "clipboard", { value: { writeText } });
+    command.nextElementSibling.click();
+    return { copied, shown: command.textContent };"""
+    result = browser.ask(tmp_path, pages["model"], script)
+    assert result["copied"] == [result["shown"]]
+    assert result["shown"]
+
+
+def test_a_link_to_a_row_shows_it(browser, pages, tmp_path):
+    """A link to a row that a filter hides, or that is in folded text, brings it into view."""
+    script = """
+    const row = document.querySelector("tr[id^='row-matmul']");
+    row.hidden = true;
+    location.hash = row.querySelector("a.permalink").hash;
+    dispatchEvent(new Event("hashchange"));
+    const link = row.querySelector("a[href^='#matmul']");
+    return { hidden: row.hidden, link: !!link };"""
+    assert browser.ask(tmp_path, pages["operators"], script) == {"hidden": False, "link": True}

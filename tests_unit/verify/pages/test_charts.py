@@ -61,7 +61,8 @@ def test_dots_stand_left_or_right_of_what_was_allowed():
         "equal",
         "differs",
     ]
-    assert "<title>&lt;why&gt;</title>" in picture
+    assert "<title>&lt;why&gt;: differs, allowed 1.0e-09</title>" in picture
+    assert ">relative error, logarithmic</text>" in picture
 
 
 def test_long_paths_keep_their_end():
@@ -103,13 +104,28 @@ def test_a_bar_stays_inside_its_cell():
 
 
 def test_a_small_curve_has_gaps_and_stays_inside_its_cell():
-    """A value that is absent or not finite is a gap; a lone value is a point; equal values are a level line."""
+    """A value that is absent or not finite is a gap; a lone value and the last are points; equal ones a level line.
+
+    Its range stands below it, and every value shows its number when it is pointed at.
+    """
     picture = str(sparkline("a <b>", [1.0, 3.0, None, 2.0, math.nan, 2.0, 5.0]))
     lines = re.findall(r'points="([^"]+)"', picture)
     assert [len(line.split()) for line in lines] == [2, 2]
-    assert picture.count("<circle") == 1
+    assert picture.count("<circle") == 2
+    assert ">1 to 5</text>" in picture
+    assert re.findall(r"<title>(night [^<]*)<", picture) == [
+        f"night {night} of 7: {value}" for night, value in ((1, 1), (2, 3), (4, 2), (6, 2), (7, 5))
+    ]
     heights = [float(point.split(",")[1]) for line in lines for point in line.split()]
     assert (min(heights), max(heights)) == (4.0, 20.0)
     assert "<title>a &lt;b&gt;: from 1 to 5 in 5 of 7 nights</title>" in picture
     assert 'points="4.0,12.0 116.0,12.0"' in str(sparkline("level", [2, 2]))
     assert "<title>none: no value</title>" in str(sparkline("none", [None]))
+
+
+def test_every_step_shows_its_values():
+    """A strip per step has the values of both curves as a hint, whatever the width of the picture."""
+    for width in (480, 960):
+        picture = str(curves("t", {"one": [1.0, 2.5], "two": [1.0, math.nan]}, x="step", y="loss", width=width))
+        assert re.findall(r"<title>(step [^<]*)<", picture) == ["step 1: one 1, two 1", "step 2: one 2.5, two nan"]
+        assert f'width="{width}"' in picture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -17,6 +18,7 @@ from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.report_pages import bugs_page, comparison_page, fuzz_page
+from hyper_parallel.verify.pages.start_page import FoundReport, start_page
 from hyper_parallel.verify.pages.timeline_page import timeline_page
 from hyper_parallel.verify.report import command_line
 from workshop.bench.page import bench_page
@@ -155,6 +157,12 @@ def one_night(samples, text):
     return night_page(samples.night(text), {(f"{text}/st", f"{text} new"): text})
 
 
+def folder(samples, text):
+    """The start page of a folder with a report of these words."""
+    del samples
+    return start_page(Path("a"), [FoundReport(Path("a/b.html"), text, False, text, text, text)], Path("a/index.html"))
+
+
 def headed(samples, text):
     """A page in whose footer stands the header of a run with this command."""
     del samples
@@ -172,7 +180,7 @@ def pictures(samples, text):
 
 @pytest.mark.parametrize("build", [
     model, operators, mutation, corpus, program, failed_program, programs, costs, contract, timeline, comparison,
-    nights, one_night, headed, pictures,
+    nights, one_night, folder, headed, pictures,
 ])  # fmt: skip
 def test_no_text_becomes_markup(samples, build):
     """A page has the same elements, attributes and scripts whatever its names and messages are."""

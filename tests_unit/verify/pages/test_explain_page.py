@@ -5,47 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hyper_parallel.verify.explained_step import Memory
-from hyper_parallel.verify.explanation import Explanation
-from hyper_parallel.verify.links import Link
 from hyper_parallel.verify.model_report import Traffic
 from hyper_parallel.verify.pages.explain_page import explain_page
-from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 
-def explained():
-    """Return an explanation of a sharded, a replicated and a plain parameter on two by two ranks."""
-    mesh = ((2, 2), ("dp", "tp"), (0, 1, 2, 3))
-    parameters = [
-        *(ParameterLayout(f"layers.{number}.up", (7, 3), *mesh, ((1,), ())) for number in range(2)),
-        ParameterLayout("bias", (7,), *mesh, ((),)), ParameterLayout("scale", (1,)),
-    ]  # fmt: skip
-    paths = [parameter.path for parameter in parameters]
-    return Explanation(
-        "toy <1>", "torch", {"dp": 2, "tp": 2}, parameters, dict.fromkeys(paths, "f32"), dict.fromkeys(paths, 4),
-        [Traffic("layers.0", "forward", "all_reduce", ("tp",), 2, 640, 1)], Memory(128, 128, 256, 512),
-        {"dp": Link(1e9, 1e-6), "tp": Link(1e9, 1e-6)}, ["holds"], [], ["a note"], plan="fast",
-    )  # fmt: skip
-
-
-def test_one_plan():
+def test_one_plan(samples):
     """Mesh, memory, prices, layouts with the layers that share them, collectives and what was checked are there."""
-    page = explain_page([explained()])
+    page = explain_page([samples.explained()])
     assert "1 of 1 plans hold what was checked" in page
     assert "toy &lt;1&gt; on torch, dp=2 x tp=2" in page
-    for part in ("holds", "a note", "layers.0-1.up: [7@tp, 3]", "kept for backward", "Memory of a rank: 1,024 bytes",
+    for part in ("holds", "a note", "layers.0-1.up: [7@tp, 3]", "kept for backward",
+                 "Memory of a rank: 1.00\N{NO-BREAK SPACE}KiB",
                  "1 GB/s and 1 us", "2.64 us", "mesh dp=2 x tp=2", "plain"):  # fmt: skip
         assert part in page, part
     assert "Plans by the time" not in page
 
 
-def test_several_plans_and_what_is_wrong():
+def test_several_plans_and_what_is_wrong(samples):
     """Plans stand in the order of their rank; one that is wrong or could not be explained is no success."""
     slow = replace(
-        explained(), plan="slow", wrong=["it is"], memory=Memory(1, 1, 1, None), traffic=[
+        samples.explained(), plan="slow", wrong=["it is"], memory=Memory(1, 1, 1, None), traffic=[
             Traffic("", "forward", "all_reduce", (), 1, 1, 0)
         ],
     )  # fmt: skip
-    page = explain_page([explained(), slow], ["plan third is not explained: why"])
+    page = explain_page([samples.explained(), slow], ["plan third is not explained: why"])
     assert "1 of 3 plans hold what was checked" in page
     assert page.index(">fast<") < page.index(">slow<")
     assert all(text in page for text in ("it is", "plan third is not explained: why", "other ranks", "not priced"))

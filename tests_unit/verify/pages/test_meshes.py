@@ -93,3 +93,17 @@ def test_a_layout_without_a_shape_is_rejected():
         layout_svg(Layout((2,), ("tp",))("tp"))
     with pytest.raises(LayoutError, match=r"describes only a mesh; call it first to place a tensor"):
         layout_svg(Layout((2,), ("tp",)))
+
+
+def test_equal_rows_are_drawn_once(samples):
+    """Rows, or grids, of three or more equal shards are drawn once, with how many there are; others are all drawn."""
+    text = str(layout_svg(Layout.place(samples.mesh(8, 2), (Replicate(), Shard(0)), (5, 4))))
+    assert "8 dp rows like this one" in text
+    assert re.findall(r">(rank \d+)</text>", text) == ["rank 0", "rank 1"]
+    text = str(layout_svg(Layout.place(samples.mesh(2, 2), (Replicate(), Shard(0)), (5, 4))))
+    assert "like this one" not in text
+    text = str(layout_svg(Layout.place(samples.mesh(3, 2, 2), (Replicate(), Replicate(), Shard(0)), (5, 4))))
+    assert "3 pp grids like this one" in text
+    assert len(re.findall(r">rank \d+</text>", text)) == 4
+    text = str(layout_svg(Layout.place(samples.mesh(5, 2), (Shard(0), Replicate()), (3, 4))))
+    assert "like this one" not in text  # two empty rows alone

@@ -10,7 +10,7 @@ from hyper_parallel.verify.pages.operators_page import operators_page, read_repo
 
 def body(page, caption):
     """Return the rows of a table by its caption."""
-    return re.search(rf"<caption>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1].split("</tr>")
+    return re.search(rf"<caption><span>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1].split("</tr>")
 
 
 def test_every_operator_of_every_framework_is_a_row(samples):

@@ -10,7 +10,7 @@ from hyper_parallel.verify.pages.program_page import program_page
 
 def row_of(page, words):
     """Return the cells of the row that has the words."""
-    (row,) = [row for row in re.findall(r"<tr><th[^>]*>.*?</tr>", page, re.DOTALL) if words in row]
+    (row,) = [row for row in re.findall(r"<tr[^>]*><th[^>]*>.*?</tr>", page, re.DOTALL) if words in row]
     return [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>.*?</t[hd]>", row, re.DOTALL)]
 
 
@@ -32,7 +32,7 @@ def test_differences_stand_in_order_with_cause_and_line(samples):
     assert row_of(page, ">gradients<") == ["gradients", "4", "2", "different"]
     assert row_of(page, ">parameters<") == ["parameters", "2", "0", "equal"]
     for title in ("Incomplete", "Placement unknown", "Not compared, and why", "What this case cannot show", "Notes"):
-        assert f"<h3>{title}</h3>" in page
+        assert f">{title}</h3>" in page
     assert "<li>parameter head.weight, after step 1, on ranks 0, 1</li>" in page
     assert "rounds otherwise in each run: head.weight at step 1 at first" in page
 
@@ -40,7 +40,7 @@ def test_differences_stand_in_order_with_cause_and_line(samples):
 def test_harder_cases_have_a_section_each(samples):
     """What was changed, and the verdict or the failure with its traceback."""
     page = program_page(samples.program("head.weight"))
-    assert page.count("<h2>In a harder case</h2>") == 2
+    assert page.count(">In a harder case</h2>") == 2
     assert "<p>noise on head.weight</p>" in page
     assert '<div class="verdict bad"><strong>FAILED: KeyError: head.weight</strong>' in page
 
@@ -68,3 +68,21 @@ def test_a_failure_shows_calls_cause_and_traceback(samples):
     assert "<p>rank 0 calls all_reduce at head</p>" in page
     assert "<p>cause: unequal-calls: " in page
     assert "<details><summary>traceback of every rank</summary><pre>rank 0: head</pre></details>" in page
+
+
+def test_the_lines_around_a_call_are_shown(samples, tmp_path):
+    """A call site links the lines of the script around it; one whose file is gone, or no Python file, is text."""
+    script = tmp_path / "train.py"
+    script.write_text("".join(f"line_{number} = '<{number}>'\n" for number in range(1, 10)))
+    (tmp_path / "secret").write_text("concealed\n" * 9)
+    report = samples.failed_program()
+    report.calls = [f"rank 0 calls all_reduce at {script}:5", f"rank 1 at {tmp_path}/gone.py:1", f"{tmp_path}/secret:1",
+                    f"{script}:99"]  # fmt: skip
+    page = program_page(report)
+    assert f'rank 0 calls all_reduce at <a href="#site-train.py-5">{script}:5</a>' in page
+    (lines,) = re.findall(r'<pre class="source">(.*?)</pre>', page, re.DOTALL)
+    assert lines.split("\n")[0] == "    2  line_2 = &#39;&lt;2&gt;&#39;"
+    assert "<mark>    5  line_5 = &#39;&lt;5&gt;&#39;  ← here</mark>" in lines
+    assert lines.count("\n") == 6
+    assert "concealed" not in page
+    assert f"<p>rank 1 at {tmp_path}/gone.py:1</p>" in page

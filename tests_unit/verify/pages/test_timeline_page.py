@@ -8,10 +8,10 @@ from hyper_parallel.verify.pages.timeline_page import timeline_page
 
 def cells(page, caption):
     """Return the texts of the cells of a table, by its caption."""
-    body = re.search(rf"<caption>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]
+    body = re.search(rf"<caption><span>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]
     return [
         [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
-        for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+        for row in re.findall(r"<tr[^>]*>(.*?)</tr>", body, re.DOTALL)
     ]
 
 
@@ -27,7 +27,7 @@ def test_compute_and_collectives_of_every_rank_add_up(samples):
 def test_every_call_is_a_bar_and_a_row(samples):
     """A call is a bar with its text, and a row with begin and length; text of the user is escaped."""
     page = timeline_page(samples.flight())
-    assert page.count("<rect") == 4 + 2  # and the ground of each rank with calls
+    assert page.count("<rect") == 2 * (4 + 2)  # in both widths, and the ground of each rank with calls
     assert "all_gather of f32[3] (waiting), 1000.00 ms, at &lt;a&gt;.py:3" in page
     rows = cells(page, "Every recorded call")
     assert rows[1] == [

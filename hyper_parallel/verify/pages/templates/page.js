@@ -65,13 +65,36 @@ function filterable(table) {
   table.closest(".scroll").before(controls);
 }
 
-// A link to folded text unfolds it.
+// A button copies the text of its neighbour; where the browser refuses, the text is selected.
+function copyable(text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(text);
+      button.textContent = "selected";
+    }
+    setTimeout(() => { button.textContent = "copy"; }, 2000);
+  });
+  text.after(button);
+}
+
+// A link to something inside folded text unfolds it, one to a row that a filter hides shows it.
 const unfold = () => {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target?.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+  if (!target) return;
+  for (let one = target; one; one = one.parentElement) if (one.tagName === "DETAILS") one.open = true;
+  target.hidden = false;
+  target.scrollIntoView();
 };
 addEventListener("hashchange", unfold);
-unfold();
 
 document.querySelectorAll("table[data-filter]").forEach(filterable);
 document.querySelectorAll("table[data-sort]").forEach(sortable);
+document.querySelectorAll("[data-copy]").forEach(copyable);
+unfold();

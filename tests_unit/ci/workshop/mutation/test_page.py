@@ -12,7 +12,7 @@ def test_a_survivor_fails_the_verdict(samples):
     """A single survivor fails the verdict, and is listed with the result of the full sweep."""
     page = mutation_page(samples.mutation())
     assert '<div class="verdict bad"><strong>7 of 8 changed rules noticed; 1 survived</strong><p>score 0.8750' in page
-    survivors = page[page.index("<h2>Survivors") : page.index("<h2>Kinds")]
+    survivors = page[page.index(">Survivors</h2>") : page.rindex(">Kinds")]
     assert "<code>matmul</code>" in survivors
     assert (
         '<td>dropped &lt;Partial&gt;</td><td>row 3: Partial(sum) is Replicate</td><td class="bad">held</td>'
@@ -29,7 +29,7 @@ def test_no_survivors_is_a_good_verdict(samples):
     nothing = {**samples.mutation(0), "mutants": 0, "killed": 0, "equivalent": 0, "score": 0.0}
     page = mutation_page(nothing)
     assert '<div class="verdict bad"><strong>0 of 0 changed rules noticed</strong>' in page
-    (row,) = re.findall(r"<tr><th[^>]*>swapped dim.*?</tr>", page)
+    (row,) = re.findall(r"<tr[^>]*><th[^>]*>swapped dim.*?</tr>", page)
     assert row.endswith('<td class="quiet" data-key="">n/a</td></tr>')
 
 
