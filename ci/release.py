@@ -5,8 +5,9 @@
     python ci/release.py prepare   # writes them to reports/release-notes.md, CHANGELOG.md, pyproject.toml, CITATION.cff
 
 The version follows from the fragments, as docs/stability.md says: one that is breaking or added makes a minor release,
-and, from 1.0 on, a breaking one a major release; otherwise it is a patch release. The first release, before there is
-a CHANGELOG.md, takes the version that pyproject.toml has. Needs towncrier.
+and, from 1.0 on, a breaking one a major release; otherwise it is a patch release. The first release takes the version
+that pyproject.toml has: there is no CHANGELOG.md, or its first section is still marked (unreleased). Such a section is
+text of our own, which stays; fragments written after it follow it. Needs towncrier.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("breaking", "added", "changed", "fixed")
 _VERSION = re.compile(r'^version = "(\d+)\.(\d+)\.(\d+)"$', re.MULTILINE)
 _CITED = re.compile(r"^version: .*$", re.MULTILINE)
+_UNRELEASED = re.compile(
+    r"\A# (?P<title>hyper-parallel \S+) \(unreleased\)\n(?P<text>.*?)(?=^# |\Z)", re.MULTILINE | re.DOTALL
+)
 _CITED_DATE = re.compile(r"^date-released: .*$", re.MULTILINE)
 
 
 def kinds_of_fragments(folder: Path) -> set[str]:
     """Return the kinds of the changes since the last release."""
     return {path.suffixes[-2][1:] for path in folder.glob("*.*.md")}
+
+
+def unreleased() -> str:
+    """Return the text of the section of CHANGELOG.md that is marked (unreleased), or nothing."""
+    path = ROOT / "CHANGELOG.md"
+    match = _UNRELEASED.match(path.read_text(encoding="utf-8")) if path.exists() else None
+    return "" if match is None else match["text"].strip() + "\n"
 
 
 def next_version(current: tuple[int, int, int], kinds: set[str], *, released: bool) -> tuple[int, int, int]:
@@ -67,10 +78,14 @@ def version_in(text: str) -> tuple[int, int, int]:
 
 
 def notes(version: str) -> str:
-    """Return what towncrier makes of the fragments."""
+    """Return the section that is written already, and what towncrier makes of the fragments."""
+    written = unreleased()
+    if not kinds_of_fragments(ROOT / "ci" / "changelog.d"):
+        return written
     command = ["towncrier", "build", "--draft", "--version", version]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout[done.stdout.index("\n## ") + 1 :]
+    made = done.stdout[done.stdout.index("\n## ") + 1 :]
+    return f"{written}\n{made}" if written else made
 
 
 def prepare(version: str, text: str) -> None:
@@ -83,7 +98,16 @@ def prepare(version: str, text: str) -> None:
     today = datetime.now(timezone.utc).date().isoformat()
     cited = _CITED.sub(f"version: {version}", citation.read_text(encoding="utf-8"))
     citation.write_text(_CITED_DATE.sub(f"date-released: {today}", cited), encoding="utf-8")
-    subprocess.run(["towncrier", "build", "--yes", "--version", version], cwd=ROOT, check=True, timeout=120)
+    changelog = ROOT / "CHANGELOG.md"
+    if not unreleased():
+        subprocess.run(["towncrier", "build", "--yes", "--version", version], cwd=ROOT, check=True, timeout=120)
+        return
+    older = _UNRELEASED.sub("", changelog.read_text(encoding="utf-8"), count=1)
+    changelog.write_text(
+        f"# hyper-parallel {version} ({today})\n\n{text.rstrip()}\n\n{older}".rstrip() + "\n", encoding="utf-8"
+    )
+    for path in (ROOT / "ci" / "changelog.d").glob("*.*.md"):
+        path.unlink()
 
 
 def main(arguments: list[str]) -> int:
@@ -93,8 +117,9 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         current = version_in((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        released = (ROOT / "CHANGELOG.md").exists()
-        numbers = next_version(current, kinds_of_fragments(ROOT / "ci" / "changelog.d"), released=released)
+        released = (ROOT / "CHANGELOG.md").exists() and not unreleased()
+        kinds = kinds_of_fragments(ROOT / "ci" / "changelog.d")
+        numbers = current if unreleased() and not kinds else next_version(current, kinds, released=released)
         version = ".".join(map(str, numbers))
         text = notes(version)
         if arguments == ["prepare"]:

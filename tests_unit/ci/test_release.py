@@ -65,6 +65,28 @@ def test_a_release_writes_changelog_version_and_notes(release, tmp_path, capsys)
     assert "Shards" not in (tmp_path / "reports" / "release-notes.md").read_text()
 
 
+@pytest.mark.skipif(shutil.which("towncrier") is None, reason="[no-tool] towncrier is not installed")
+@pytest.mark.parametrize("later", [False, True])
+def test_the_first_release_keeps_the_text_that_is_written(release, tmp_path, capsys, later):
+    """A section marked (unreleased) gets a date, and then what later fragments add; the version stays."""
+    (tmp_path / "CHANGELOG.md").write_text("# hyper-parallel 0.1.0 (unreleased)\n\n## Ranks\n\n- Ranks.\n")
+    fragments = tmp_path / "ci" / "changelog.d"
+    if later:
+        (fragments / "shards.added.md").write_text("Shards are complete.\n")
+    assert release.main(["prepare"]) == 0
+    assert "version 0.1.0" in capsys.readouterr().out
+    first, _, rest = (tmp_path / "CHANGELOG.md").read_text().partition("\n")
+    assert first.startswith("# hyper-parallel 0.1.0 (20")
+    assert rest.startswith("\n## Ranks\n\n- Ranks.\n")
+    assert ("Shards are complete." in rest) is later
+    assert "Ranks." in (tmp_path / "reports" / "release-notes.md").read_text()
+    assert [path.name for path in fragments.iterdir()] == ["README.md"]
+    (fragments / "meshes.added.md").write_text("Meshes have names.\n")
+    assert release.main(["prepare"]) == 0
+    text = (tmp_path / "CHANGELOG.md").read_text()
+    assert text.index("0.2.0") < text.index("Meshes have names.") < text.index("0.1.0") < text.index("- Ranks.")
+
+
 def test_the_citation_has_the_version_of_the_project():
     """CITATION.cff and pyproject.toml name the same version and licence."""
     if not (ROOT / "CITATION.cff").exists():
