@@ -81,6 +81,29 @@ def test_gradients_are_those_of_the_plain_module(imperative):
     assert simulate(lambda: compare(imperative=imperative), 2, platform="mindspore") == [True] * 2
 
 
+def names_in_a_network():
+    """Names of parameters after each layer's cell was replaced by a wrapper of it, and of a wrapper of a new cell."""
+    from mindspore import nn
+
+    class Layer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Dense(3, 2, has_bias=False)
+
+    network = nn.Cell()
+    network.layers = nn.CellList([Layer(), Layer()])
+    for layer, wrapper in zip(network.layers, (checkpoint_wrapper, swap_wrapper), strict=True):
+        layer.up = wrapper(layer.up)
+    network.new = checkpoint_wrapper(nn.Dense(3, 2, has_bias=False))
+    return [parameter.name for parameter in network.get_parameters()]
+
+
+def test_parameters_keep_the_names_of_their_network():
+    """A wrapper that takes the place of its cell leaves names alone, so that those of layers still differ."""
+    names = simulate(names_in_a_network, 1, platform="mindspore")[0]
+    assert names == ["layers.0.up.weight", "layers.1.up.weight", "new.weight"]
+
+
 def test_what_is_not_supported_is_refused():
     """Recomputed outputs, and swap of functions, are refused by name."""
     with pytest.raises(UnsupportedOnBackend, match=r"^checkpoint_wrapper: output_recompute=True is not supported; "):

@@ -74,6 +74,12 @@ class MindSporeMemory(MemoryFacet):
 class _Wrapped(ForwardWrapper, nn.Cell):
     """A cell whose construct goes through ``_around``."""
 
+    def update_parameters_name(self, prefix: str = "", recurse: bool = True) -> None:
+        """Prefix the names of parameters, as every cell does, unless they have those of the original's network."""
+        named = self.parameters_and_names(expand=recurse)
+        if not any(parameter.name.endswith(f".{name}") for name, parameter in named):
+            super().update_parameters_name(prefix, recurse)
+
     def construct(self, *args: Any, **kwargs: Any) -> Any:
         """Around the construct of the class."""
         return self._around(super().construct, args, kwargs)
