@@ -205,8 +205,10 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an exception as one line: its type and the first line of its message."""
-    first = (str(error).splitlines() or [""])[0]
+    """Return an exception as one line: its type and the first line of its message below rules and their titles."""
+    lines = str(error).splitlines()
+    framed = [line for line in lines if line.strip("- ") and not (line.startswith("- ") and line.endswith(":"))]
+    first = (framed or lines or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -243,6 +243,20 @@ def test_a_name_that_no_file_can_have_is_no_file():
     assert str(raised.value) == f"SPEC: there is no file {Path(name).resolve()}"
 
 
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("no\nat all", "no"),
+        ("\n-----\n- Kernel select failed:\n-----\nUnsupported op [A] on CPU\nmore", "Unsupported op [A] on CPU"),
+        ("-----", "-----"),
+    ],
+)
+def test_a_summary_is_the_first_line_that_says_something(text, line):
+    """Rules and titles, by which MindSpore frames its errors, are passed over."""
+    assert spec.error_summary(ValueError(text)) == f"ValueError: {line}"
+    assert spec.error_summary(ValueError()) == "ValueError"
+
+
 def test_tracebacks_begin_in_the_users_files():
     """Calls before the first one in the user's files are counted instead of shown; other lines stay as they are."""
     library = spec.__file__

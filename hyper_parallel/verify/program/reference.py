@@ -53,6 +53,10 @@ _ADVICE = {
     "Found no NVIDIA driver": _PRETEND.format("cuda"),
     "No module named 'torch_npu'": _PRETEND.format("npu"),
     "type at start of device string: npu": _PRETEND.format("npu"),
+    "Cannot use meta tensor as input on CPU": _PRETEND.format("npu"),
+    **dict.fromkeys(
+        (" unregistered.", "Unsupported op ["), "MindSpore's CPU has no such kernel; " + _PRETEND.format("npu")
+    ),
     "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
 }
 """What to do about errors of stacks, by a part of their text."""

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.verify import verify_program
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -281,3 +283,27 @@ def check_dtensors_and_cells():
 def test_stand_ins_compute_what_the_devices_do(check, ranks):
     """Values, gradients, refusals and the end of what stands in for kernels of Ascend devices."""
     assert all(simulate(check, ranks, platform="mindspore"))
+
+
+@pytest.mark.parametrize(
+    "call, summary",
+    [
+        ("ops.rms_norm(x, x[0])", "RuntimeError: The kernel RmsNorm unregistered."),
+        pytest.param(  # the text of other kernels, as the first
+            "ops.LARSUpdate()(x, x, x, x, 0.1, 0.1)",
+            "RuntimeError: Unsupported op [LARSUpdate] on CPU, ",
+            marks=pytest.mark.sweep,
+        ),
+    ],
+)
+def test_a_kernel_that_the_cpu_lacks_is_named_with_what_stands_in(call, summary, tmp_path, monkeypatch):
+    """The error of a program that calls an operator of Ascend devices names it, and the option that helps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        f"import mindspore\nfrom mindspore import ops\nx = mindspore.Tensor([[1.0, 2.0]])\nprint({call})\n"
+    )
+    with pytest.raises(InputError) as caught:
+        verify_program("train.py", 2, platform="mindspore")
+    first, advice = str(caught.value).splitlines()[:2]
+    assert first.startswith(f"train.py fails on one rank, which is the reference: {summary}")
+    assert advice == "MindSpore's CPU has no such kernel; --pretend npu lets the CPU stand in for npu (docs/stacks.md)"
