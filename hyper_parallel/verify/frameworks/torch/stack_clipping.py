@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,12 +16,14 @@ class Clipping(NamedTuple):
     Attributes:
         owner: the module or class that has it.
         name: its name there.
-        read: returns, of a call's bound arguments, the tensors whose gradients are clipped, the largest norm (0 if
+        parameters: of the function, by name: DeepSpeed's decorators hide its signature.
+        read: returns, of a call's arguments by name, the tensors whose gradients are clipped, the largest norm (0 if
             nothing is clipped) and the norm.
     """
 
     owner: Any
     name: str
+    parameters: tuple[str, ...]
     read: Callable[[dict[str, Any]], tuple[list[Any], float, Any]]
 
     def replaced(self, plain: Callable[..., Any], record: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,10 +33,9 @@ class Clipping(NamedTuple):
             plain: the function.
             record: called with tensors, the call to make, the largest norm, and the norm.
         """
-        signature = inspect.signature(plain)
 
         def clip(*args: Any, **kwargs: Any) -> Any:
-            held, largest, total = self.read(signature.bind(*args, **kwargs).arguments)
+            held, largest, total = self.read({**dict(zip(self.parameters, args, strict=False)), **kwargs})
             call = functools.partial(plain, *args, **kwargs)
             return record(held, call, largest, total) if largest > 0 and total is not None else call()
 
@@ -44,11 +44,11 @@ class Clipping(NamedTuple):
 
 def imported_clippings() -> Iterator[Clipping]:
     """Yield the functions of stacks that this process has imported."""
-    for module, owner, name, read in _FUNCTIONS:
+    for module, owner, name, parameters, read in _FUNCTIONS:
         found = sys.modules.get(module)
         found = getattr(found, owner, None) if owner else found
         if hasattr(found, name):
-            yield Clipping(found, name, read)
+            yield Clipping(found, name, parameters, read)
 
 
 def _by_megatron(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
@@ -73,8 +73,17 @@ def _of_zero(optimizer: Any, total: Any) -> tuple[float, Any]:
 
 
 _FUNCTIONS = (
-    ("megatron.core.optimizer.optimizer", "", "clip_grad_by_total_norm_fp32", _by_megatron),
-    ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "unscale_and_clip_grads", _by_zero),
-    ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "unscale_and_clip_grads", _by_zero_3),
-)
-"""Module, class, name and how a call is read."""
+    (
+        "megatron.core.optimizer.optimizer", "", "clip_grad_by_total_norm_fp32",
+        ("parameters", "max_norm", "total_norm"), _by_megatron,
+    ),
+    (
+        "deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "unscale_and_clip_grads",
+        ("self", "grad_groups_flat", "total_norm"), _by_zero,
+    ),
+    (
+        "deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "unscale_and_clip_grads",
+        ("self", "sub_group_id", "total_norm"), _by_zero_3,
+    ),
+)  # fmt: skip
+"""Module, class, name, parameters and how a call is read."""

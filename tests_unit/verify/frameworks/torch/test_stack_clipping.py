@@ -14,7 +14,7 @@ def clippings(monkeypatch):
     from hyper_parallel.verify.frameworks.torch.stack_clipping import _FUNCTIONS, imported_clippings
 
     def made(functions):
-        for path, owner, name, read in _FUNCTIONS:
+        for path, owner, name, _, read in _FUNCTIONS:
             module = ModuleType(path)
             place = SimpleNamespace() if owner else module
             setattr(place, name, functions[read.__name__])
@@ -52,9 +52,9 @@ def test_norms_are_read_as_the_stacks_mean_them(clippings):
         called.append(("zero", self.clip_grad, len(grad_groups_flat)))
         return total_norm
 
-    def by_zero_3(self, sub_group_id, total_norm):
-        called.append(("zero 3", self.clip_grad, sub_group_id))
-        return total_norm
+    def by_zero_3(*args, **kwargs):  # decorated without the function's signature, as DeepSpeed does
+        called.append(("zero 3", args[0].clip_grad, args[1]))
+        return kwargs["total_norm"]
 
     functions = {"_by_megatron": by_megatron, "_by_zero": by_zero, "_by_zero_3": by_zero_3}
     found = {}
@@ -67,9 +67,9 @@ def test_norms_are_read_as_the_stacks_mean_them(clippings):
     assert seen.pop() == (["a", "b"], 1.5, 3.0)
     assert found["_by_zero"](optimizer, [second.grad], 8.0) == 8.0
     assert seen.pop() == ([second], 0.5, 2.0)
-    assert found["_by_zero_3"](optimizer, 0, 8.0) == 8.0
+    assert found["_by_zero_3"](optimizer, 0, total_norm=8.0) == 8.0
     assert seen.pop() == ([first], 0.5, 2.0)
-    assert found["_by_zero_3"](optimizer, 0, None) is None
+    assert found["_by_zero_3"](optimizer, 0, total_norm=None) is None
     assert found["_by_megatron"](["a"], 0.0, 3.0) == 4.0
     assert seen == []
     assert len(called) == 5
