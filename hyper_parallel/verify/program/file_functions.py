@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -71,11 +72,21 @@ def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
         _bind_mapped(stack, functions)
         _set(stack, shutil, "_use_fd_functions", value=False)  # they name files by folders that are open
         _set(stack, tempfile, "tempdir", value=files.temporary)
+        _forget_folder_of_processes(stack)
         for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
             stack.callback(_restore_variable, name, os.environ.get(name))
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", files.compiler_cache)
         os.environ["TMPDIR"] = files.temporary
         yield
+
+
+def _forget_folder_of_processes(stack: ExitStack) -> None:
+    """Let multiprocessing make another folder of sockets: its own may be of an earlier run, or the user's."""
+    known: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
+    before = known.pop("tempdir", None)
+    stack.callback(known.pop, "tempdir", None)
+    if before is not None:
+        stack.callback(known.setdefault, "tempdir", before)
 
 
 def _set(stack: ExitStack, owner: Any, name: str, *, value: Any) -> None:

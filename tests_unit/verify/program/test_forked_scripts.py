@@ -15,6 +15,7 @@ from hyper_parallel.verify.bugs.registry import find_bugs
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_packages
 from hyper_parallel.verify.program.isolation import run_folder
+from hyper_parallel.verify.program.printed import WRITTEN, written_lines
 from hyper_parallel.verify.program.process_ranks import run_in_process
 from hyper_parallel.verify.program.program import find_program
 from hyper_parallel.verify.program.worlds import World, run_world
@@ -89,19 +90,36 @@ for _ in range(2):
     optimizer.zero_grad()
 """
 WORKERS = """
+import argparse
+import multiprocessing
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-dist.init_process_group("gloo")
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", default="some/where")
+os.makedirs(parser.parse_args().out, exist_ok=True)
+os.chdir(parser.parse_args().out)  # as Hydra does
 torch.manual_seed(0)
+for _ in DataLoader(TensorDataset(torch.ones(4)), num_workers=2):  # before there are ranks
+    pass
+with multiprocessing.Pool(2) as pool:
+    assert pool.map(abs, [-1, 2]) == [1, 2]
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Linear(5, 3))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for (batch,) in DataLoader(TensorDataset(torch.randn(12, 5)), batch_size=6, num_workers=1):
     model(batch.chunk(dist.get_world_size())[dist.get_rank()]).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+torch.save(model.state_dict(), "weights.pt")
 """
 
 
@@ -154,7 +172,9 @@ def test_the_corpus_leaves_the_same_bits_as_threads(bug):
 def _forked(program, world):
     with run_folder() as folder:
         arguments = (program, world.mesh, world.limits, None, world.output, None, folder, True, gettempdir())
-        return simulate_forked(run_in_process, world.size, arguments, timeout=world.timeout)
+        ranks = simulate_forked(run_in_process, world.size, arguments, timeout=world.timeout)
+        ranks[0].notes[WRITTEN] = written_lines(folder)
+        return ranks
 
 
 def _threaded(program, world):
@@ -170,11 +190,12 @@ def _outcome(run, program, world):
 
 @pytest.mark.parametrize("source", [ACCUMULATED, POOL, SHARDED_LOSS, WORKERS], ids=["state", "pool", "loss", "workers"])
 def test_programs_whose_ranks_must_be_processes_are_equal(source, tmp_path):
-    """State of packages, a pool of threads, a table that PyTorch patches, and workers of data loaders."""
+    """State of packages, a pool of threads, a table that PyTorch patches, and processes in a folder of the script's."""
     path = tmp_path / "train.py"
     path.write_text(source)
     report = verify_program(str(path), 2)
     assert report.equal, report.text()
+    assert not Path("some").exists()  # the folder that the script made is one of the run
 
 
 def test_a_child_that_goes_on_as_a_rank_is_refused(tmp_path):
