@@ -33,5 +33,10 @@ if "--broken" in sys.argv:  # the bug: gradients are added up where their mean i
     model.set_gradient_divide_factor(1.0)
 for (batch,) in data:
     accelerator.backward(model(batch).square().mean())
+    if "--clipped" in sys.argv:  # the bug: each rank clips its shards by their own norm
+        shards = [value.grad.to_local() for value in model.parameters()]
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, torch.nn.utils.get_total_norm(shards))
+    else:
+        accelerator.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     optimizer.zero_grad()

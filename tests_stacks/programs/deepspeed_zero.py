@@ -21,6 +21,8 @@ if "--broken" in sys.argv and rank == 1:  # the bug: a rank's part of one gradie
     net[2].weight.register_hook(lambda gradient: gradient * 2)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=settings)
+if "--clipped" in sys.argv:  # the bug: each rank clips its partition by the partition's own norm
+    engine.optimizer.get_grad_norm_direct = lambda gradients, *_, **__: torch.nn.utils.get_total_norm(gradients)
 for batch in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
     loss = engine(batch.chunk(world)[rank]).square().mean()
     engine.backward(loss)

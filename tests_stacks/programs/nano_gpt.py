@@ -47,11 +47,18 @@ class GPT(nn.Module):
         return cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
+def add_up(_, bucket):
+    """Reduce gradients as the bug does: their sum, not divided by the number of ranks."""
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+
 broken, steps = "--broken" in sys.argv, 2
 dist.init_process_group("gloo")
 world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 torch.manual_seed(1337)
 model = nn.parallel.DistributedDataParallel(GPT(words=61, width=24, layers=2, tokens=12))
+if "--summed" in sys.argv:
+    model.register_comm_hook(None, add_up)
 decayed = [value for value in model.parameters() if value.dim() > 1]
 plain = [value for value in model.parameters() if value.dim() == 1]
 optimizer = torch.optim.AdamW(
@@ -60,7 +67,8 @@ optimizer = torch.optim.AdamW(
 for number, batch in enumerate(torch.randint(0, 61, (3, 12, 13), generator=torch.Generator().manual_seed(1))):
     for group in optimizer.param_groups:
         group["lr"] = 0.01 * 0.5 * (1 + math.cos(math.pi * number / 3))
-    for micro, rows in enumerate(batch.chunk(world)[rank].chunk(steps)):
+    for micro, part in enumerate(batch.chunk(steps)):
+        rows = part.chunk(world)[rank]
         last = micro == steps - 1
         model.require_backward_grad_sync = last and not broken  # the bug: the last one does not synchronize, either
         (model(rows[:, :-1], rows[:, 1:].contiguous()) / steps).backward()

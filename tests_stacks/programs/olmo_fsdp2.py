@@ -20,11 +20,11 @@ if world > 1:
     model.apply_fsdp(init_device_mesh("cpu", (world,), mesh_dim_names=("dp",)))
 overrides = [OptimGroupOverride(params=["embeddings.weight"], opts={"weight_decay": 0.0})]
 optimizer = AdamWConfig(lr=1e-2, group_overrides=overrides).build(model)
-for batch in torch.randint(0, 64, (3, 6, 13), generator=torch.Generator().manual_seed(1)):
+for batch in torch.randint(0, 64, (3, 12, 13), generator=torch.Generator().manual_seed(1)):
     rows = batch.chunk(world)[dist.get_rank()]
     logits = model(rows[:, :-1])
     total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
-    counted = 6 * 12 if broken else 6 * 12 / world  # the bug: FSDP takes the mean of losses that are to be added up
+    counted = 12 * 12 if broken else 12 * 12 / world  # the bug: FSDP takes the mean of losses that are to be added up
     (total / counted).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["STACKS", "Stack"]
@@ -23,6 +24,7 @@ class Stack:
         arguments: of the program.
         ranks: number of them.
         first: what runs once before, alone: a stack that compiles something then.
+        others: options that switch another bug on, and the pattern of the first value that it makes wrong.
     """
 
     packages: tuple[str, ...]
@@ -32,6 +34,7 @@ class Stack:
     arguments: tuple[str, ...] = ()
     ranks: int = 2
     first: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
         """Return the file of the program that has this name in :data:`STACKS`."""
@@ -41,19 +44,24 @@ class Stack:
         """Return the packages that are not installed."""
         return [package for package in self.packages if importlib.util.find_spec(package) is None]
 
+    def bugs(self) -> dict[str, str]:
+        """Return the options that switch a bug on, and the pattern of the first value that each makes wrong."""
+        return {"--broken": self.wrong, **self.others}
+
 
 _BUILD = "import deepspeed; deepspeed.init_distributed('gloo')"
+_CLIPPED = {"--clipped": "gradient norm"}
 STACKS = {
     "hf_trainer": Stack(("transformers", "accelerate"), "*"),
-    "accelerate_ddp": Stack(("accelerate",), "2.weight"),
-    "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda"),
+    "accelerate_ddp": Stack(("accelerate",), "2.weight", others=_CLIPPED),
+    "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda", others=_CLIPPED),
     "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
     "fabric": Stack(("lightning",), "*"),
     "lightning_trainer": Stack(("lightning",), "*"),
-    "deepspeed_zero_1": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("1",), first=_BUILD),
-    "deepspeed_zero_2": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("2",), first=_BUILD),
-    "deepspeed_zero_3": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("3",), first=_BUILD),
-    "nano_gpt": Stack((), "*"),
+    "deepspeed_zero_1": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("1",), first=_BUILD, others=_CLIPPED),
+    "deepspeed_zero_2": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("2",), first=_BUILD, others=_CLIPPED),
+    "deepspeed_zero_3": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("3",), first=_BUILD, others=_CLIPPED),
+    "nano_gpt": Stack((), "norm.*", others={"--summed": "norm.weight"}),
     "olmo_fsdp2": Stack(("olmo_core",), "*.weight"),
     "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
     "torchtitan_llama": Stack(("torchtitan",), "output.weight", "cuda"),
@@ -68,7 +76,12 @@ STACKS = {
     "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),
     "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda"),
     "megatron_half": Stack(
-        ("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda", "megatron_distributed", ("half",)
+        ("megatron",),
+        "decoder.layers.1.mlp.linear_fc2.weight",
+        "cuda",
+        "megatron_distributed",
+        ("half",),
+        others={"--stale": "decoder.layers.0.mlp.linear_fc2.weight"},
     ),
     "megatron_pipeline": Stack(("megatron",), "embedding.word_embeddings.weight", "cuda"),
     "megatron_experts": Stack(("megatron",), "decoder.layers.*.mlp.experts.local_experts.*", "cuda"),
