@@ -20,7 +20,7 @@ from workshop.bench.baseline import BAND, earlier_ratios, held_to
 from workshop.bench.harness_timings import Timing, figures, recorded, warm_start
 from workshop.bench.planning_timings import planning_figures
 from workshop.bench.training_speed import WORLDS, training_rows
-from workshop.bench.turns import BenchmarkRow
+from workshop.bench.turns import BenchmarkRow, in_tenths
 
 __all__ = ["add_parser", "run"]
 
@@ -157,9 +157,10 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _peer_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'':34}{'plain µs':>10}{'peer µs':>10}{'ours µs':>10}{'ratio':>8}{'budget':>8}"
+    yield f"{'':48}{'plain µs':>10}{'peer µs':>10}{'ours µs':>10}{'ratio':>8}{'budget':>8}"
     for row in rows:
-        yield "{name:34}{plain:10.1f}{peer:10.1f}{ours:10.1f}{ratio:8.2f}{budget:8.2f}".format(**row)
+        peer = in_tenths(row["peer"])
+        yield "{name:48}{plain:10.1f}{peer:>10}{ours:10.1f}{ratio:8.2f}{budget:8.2f}".format(**{**row, "peer": peer})
     yield "ratio: our overhead over the plain operation / PyTorch DTensor's"
     yield "for the block, optimizers and redistributions: plain is the same written by hand, ratio is ours / plain"
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 from hyper_parallel.verify.report_files import read_json_rows
+from workshop.bench.turns import in_tenths
 from workshop.pages import render
 
 __all__ = ["MINDSPORE", "RATIOS", "TIMINGS", "TRAINING", "bench_page", "read_rows"]
@@ -87,7 +88,7 @@ def _timings(rows: Sequence[Mapping[str, Any]]) -> Markup:
 def _ratios(rows: Sequence[Mapping[str, Any]], names: Sequence[str], report: str) -> Markup:
     heads: list[Column | str] = ["operation", *(Column(name, number=True) for name in names), "used"]
     cells: list[list[Value]] = [
-        [row["name"], *(f"{row[name]:.1f}" for name in names[:-2]), f"{row['ratio']:.2f}", f"{row['budget']:g}",
+        [row["name"], *(in_tenths(row[name]) for name in names[:-2]), f"{row['ratio']:.2f}", f"{row['budget']:g}",
          _used(row, row["ratio"])]
         for row in rows
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 from hyper_parallel._text import near_names
 from workshop.bench.call_profile import CallProfile, profile_of
 
-__all__ = ["MEDIAN", "BenchmarkCase", "BenchmarkRow", "measured", "median_operator", "profile"]
+__all__ = ["MEDIAN", "BenchmarkCase", "BenchmarkRow", "in_tenths", "measured", "median_operator", "profile"]
 
 MEDIAN = "median operator: "
 """How the name of a row begins that repeats the operator with the median ratio: another one from run to run."""
@@ -54,6 +54,11 @@ class BenchmarkRow:
         if self.by_hand or self.peer is None:
             return self.ours / self.plain
         return (self.ours - self.plain) / (self.peer - self.plain)
+
+
+def in_tenths(microseconds: float | None) -> str:
+    """A time of a row for a table; what was not measured is a dash."""
+    return "-" if microseconds is None else f"{microseconds:.1f}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedOpera
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, wrap
 from hyper_parallel.platform.torch.region_collectives import TracingTransport
-from hyper_parallel.platform.torch.region_graph import INDUCTOR, Backend, compiled_graphs
+from hyper_parallel.platform.torch.region_graph import INDUCTOR, Backend, Region
 from hyper_parallel.platform.torch.region_numbers import recorder
 from hyper_parallel.platform.torch.region_state import (
     SHARDED,
@@ -174,14 +174,14 @@ class CompiledForward:
             return flat
 
         while_tracing = ExitStack()
-        graph.run = compiled_graphs(function, self._backend, while_tracing)
+        region = Region(function, self._backend, while_tracing)
         with while_tracing:
             while_tracing.callback(lambda: np.copyto(first_call, _taken_calls(graph.calls) if graph.calls else 0))
             while_tracing.enter_context(use_transport(transport))
             with _explained(name):
-                outputs = graph.run(torch.from_numpy(first_call), *locals_)
+                outputs = region.first(torch.from_numpy(first_call), *locals_)
         self._check_unchanged()
-        graph.exchanges = transport.exchanges
+        graph.run, graph.exchanges = region.run, transport.exchanges
         graphs = self._graphs
         assert graphs is not None  # noqa: S101 - for the type checker
         graphs[key] = graph

@@ -20,9 +20,11 @@ from torch import fx
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.region_collectives import COLLECTIVE, recorded_call
 from hyper_parallel.platform.torch.region_numbers import NUMBERS, drawing, forget_numbers
+from hyper_parallel.platform.torch.region_run import Halves, single_node
+from hyper_parallel.platform.torch.region_views import remove_idle_views
 from hyper_parallel.platform.torch.versions import overload_call
 
-__all__ = ["INDUCTOR", "Backend", "compiled_graphs"]
+__all__ = ["INDUCTOR", "Backend", "Region"]
 
 INDUCTOR = "inductor"
 """Name of PyTorch's own compiler, which fuses operators; results have its tolerance."""
@@ -33,43 +35,78 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Makes a function of a graph and examples of its inputs, as backends of ``torch.compile`` do."""
 
 
-def compiled_graphs(
-    function: Callable[..., Any], backend: Backend | str | None, while_tracing: ExitStack
-) -> Callable[..., Any]:
-    """Return what runs ``function`` by graphs, which are traced when it is called first.
+class Region:
+    """What runs a function by graphs, which are traced when it is called first.
 
     Args:
         function: of local tensors; returns a list of them.
         backend: compiles the graphs, or "inductor"; by default they run operator by operator.
         while_tracing: closed when the trace has ended.
     """
-    from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # PyTorch loads its compiler
 
-    decompositions = None
-    if backend == INDUCTOR:
-        from hyper_parallel.platform.torch.versions import inductor_config, select_decomp_table
+    run: Callable[..., Any]
 
-        with inductor_config.patch(_ITS_RANDOM_NUMBERS):
-            backend, decompositions = _fused, select_decomp_table()
+    def __init__(self, function: Callable[..., Any], backend: Backend | str | None, while_tracing: ExitStack) -> None:
+        from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # PyTorch loads its compiler
 
-    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        while_tracing.close()
-        run = backend(graph, examples) if callable(backend) else _function_of(graph)
-        return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
+        self._halves: Halves | None = None
+        decompositions = None
+        if backend == INDUCTOR:
+            from hyper_parallel.platform.torch.versions import inductor_config, select_decomp_table
 
-    def separate(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
-        del inputs
-        while_tracing.close()
-        return _separated(joint, num_fwd_outputs)
+            with inductor_config.patch(_ITS_RANDOM_NUMBERS):
+                backend, decompositions = _fused, select_decomp_table()
 
-    return aot_function(
-        function,
-        compile_graph,
-        compile_graph,
-        partition_fn=separate,
-        decompositions=decompositions,
-        inference_compiler=compile_graph,
-    )
+        def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            while_tracing.close()
+            run = backend(graph, examples) if callable(backend) else _function_of(graph)
+            return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
+
+        def compile_alone(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            if backend is None:
+                remove_idle_views(graph.graph, len(_results(graph)), ())
+                self._halves = _halves(graph)
+            return compile_graph(graph, examples)
+
+        def separate(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
+            del inputs
+            while_tracing.close()
+            forward, backward = _separated(joint, num_fwd_outputs)
+            if backend is None:
+                self._halves = _halves(forward, backward, num_fwd_outputs)
+            return forward, backward
+
+        self.run = aot_function(
+            function,
+            compile_graph,
+            compile_graph,
+            partition_fn=separate,
+            decompositions=decompositions,
+            inference_compiler=compile_alone,
+        )
+
+    def first(self, *inputs: Any) -> Any:
+        """Trace, and run for the first time; from then on ``run`` is the cheapest that does."""
+        outputs = self.run(*inputs)
+        halves, self._halves = self._halves, None
+        if halves is not None:
+            self.run = single_node(halves, inputs, outputs) or self.run
+        return outputs
+
+
+def _results(module: fx.GraphModule) -> Sequence[Any]:
+    (end,) = (node for node in module.graph.nodes if node.op == "output")
+    results: Sequence[Any] = end.args[0]
+    return results
+
+
+def _halves(forward: fx.GraphModule, backward: fx.GraphModule | None = None, outputs: int | None = None) -> Halves:
+    inputs = len(forward.graph.find_nodes(op="placeholder"))
+    run, outputs = _function_of(forward), len(_results(forward)) if outputs is None else outputs
+    if backward is None:
+        return Halves(run, inputs, outputs)
+    tangents = [node.meta["val"].stride() for node in backward.graph.find_nodes(op="placeholder") if _is_backward(node)]
+    return Halves(run, inputs, outputs, _function_of(backward), tangents)
 
 
 def _fused(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -90,9 +127,10 @@ def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
     body = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
     (end,) = (node for node in joint.graph.nodes if node.op == "output")
-    results = list(end.args[0])
     begin = next((index for index, node in enumerate(body) if _is_backward(node)), len(body))
-    ahead, behind = body[:begin], body[begin:]
+    remove_idle_views(joint.graph, outputs, frozenset(body[begin:]))
+    results, left = list(end.args[0]), frozenset(joint.graph.nodes)
+    ahead, behind = ([node for node in part if node in left] for part in (body[:begin], body[begin:]))
     first = {*(node for node in inputs if not _is_backward(node)), *ahead}
     needed = [node for later in (*behind, _Results(results[outputs:])) for node in later.all_input_nodes]
     saved = [node for node in dict.fromkeys(needed) if node in first]
@@ -145,22 +183,54 @@ def _check_random(backward: Sequence[fx.Node]) -> None:
             raise UnsupportedOperatorError(msg)
 
 
+_ATEN = torch.ops.aten
+_PUBLIC = {
+    _ATEN.add.Tensor: torch.add,
+    _ATEN.as_strided.default: torch.as_strided,
+    _ATEN.as_strided_copy.default: torch.as_strided_copy,
+    _ATEN.bmm.default: torch.bmm,
+    _ATEN.clone.default: torch.clone,
+    _ATEN.expand.default: torch.Tensor.expand,
+    _ATEN.mm.default: torch.mm,
+    _ATEN.mul.Tensor: torch.mul,
+    _ATEN.native_layer_norm.default: torch.native_layer_norm,
+    _ATEN.t.default: torch.t,
+    _ATEN.transpose.int: torch.transpose,
+    _ATEN.view.default: torch.Tensor.view,
+}
+"""Functions that call just these operators, and read their arguments in less time."""
+_HEAD = re.compile(r"def forward\(self(?:, )?(.*)\)(?: -> .*)?:")
+_FUNCTION = "hyper_parallel.function"
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
 
 
 def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return what runs the graph: this package's operators as functions, PyTorch's without look-ups."""
+    """Return what runs the graph: this package's operators as functions, PyTorch's without look-ups.
+
+    It takes a list of the inputs, which it empties, so that each tensor is freed after the operator that reads it last.
+    """
+    if _FUNCTION in module.meta:
+        return module.meta[_FUNCTION]  # type: ignore[no-any-return]
     _lower(module.graph)
     code = module.graph.python_code("self")
     names = dict(code.globals)
 
     def bind(operator: re.Match[str]) -> str:
         name = "_".join(("operator", *operator.groups()))
-        names[name] = overload_call(attrgetter(".".join(operator.groups()))(torch.ops))
+        overload = attrgetter(".".join(operator.groups()))(torch.ops)
+        names[name] = _PUBLIC.get(overload) or overload_call(overload)
         return name
 
-    exec(compile(_OPERATOR.sub(bind, code.src), "<compiled region>", "exec"), names)  # noqa: S102 - as fx does
-    return partial(names["forward"], module)
+    source = _HEAD.sub(r"def forward(self, inputs):\n    [\1] = inputs\n    inputs.clear()", code.src, count=1)
+    exec(compile(_OPERATOR.sub(bind, source), "<compiled region>", "exec"), names)  # noqa: S102 - as fx does
+    run = module.meta[_FUNCTION] = _Boxed(names["forward"], module)
+    return run
+
+
+class _Boxed(partial[Any]):
+    """By its attribute, PyTorch gives it a list and keeps no other."""
+
+    _boxed_call = True
 
 
 def _lower(graph: fx.Graph) -> None:

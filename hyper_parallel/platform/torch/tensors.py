@@ -342,7 +342,7 @@ def _can_view(
     """Whether PyTorch can view a tensor of ``shape``, stored in the order of dims of a local one, as ``target``."""
     try:
         torch.empty_strided(shape, _global_strides(part, part_strides, shape), device="meta").view(target)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the latter while a compiled module is traced
         return False
     return True
 

@@ -22,10 +22,12 @@ __all__ = [
     "global_module_hooks",
     "group_resolvers",
     "inside_forward_ad",
+    "is_view",
     "mesh_readers",
     "native_apply",
     "overload_call",
     "register_group",
+    "release_saved",
 ]
 
 _COMPILE = "torch.compile with DTensors"
@@ -191,6 +193,18 @@ def global_module_hooks() -> tuple[Any, ...]:
 def overload_call(overload: Any) -> Any:
     """Return the function that an operator overload's own ``__call__`` calls."""
     return getattr(overload, "_op", overload)
+
+
+def is_view(tensor: Any) -> bool:
+    """Return whether autograd follows ``tensor`` as a view."""
+    return tensor._is_view()  # type: ignore[no-any-return]  # noqa: SLF001 - no public spelling
+
+
+def release_saved(node: Any) -> None:
+    """Let a node of autograd forget what it saved, unless the graph is retained; before 2.4 it does so later."""
+    release = getattr(node, "maybe_clear_saved_tensors", None)
+    if release is not None:
+        release()
 
 
 def group_resolvers() -> tuple[str, ...]:

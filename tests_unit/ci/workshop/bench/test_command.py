@@ -58,16 +58,18 @@ def test_every_row_is_measured(sizes, monkeypatch, capsys):
 
 @pytest.mark.platforms("torch")
 def test_rows_are_a_table(monkeypatch, capsys):
-    """Microseconds, ratio and budget stand in columns; the status is 0 if every ratio is within its budget."""
+    """Microseconds, ratio and budget stand in columns, a dash where there is no peer; status 0: all within budget."""
     from workshop.bench.turns import BenchmarkRow
 
     rows = [BenchmarkRow("add", 1.0, 41.0, 21.0, 0.7), BenchmarkRow("linear", 2.0, 22.0, 12.0, 0.7)]
+    rows.append(BenchmarkRow("block, compiled", 4.0, None, 3.0, 1.02, by_hand=True))
     monkeypatch.setattr("workshop.bench.torch.operators.run", lambda *_: iter(rows))
     assert main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[1:3]] == [
+    assert [line.split() for line in lines[1:4]] == [
         ["add", "1.0", "41.0", "21.0", "0.50", "0.70"],
         ["linear", "2.0", "22.0", "12.0", "0.50", "0.70"],
+        ["block,", "compiled", "4.0", "-", "3.0", "0.75", "1.02"],
     ]
     assert lines[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
     rows[1] = BenchmarkRow("linear", 2.0, 22.0, 32.0, 0.7)

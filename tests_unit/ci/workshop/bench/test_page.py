@@ -28,6 +28,13 @@ def test_a_figure_that_was_not_measured_has_its_command():
     assert "not measured: python ci/workshop bench --training" in text
 
 
+def test_a_row_without_a_peer_has_a_dash():
+    """A compiled module is compared with hand-written code alone."""
+    page = bench_page([{**_ROW, "name": "block, compiled", "peer": None}], [], [], [])
+    assert ">-<" in page
+    assert "1 of 1 figures within their budgets" in page
+
+
 def test_mindspore_has_a_table_of_its_own():
     """Its operations have no peer; what is timed in seconds stands with the harness."""
     row = {"name": "exp", "plain": 40.0, "peer": None, "ours": 90.0, "ratio": 2.25, "budget": 1.5, "ok": False}

@@ -1,0 +1,133 @@
+"""Runs a traced region as one node of autograd: forward's function, backward's, and the tensors between them.
+
+AOTAutograd's own node can do more, and pays for it at each call: it rebuilds outputs that alias inputs, writes mutated
+inputs back, tells subclasses apart. Where a region needs none of that, this node takes its place after the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.autograd import LocalFunction
+from hyper_parallel.platform.torch.versions import is_view, release_saved
+
+__all__ = ["Halves", "single_node"]
+
+Run = Callable[[list[Any]], Sequence[Any]]
+"""Empties the list that it takes."""
+
+
+@dataclass
+class Halves:
+    """What a trace leaves for :func:`single_node`.
+
+    Attributes:
+        forward: takes the inputs, returns ``outputs`` results and what backward needs.
+        backward: takes what it needs and the gradients of outputs, returns those of inputs; None: no input
+            requires one.
+        inputs: their number.
+        outputs: likewise.
+        strides: of the gradients of outputs that ``backward`` takes, as they were traced.
+    """
+
+    forward: Run
+    inputs: int
+    outputs: int
+    backward: Run | None = None
+    strides: Sequence[tuple[int, ...]] = ()
+
+
+def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return what runs the region, or None if it needs AOTAutograd's node.
+
+    Args:
+        halves: of the region.
+        inputs: of its first call.
+        outputs: of its first call, by AOTAutograd's node.
+    """
+    storages = {each.untyped_storage().data_ptr() for each in inputs}
+    apart = len(storages) + len(outputs) == len(storages | {each.untyped_storage().data_ptr() for each in outputs})
+    if not apart or len(inputs) != halves.inputs or len(outputs) != halves.outputs:
+        return None
+    if halves.backward is None:
+        return _constant(halves.forward)
+    with_gradient = [index for index, output in enumerate(outputs) if output.requires_grad]
+    if len(with_gradient) != len(halves.strides):
+        return None
+    return _differentiable(halves, halves.backward, with_gradient)
+
+
+def _constant(forward: Run) -> Callable[..., Any]:
+    """Forward alone, of which there is no gradient though inputs may require one."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.no_grad():
+            return forward([*inputs])
+
+    return run
+
+
+def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[int]) -> Callable[..., Any]:
+    """An autograd function of the two halves."""
+    run, count = halves.forward, halves.outputs
+    views: list[int] | None = None  # that forward makes: returned and kept without the tensor that they view
+    constant = sorted({*range(count)} - {*with_gradient})
+    expected = list(zip(with_gradient, halves.strides, strict=True))
+
+    def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+        nonlocal views
+        results: Any = run([*inputs])
+        if views is None:
+            given = {*map(id, inputs)}
+            views = [at for at, each in enumerate(results) if is_view(each) and id(each) not in given]
+        for index in views:
+            results[index] = results[index].detach()
+        ctx.save_for_backward(*results[count:])
+        if constant:
+            ctx.mark_non_differentiable(*(results[index] for index in constant))
+        return tuple(results[:count])
+
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        taken = [*ctx.saved_tensors, *(_strided(gradients[index], strides) for index, strides in expected)]
+        release_saved(ctx)
+        if not torch.is_grad_enabled():
+            return tuple(run_backward(taken))
+        read = [each for each in taken if each.requires_grad]
+        with torch.no_grad():
+            results = run_backward(taken)
+        once: tuple[Any, ...] = _Once.apply(len(results), *results, *read, torch.empty(0, requires_grad=True))
+        return once
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type("CompiledRegion", (LocalFunction,), members)
+    return function._native  # noqa: SLF001 - inherited
+
+
+def _strided(gradient: Any, strides: tuple[int, ...]) -> Any:
+    """``gradient`` as backward was traced for it."""
+    if gradient.stride() == strides:
+        return gradient
+    return torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
+class _Once(LocalFunction):
+    """Gradients that have none themselves, though they depend on what was read for them."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *gradients_and_read: Any) -> tuple[Any, ...]:
+        del ctx
+        return gradients_and_read[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        del ctx, gradients
+        msg = (
+            "compile: gradients of gradients (create_graph=True) through a compiled module are not recorded; "
+            "compute them with the module as it is uncompiled"
+        )
+        raise UnsupportedOperatorError(msg)

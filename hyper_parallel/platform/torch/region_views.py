@@ -1,0 +1,88 @@
+"""Removes from a joint graph the views that change nothing, each of which would cost the host a call.
+
+Autograd and the tracer leave many: ``t`` of ``t``, ``detach``, a view as the shape that a tensor has, and the same view
+of the same tensor for each operator that reads it. A traced graph writes to no tensor, so equal views are one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["remove_idle_views"]
+
+_ATEN = torch.ops.aten
+_RESHAPES = tuple(getattr(_ATEN, name).default for name in ("view", "_unsafe_view"))
+_SAME_IN_PLACE = (*_RESHAPES, _ATEN.expand.default)
+_SAME_DATA = (_ATEN.detach.default, _ATEN.alias.default)
+_SWAPS = (_ATEN.t.default, _ATEN.transpose.int)
+_VIEWS = frozenset((*_SAME_IN_PLACE, *_SAME_DATA, *_SWAPS, _ATEN.permute.default, _ATEN.as_strided.default))
+
+
+def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Node]) -> None:
+    """Let each operator of ``graph`` read the first of equal tensors, and reshape in one step.
+
+    Args:
+        graph: of forward and backward; its outputs are those of forward, and the gradients.
+        outputs: number of those of forward, which stay the views that they are.
+        backward: what backward computes; a gradient may be one of these instead of a view of it.
+    """
+    first: dict[Any, fx.Node] = {}
+    equal: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "output":
+            node.args = (_results(node.args[0], outputs, {n: same for n, same in equal.items() if same in backward}),)
+        elif node.op == "call_function":
+            node.args = fx.map_arg(node.args, lambda each: equal.get(each, each))
+            node.kwargs = fx.map_arg(node.kwargs, lambda each: equal.get(each, each))
+            if node.target in _VIEWS:
+                _reshape_once(node)
+                same = _viewed(node) or first.setdefault((node.target, _key(node.args)), node)
+                if same is not node:
+                    equal[node] = same
+    graph.eliminate_dead_code()
+
+
+def _results(results: Any, outputs: int, equal: dict[fx.Node, fx.Node]) -> list[Any]:
+    return [*results[:outputs], *(equal.get(result, result) for result in results[outputs:])]
+
+
+def _viewed(view: fx.Node) -> fx.Node | None:
+    """The tensor of which ``view`` is no other view, if there is one."""
+    base: Any = view.args[0]
+    if view.target in _SAME_DATA or (view.target in _SAME_IN_PLACE and _form(view) == _form(base)):
+        return base
+    if view.target in _SWAPS and base.target is view.target and _dims(view) == _dims(base):
+        whole: fx.Node = base.args[0]
+        return whole
+    return None
+
+
+def _reshape_once(view: fx.Node) -> None:
+    """Let a reshape of a reshape read the tensor before both, where it can be viewed so."""
+    base: Any = view.args[0]
+    if view.target in _RESHAPES and base.target in _RESHAPES:
+        shape, strides = _form(base.args[0])
+        try:
+            direct = torch.empty_strided(shape, strides, device="meta").view(_form(view)[0])
+        except (RuntimeError, ValueError):  # the latter while PyTorch traces
+            return
+        if direct.stride() == _form(view)[1]:
+            view.args = (base.args[0], *view.args[1:])
+
+
+def _form(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    value = node.meta["val"]
+    return tuple(value.shape), value.stride()
+
+
+def _dims(swap: fx.Node) -> frozenset[int]:
+    ndim = swap.meta["val"].ndim
+    return frozenset(dim % ndim for dim in swap.args[1:] if isinstance(dim, int))
+
+
+def _key(value: Any) -> Any:
+    return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
