@@ -58,7 +58,8 @@ const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);
 const rows = [...document.querySelectorAll("tbody tr:has(> th)")];
 return { dead: links.filter((one) => !document.getElementById(one)), twice: ids.length - new Set(ids).size,
          rows: rows.filter((one) => one.querySelector(":scope > th > a.permalink")?.hash !== `#${one.id}`).length,
-         contents: [document.querySelectorAll(":is(h2, h3):not(details *)").length > 4, !!document.querySelector("nav.contents li")],
+         contents: [document.querySelectorAll(":is(h2, h3):not(details *)").length > 4,
+                    !!document.querySelector("nav.contents li")],
          copy: document.querySelectorAll(".command > button.copy").length };
 """
 
