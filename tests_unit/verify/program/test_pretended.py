@@ -120,7 +120,7 @@ def test_an_error_on_the_pretended_device_is_caught(tmp_path):
 
 
 def test_a_package_that_is_imported_only_to_look_is_a_stub(tmp_path):
-    """A kernel may be declared; searches and guarded imports find nothing; the report names who imports the stub."""
+    """A kernel or a type may be declared; searches and guarded imports find nothing; the report names who imports."""
     part = """
 import importlib.util
 
@@ -138,6 +138,11 @@ from triton.runtime import driver
 @triton.jit
 def kernel(x, BLOCK: tl.constexpr):
     tl.load(x)
+
+def graph(key: int) -> torch.cuda.CUDAGraph | None:
+    return None
+
+assert not isinstance(graph(1), torch.cuda.CUDAGraph)
 """
     path = tmp_path / "train.py"
     report = verified(path, PLAIN.replace("PART", part))

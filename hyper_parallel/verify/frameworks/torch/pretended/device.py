@@ -128,6 +128,14 @@ class _Lacked:
         """Refuse."""
         raise lacking(self._what, self._instead)
 
+    def __or__(self, other: Any) -> Any:
+        """Stand in a declared type, such as ``CUDAGraph | None``."""
+        return object | other
+
+    def __instancecheck__(self, value: Any) -> bool:
+        """Nothing is one."""
+        return False
+
 
 class PretendedDevice:
     """The answers; its public methods and attributes become those of the device's module.
