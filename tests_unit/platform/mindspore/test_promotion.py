@@ -30,6 +30,7 @@ n & n2 | t & 2 | t |True | t ^ 3 | mint.add(x, y, alpha=3) | mint.sub(x, True, a
 2.5 - x | ops.div(x, p, rounding_mode="trunc") | ops.div(x, 2, rounding_mode="trunc")
 ops.div(x, 2.5, rounding_mode="floor") | ops.fmod(x, p) | ops.fmod(x, 2) | ops.fmod(x, True) | ops.truncate_div(x, 2)
 x.var() | x.std(0) | x.var(axis=0, ddof=1) | x.cumsum(0) | t.cumsum() | ops.CumProd()(x, 0) | ops.CumSum()(x, 0)
+ops.fmax(x, True) | ops.fmax(x, 2.5)
 ops.trace(sq) | sq.trace() | mint.nansum(x) | mint.any(t) | mint.all(t) | mint.cross(x, y, 1) | ops.fmax(x, p)
 ops.selu(x) | ops.addcdiv(x, y, p, o) | x.addcmul(y, p, value=2.0) | m.addbmm(d, e) | line.bincount()
 ops.clip_by_norm(x, 1.0) | ops.trapz(x) | ops.scatter_nd(pairs, r, (5, 3)) | ops.unsorted_segment_sum(x, seg32, 3)

@@ -282,8 +282,9 @@ def _floor_divide(x: Any, y: Any) -> Tensor:
 
 
 @kernel("fmax")
-def _fmax(x: Tensor, y: Tensor) -> Tensor:
+def _fmax(x: Any, y: Any) -> Tensor:
     # The gradient of MindSpore's own is computed in float32.
+    x, y = _as_tensors(x, y)
     return mint.where(mint.logical_or(x >= y, mint.isnan(single_precision(y))), x, y)
 
 
