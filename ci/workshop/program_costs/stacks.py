@@ -55,6 +55,7 @@ STACKS = {
     "hf_trainer": Stack(("transformers", "accelerate"), "*"),
     "accelerate_ddp": Stack(("accelerate",), "2.weight", others=_CLIPPED),
     "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda", others=_CLIPPED),
+    "accelerate_tensor": Stack(("accelerate", "transformers"), "*.layers.1.mlp.down_proj.weight", "cuda"),
     "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
     "fabric": Stack(("lightning",), "*"),
     "lightning_trainer": Stack(("lightning",), "*"),
