@@ -210,7 +210,7 @@ def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
     It takes a list of the inputs, which it empties, so that each tensor is freed after the operator that reads it last.
     """
     if _FUNCTION in module.meta:
-        return module.meta[_FUNCTION]  # type: ignore[no-any-return]
+        return module.meta[_FUNCTION]
     _lower(module.graph)
     code = module.graph.python_code("self")
     names = dict(code.globals)

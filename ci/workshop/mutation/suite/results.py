@@ -177,8 +177,8 @@ def whole_layouts_as_answers(fixture: Fixture) -> None:
     summed = (((layout,), (Layout.place(fixture.mesh, [P], (3,)),), None),)
     reduced = fixture.entry(lambda x: x.sum(0), "x", lambda _: LayoutOptions(summed))
     fixture.same(fixture.call(reduced, x), array.sum(0))
-    options = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
-    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(options))
+    paired = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
+    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: LayoutOptions(paired))
     for operand in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
         weight = fixture.spread(values(3), R).requires_grad_()
         fixture.call(pair, operand, weight).sum().backward()

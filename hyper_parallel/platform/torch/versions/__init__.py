@@ -197,7 +197,7 @@ def overload_call(overload: Any) -> Any:
 
 def is_view(tensor: Any) -> bool:
     """Return whether autograd follows ``tensor`` as a view."""
-    return tensor._is_view()  # type: ignore[no-any-return]  # noqa: SLF001 - no public spelling
+    return tensor._is_view()  # noqa: SLF001 - no public spelling
 
 
 def release_saved(node: Any) -> None:
