@@ -61,6 +61,22 @@ def recorded(program, rank=0, **limits):
     return log.result()
 
 
+def test_torchscript_compiles_what_is_recorded():
+    """TorchScript takes a function that is recorded for the operator, as PyTorch does in modules that it compiles."""
+
+    def larger(one, other):
+        return torch.maximum(one, other) + torch.relu(one)
+
+    plain = torch.maximum
+    compiled = []
+    recorded(lambda: compiled.append((torch.maximum, torch.jit.script(larger))))
+    (replaced, scripted), (one, other) = compiled[0], torch.randn(2, 5)
+    assert replaced is not plain
+    assert torch.equal(scripted(one, other), torch.maximum(one, other) + torch.relu(one))
+    assert torch.maximum is plain
+    assert torch.jit._builtins._find_builtin(replaced) is None
+
+
 def train(model, steps=2, optimizer=None, rows=4):
     """Train a model on random rows."""
     torch.manual_seed(1)
