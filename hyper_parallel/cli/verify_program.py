@@ -159,7 +159,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument(
         "--upcast", action=argparse.BooleanOptionalAction, default=None,
-        help="verify again in a wider dtype (default: only for half precision, where a 5 %% error could pass)",
+        help="verify again in a wider dtype (default: only for half precision, where an error could pass)",
     )  # fmt: skip
     subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
     subparser.add_argument(

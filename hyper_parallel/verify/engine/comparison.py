@@ -12,6 +12,7 @@ from hyper_parallel.verify.engine.bounds import Bounds, Key
 from hyper_parallel.verify.engine.checks import tensor_checks
 from hyper_parallel.verify.engine.decisions import Decision, decisions_of
 from hyper_parallel.verify.engine.distance import Distance
+from hyper_parallel.verify.engine.evidence import Evidence
 from hyper_parallel.verify.engine.hypotheses import find_cause
 from hyper_parallel.verify.engine.matching import compact, find_part, rows_of
 from hyper_parallel.verify.engine.order import execution_order
@@ -368,17 +369,18 @@ class _Comparison:
 
         A rank may cut its own part of a batch into calls, as accumulation and evaluation do: then call k of the rank is
         no part of call k of the single device, but its rows are among those of all its calls. Every row that a rank has
-        must be one of them, within the bounds, and every one of them must be on a rank.
+        must be one of them, within the bounds, and every one of them must be on a rank. A value that has its place and
+        is wrong as a whole stays wrong: elements that are within their bounds there are so in a union, too.
         """
         unplaced = [name for kind, name in self.runs.activations.unplaced if kind == "output"]
         keys = [key for name in unplaced for key, _ in self._without_place("output", name) if key[2] < self.end]
         groups = dict.fromkeys((key[1], key[2]) for key in (*self.wrong, *keys) if key[0] == "output")
         joined: dict[tuple[str, str], None] = {}
         for name, step in groups:
-            if self._is_union(name, step):
+            if self._is_union(name, step) and not any(map(self._wrong_as_a_whole, self._calls(name, step))):
                 joined.setdefault(("output", name))
                 self.joined.add((name, step))
-                self._accept([key for key in self.wrong if key[:3] == ("output", name, step)])
+                self._accept(self._calls(name, step))
         if joined:
             self.verdict.notes.append(f"{summary(list(joined))}: compared as the union of a step's calls")
         self.verdict.replicas = [
@@ -386,6 +388,14 @@ class _Comparison:
             for unequal in self.verdict.replicas
             if unequal.kind != "output" or (unequal.name, unequal.step) not in self.joined
         ]
+
+    def _calls(self, name: str, step: int) -> list[Key]:
+        return [key for key in self.wrong if key[:3] == ("output", name, step)]
+
+    def _wrong_as_a_whole(self, key: Key) -> bool:
+        """Return whether a wrong value has its place wherever it is wrong, and no element is out of its bounds."""
+        evidence = Evidence(self.runs, key, self.wrong[key].ranks)
+        return evidence.within_elements and set(self.wrong[key].ranks) <= set(evidence.actual)
 
     def _unions_of_losses(self) -> None:
         """Compare losses that differ call by call as the sum of a step's, where outputs were compared as a union."""
@@ -402,19 +412,30 @@ class _Comparison:
                 self._accept([key for key in keys if key in self.wrong])
 
     def _is_union(self, name: str, step: int) -> bool:
-        """Return whether the rows of a step's calls are the same on the ranks together as on the single device."""
+        """Return whether the rows of a step's calls are the same on the ranks together as on the single device.
+
+        The rows of a batch may be in the second dim, as those of a recurrent module's last state are.
+        """
         reference = self.runs.bounds.reference
         keys = [key for key in reference if (key[0], key[1], key[2]) == ("output", name, step)]
-        values = [np.asarray(reference[key].value) for key in keys]
-        if not values or any(value.ndim < 2 or value.shape[1:] != values[0].shape[1:] for value in values):
+        least = min((np.ndim(reference[key].value) for key in keys), default=0)
+        return any(self._is_union_along(dim, keys) for dim in range(2 if least > 2 else least - 1))
+
+    def _is_union_along(self, dim: int, keys: Sequence[Key]) -> bool:
+        """Return whether the rows along ``dim`` of calls are the same on the ranks together as on the single device."""
+        reference, (_, name, step, _) = self.runs.bounds.reference, keys[0]
+        values = [np.moveaxis(np.asarray(reference[key].value), dim, 0) for key in keys]
+        if any(value.shape[1:] != values[0].shape[1:] for value in values):
             return False
-        whole, allowed = np.concatenate(values), np.concatenate([self.runs.bounds.allowed(key) for key in keys])
+        whole = np.concatenate(values)
+        allowed = np.concatenate([np.moveaxis(np.asarray(self.runs.bounds.allowed(key)), dim, 0) for key in keys])
         covered = np.zeros(len(whole), dtype=bool)
         for rank in range(self.runs.parallel.world_size):
             index = self.runs.ranks[rank]
             own = [np.asarray(index[key].value) for key in index if (key[0], key[1], key[2]) == ("output", name, step)]
+            own = [np.moveaxis(value, dim, 0) if value.ndim > dim else value for value in own]
             if any(value.ndim < 2 or value.shape[1:] != whole.shape[1:] for value in own):
-                if self._lacks_parameters(rank, self.runs.bounds.reference[keys[0]].module):
+                if self._lacks_parameters(rank, reference[keys[0]].module):
                     continue  # a pipeline's stage, whose output is another; the rows must be on the other ranks
                 return False
             match = find_part(np.concatenate(own), whole, allowed) if own else None

@@ -69,7 +69,9 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
     return _measured(np.where(finite, actual, 0), np.where(finite, expected, 0), allowed, floor)
 
 
-def whole_distance(actual: Any, expected: Any, bound: WholeBound, energy: float) -> Distance | None:
+def whole_distance(
+    actual: Any, expected: Any, bound: WholeBound, energy: float, shared: float = 0.0
+) -> Distance | None:
     """Return how far a part of a tensor is off as a whole; None if it cannot be measured.
 
     Args:
@@ -77,6 +79,7 @@ def whole_distance(actual: Any, expected: Any, bound: WholeBound, energy: float)
         expected: what it should be, of the same shape.
         bound: of the tensor that it is a part of.
         energy: sum of squares of that tensor: the bounds of a part are larger by the root of its share.
+        shared: relative error that all parts may have in common, in addition.
     """
     exponent = exponent_of(largest(expected))
     moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)
@@ -84,7 +87,7 @@ def whole_distance(actual: Any, expected: Any, bound: WholeBound, energy: float)
     if not own or not np.isfinite(moved.norm):
         return None
     share = max(1.0, energy / own) ** 0.5
-    scale, norm = bound.scale * share, bound.norm * share
+    scale, norm = bound.scale * share + shared, bound.norm * share
     if not scale or not norm:
         return None
     ratio = max(abs(moved.scale) / scale, moved.norm / norm)

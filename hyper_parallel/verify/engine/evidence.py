@@ -109,3 +109,15 @@ class Evidence:
             scale = float(np.abs(self.expected[rank]).max()) or 1.0
             worst = max(worst, float(np.abs(self.actual[rank] - self.expected[rank]).max()) / scale)
         return worst
+
+    def factors(self) -> dict[int, tuple[float, float]]:
+        """Return, by rank, the factor that fits its value best, and what remains relative to the reference."""
+        factors: dict[int, tuple[float, float]] = {}
+        for rank, actual in self.actual.items():
+            expected = np.asarray(self.expected[rank], np.float64).reshape(-1)
+            square = float(expected @ expected)
+            if actual.dtype.kind == "f" and square and np.isfinite(square) and np.isfinite(actual).all():
+                own = actual.astype(np.float64).reshape(-1)
+                factor = float(own @ expected) / square
+                factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
+        return factors

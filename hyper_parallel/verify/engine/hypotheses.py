@@ -26,7 +26,13 @@ from hyper_parallel.verify.engine.part_statistics import (
 )
 from hyper_parallel.verify.engine.placement import describe
 from hyper_parallel.verify.engine.randomness import explain_dropped, explain_masks
-from hyper_parallel.verify.engine.reductions import missing_reduction, scaled, spread, unsummed_output
+from hyper_parallel.verify.engine.reductions import (
+    missing_as_a_whole,
+    missing_reduction,
+    scaled,
+    spread,
+    unsummed_output,
+)
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.store import digest_of
 from hyper_parallel.verify.engine.surplus import skipped_step, untied
@@ -79,7 +85,7 @@ def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
         return None
     if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
         return None
-    factors = [factor for factor, _ in _factors(evidence).values()]
+    factors = [factor for factor, _ in evidence.factors().values()]
     bound = runs.bounds.whole(evidence.key)
     for axis, groups in runs.axes.sets():
         for size in {len(group) for group in groups} - {1}:
@@ -87,26 +93,30 @@ def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
                 if bound and factors and all(abs(factor / expected - 1) <= bound.scale for factor in factors):
                     text = f"the ranks' values are {factors[0]:.4g} times the reference's as a whole"
                     return Cause("scaled-by-size", axis, f"{text}; {axis} has {size} ranks")
-    return Cause("unexplained", "", _nearest(evidence))
+    found = missing_as_a_whole(evidence) or _bias_as_a_whole(runs, key, evidence)
+    return found or Cause("unexplained", "", _nearest(evidence))
 
 
-def _factors(evidence: Evidence) -> dict[int, tuple[float, float]]:
-    """Return, by rank, the factor that fits its value best, and what remains relative to the reference."""
-    factors: dict[int, tuple[float, float]] = {}
-    for rank, actual in evidence.actual.items():
-        expected = np.asarray(evidence.expected[rank], np.float64).reshape(-1)
-        square = float(expected @ expected)
-        if actual.dtype.kind == "f" and square and np.isfinite(square) and np.isfinite(actual).all():
-            own = actual.astype(np.float64).reshape(-1)
-            factor = float(own @ expected) / square
-            factors[rank] = factor, float(np.linalg.norm(own - factor * expected)) / square**0.5
-    return factors
+def _bias_as_a_whole(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | None:
+    """An output that is ten times nearer to the reference without a parameter that every rank has added."""
+    for name, bias in _biases(runs, key) if key[0] == "output" else ():
+        for axis, groups in runs.axes.sets():
+            size = max(map(len, groups))
+            left = [
+                (np.linalg.norm(actual - evidence.expected[rank] - (size - 1) * bias),
+                 np.linalg.norm(actual - evidence.expected[rank]))
+                for rank, actual in evidence.actual.items() if actual.ndim and actual.shape[-1] == bias.size
+            ]  # fmt: skip
+            if size > 1 and len(left) == len(evidence.actual) and all(rest <= off / 10 for rest, off in left):
+                text = f"minus {size - 1} times {name} it is ten times nearer to the reference as a whole"
+                return Cause("repeated-reduction", axis, f"{text}: each of the {size} ranks of {axis} adds it")
+    return None
 
 
 def _nearest(evidence: Evidence | None) -> str:
     """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
     unknown = "no hypothesis fits the numbers"
-    factors = {} if evidence is None else _factors(evidence)
+    factors = {} if evidence is None else evidence.factors()
     if not factors:
         return unknown
     rank, (factor, rest) = max(factors.items(), key=lambda item: abs(item[1][0] - 1) + item[1][1])
@@ -215,7 +225,7 @@ def _dropped(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], eviden
 
 
 def _missing(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    return None if evidence is None else missing_reduction(evidence)
+    return None if evidence is None else missing_reduction(evidence) or missing_as_a_whole(evidence)
 
 
 def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Cause | None:

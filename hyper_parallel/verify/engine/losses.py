@@ -8,9 +8,10 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.evidence import Evidence
 from hyper_parallel.verify.engine.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
 from hyper_parallel.verify.engine.pairing import PairedRuns
-from hyper_parallel.verify.engine.scalars import combinations_of_ranks
+from hyper_parallel.verify.engine.scalars import combinations_of_ranks, rows_of_rank
 from hyper_parallel.verify.frameworks.contract.records import Record
 
 __all__ = ["explain_loss"]
@@ -42,11 +43,28 @@ def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, floa
             candidates.append((f"the {words} of the ranks' values", numbers[0]))
     for words, value in candidates:
         axes = axes_of_factor(value / expected, sizes, tolerance)
+        if axes and "weighted" in words and _nearer_to_one(_factors_of_gradients(runs, key[2]), value / expected):
+            rows = ", ".join(str(rows_of_rank(runs, rank, key[2])) for rank in values)
+            text = f"the ranks' losses are means over {rows} rows, each divided by {size_words(axes, sizes)}"
+            text = f"{text}, so that their sum gives unequal rows equal weights"
+            return Cause("scaled-by-count", axes[0], f"{text}; weighted with the rows they are the reference's")
         if axes:
             inverse = "" if value > expected else "1 / "
             text = f"{words} is the reference's times {value / expected:.9g}, {inverse}the size of"
             return Cause("scaled-by-size", " x ".join(axes), f"{text} {size_words(axes, sizes)}")
     return None
+
+
+def _factors_of_gradients(runs: PairedRuns, step: int) -> list[float]:
+    """Return the factor that fits best of each gradient of a step on each rank."""
+    keys = [key for key in runs.bounds.reference if key[0] == "gradient" and key[2] == step and runs.holders(key)]
+    return [factor for key in keys for factor, _ in Evidence(runs, key, runs.holders(key)).factors().values()]
+
+
+def _nearer_to_one(factors: list[float], claimed: float) -> bool:
+    """Return whether gradients are nearer to the reference's than the loss, which has a factor that they must share."""
+    median = float(np.median(factors)) if factors else claimed
+    return bool(median > 0 and claimed > 0 and abs(np.log(median)) < abs(np.log(median / claimed)))
 
 
 def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:

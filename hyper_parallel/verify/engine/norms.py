@@ -11,6 +11,7 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.wording import ranks_words
 
 __all__ = ["explain_clipping", "explain_norm"]
 
@@ -41,7 +42,8 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
 def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause | None:
     """Return why each rank has its own multiple of a gradient: it was clipped by the norm of what the rank holds.
 
-    A program that clips by itself records no norm; the factors show it.
+    A program that clips by itself records no norm; the factors show it. Ranks whose own norm is below the limit leave
+    their gradients as they are: those are the reference's times one number, which makes no norm larger than the limit.
     """
     factors = {rank: runs.factor(key, rank) for rank in ranks}
     known = {rank: factor for rank, factor in factors.items() if factor}
@@ -52,9 +54,14 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
     for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
         whole = _norm(list(gradients.values()), power)
         local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in known}
-        if all(abs(factor * local[rank] - whole) <= _TOLERANCE * whole for rank, factor in known.items()):
+        left = [rank for rank, factor in known.items() if abs(factor * local[rank] - whole) > _TOLERANCE * whole]
+        below = all(known[rank] * local[rank] < whole for rank in left)
+        alike = all(abs(known[rank] - known[left[0]]) <= _TOLERANCE * known[left[0]] for rank in left)
+        if len(left) < len(known) and below and alike:
             shown = ", ".join(f"{factor:.9g}" for factor in known.values())
             why = f"the {words} of all gradients, divided by that of the rank's part"
+            if left:
+                why += f"; {ranks_words(left)}, below the limit, {'does' if len(left) == 1 else 'do'} not clip"
             text = f"the ranks' gradients are the reference's times {shown}: {why}"
             return Cause("norm-local", "", text)
     return None

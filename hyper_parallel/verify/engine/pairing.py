@@ -11,7 +11,7 @@ import numpy as np
 
 from hyper_parallel.verify.engine.activations import ActivationPlacements
 from hyper_parallel.verify.engine.axes import Axes
-from hyper_parallel.verify.engine.bounds import Bounds, Key, index_records
+from hyper_parallel.verify.engine.bounds import Bounds, Key, WholeBound, index_records
 from hyper_parallel.verify.engine.declared import declaration_of, parse_declaration
 from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, whole_distance
 from hyper_parallel.verify.engine.padding import without_padding
@@ -32,6 +32,8 @@ __all__ = ["PairedRuns", "factor_of"]
 
 _FOLLOW = ("gradient", "state", "weight", "buffer", "saved")
 _NONE: Any = object()
+_ALIKE = 0.01
+"""Share of its largest element by which a gradient that was clipped may be no multiple: half precision rounds both."""
 _SCALARS = ("loss", "norm", "rate")
 
 
@@ -173,7 +175,32 @@ class PairedRuns:
         if key not in self._energies:
             self._energies[key] = energy_of(self.bounds.reference[key].value)
         as_whole = whole_distance(actual, expected, bound, self._energies[key])
+        before = self._before_clipping(key) if as_whole is not None and as_whole.ratio > 1.0 else None
+        if before is not None and actual.size < np.size(self.bounds.reference[key].value):
+            shared = before.scale + bound.scale
+            bound = WholeBound(max(before.scale, bound.scale), max(before.norm, bound.norm))
+            as_whole = whole_distance(actual, expected, bound, self._energies[key], shared)
         return measured if as_whole is None or as_whole.ratio <= measured.ratio else as_whole
+
+    def _before_clipping(self, key: Key) -> WholeBound | None:
+        """Return the bound as a whole of the gradient of which a gradient is a multiple; None if it is none of one.
+
+        Clipping makes of a gradient ``g`` the gradient ``g * limit / norm``. Where one parameter makes most of the
+        norm, its clipped gradient hardly moves along itself in the repeats, however its parts move. With relative
+        errors ``p`` of a part of ``g``, ``w`` of the whole of ``g`` and ``n`` of the norm, those after clipping are
+        ``p - n`` and ``w - n``. So a part is off by ``|p| + |n|``, at most, and ``|n| <= |w| + |w - n|``: the bound of
+        the part before clipping, and those of the whole before and after.
+        """
+        before = (*key[:3], key[3] - 1)
+        if key[0] != "gradient" or before not in self.bounds.reference:
+            return None
+        own, other = (np.asarray(self.bounds.reference[one].value, np.float64) for one in (key, before))
+        sizes = float(np.linalg.norm(own)), float(np.linalg.norm(other))
+        if own.shape != other.shape or not all(sizes) or not np.isfinite(sizes).all():
+            return None
+        own, other = own / sizes[0], other / sizes[1]
+        multiple = np.abs(own - other).max() <= _ALIKE * np.abs(own).max()
+        return self.bounds.whole(before) if multiple else None
 
     def distances(self, key: Key) -> dict[int, Distance | None]:
         """Return the distance of every holder; ranks that hold the same bits of the same part share one."""

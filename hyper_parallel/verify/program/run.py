@@ -50,6 +50,9 @@ from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["PRETENDED", "verify_program"]
 
+_NEAR = 0.5
+"""Share of its bounds from which on an error may be a small one of the program, such as a bias that is added twice."""
+
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
 PRETENDED = ("cuda", "npu")
@@ -119,7 +122,7 @@ def verify_program(
         budget: bytes that may be written there; by default what is free.
         upcast: whether a program that is equal is verified once more in a wider dtype: float32 for half precision,
             float64 for float32; by default in half precision where an error of 5 % in a gradient might not have been
-            noticed.
+            noticed, or where a value uses more than half of what rounding may do.
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.
@@ -275,8 +278,9 @@ class _Verification:
         A program that does not run in a wider dtype says nothing about the one that was asked for.
         """
         report, world = self.report, self.world
-        weak = [] if report.verdict is None else list(report.verdict.power.weak)
-        if (not weak and not self.upcast) or world.platform != "torch" or world.launch == "torchrun":
+        verdict = report.verdict
+        doubtful = verdict is not None and (bool(verdict.power.weak) or verdict.largest > _NEAR)
+        if (not doubtful and not self.upcast) or world.platform != "torch" or world.launch == "torchrun":
             return
         narrow, dtype = ("half precision", "float32") if reference.half else ("float32", "float64")
         case = HardenedCase([f"what the program computes in {narrow} is computed in {dtype}"], title="upcast")

@@ -502,6 +502,12 @@ def test_gradients_that_each_rank_clips_by_its_own_norm():
     verdict = compare_runs(reference, [reference], clipped)
     assert verdict.first.cause.kind == "norm-local"
     assert "the 2-norm of all gradients, divided by that of the rank's part" in verdict.first.cause.evidence
+    small = np.concatenate([gradient[:4], gradient[4:] / 50])
+    factors = np.linalg.norm(small) / np.linalg.norm(small[:4]), 1.7  # the reference's limit is 1 / 1.7 of its norm
+    some = run(own, [small[:4] * factors[0], small[4:] * factors[1]])
+    cause = compare_runs(run([weight], [small]), [run([weight], [small])], some).first.cause
+    assert cause.kind == "norm-local"
+    assert cause.evidence.endswith("divided by that of the rank's part; rank 1, below the limit, does not clip")
     other = run(own, [part * (rank + 2.5) for rank, part in enumerate(parts)])
     assert compare_runs(reference, [reference], other).first.cause.kind == "scaled-by-count"
 
@@ -519,6 +525,51 @@ def test_a_bias_of_the_module_around_is_added_by_every_rank():
     reference = run(1, output + bias)
     cause = compare_runs(reference, [reference], run(3, output + 3 * bias), mesh={"tp": 3}).first.cause
     assert (cause.kind, cause.axis) == ("repeated-reduction", "tp")
+
+
+def test_a_small_bias_that_every_rank_adds_is_found_in_the_whole():
+    """A bias that moves each element by less than it is allowed to is wrong as a whole, also as a union of calls."""
+    rng = np.random.default_rng(0)
+    output, bias = rng.standard_normal((400, 6)), 0.012 * np.array([1, -1, 1, 1, -1, 1])
+    noise = rng.standard_normal((400, 6))
+    before = Record("weight", "down.bias", "down", -1, 0, bias)
+
+    def run(world, value):
+        records = [before, Record("output", "down", "down", 0, 0, value)]
+        return Run([RankRecords(rank, records) for rank in range(world)])
+
+    repeats = [run(1, output + 0.003 * sign * noise) for sign in (1, -1)]
+    first = compare_runs(run(1, output), repeats, run(3, output + 2 * bias), mesh={"tp": 3}).first
+    assert (first.kind, first.name, first.cause.kind) == ("output", "down", "repeated-reduction")
+    assert first.cause.evidence == (
+        "minus 2 times down.bias it is ten times nearer to the reference as a whole: each of the 3 ranks of tp adds it"
+    )
+
+
+@pytest.mark.parametrize("factor, equal", [(1.0, True), (1.2, False)])
+def test_parts_of_a_clipped_gradient_move_more_than_the_whole(factor, equal):
+    """Clipping holds the whole along itself, not its halves: they may move as they do before it, and no further."""
+    rng = np.random.default_rng(0)
+    weight, gradient = rng.standard_normal((2, 40))
+    noise = 1e-3 * rng.standard_normal(40)
+
+    def run(*gradients):
+        halves = [slice(None)] if len(gradients) == 1 else [slice(0, 20), slice(20, 40)]
+        ranks = [
+            [
+                Record("weight", "a.w", "a", -1, 0, weight[half]),
+                Record("gradient", "a.w", "a", 0, 0, own[half]),
+                Record("norm", "gradient norm", "", 0, 0, np.linalg.norm(own)),
+                Record("gradient", "a.w", "a", 0, 1, own[half] / np.linalg.norm(own) * (factor if half.stop else 1)),
+            ]
+            for half, own in zip(halves, gradients, strict=True)
+        ]
+        return Run([RankRecords(rank, records) for rank, records in enumerate(ranks)])
+
+    tilted = np.concatenate([gradient[:20] * (1 + 2e-3), gradient[20:] * (1 - 2e-3)])
+    repeats = [run(gradient * (1 + 4e-3 * sign) + sign * noise) for sign in (1, -1)]
+    verdict = compare_runs(run(gradient), repeats, run(tilted, tilted), mesh={"dp": 2})
+    assert verdict.equal == equal, verdict.text()
 
 
 def test_unclear_placements_need_a_line(runs):

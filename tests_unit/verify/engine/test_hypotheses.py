@@ -209,6 +209,37 @@ def test_shares_of_unknown_weights():
     assert gradient(expected, [expected, expected + 1, expected]).kind == "replicas-differ"
 
 
+@pytest.mark.parametrize("shares, words", [([0.5, 0.5], "sum"), ([0.9, 1.1], "mean")])
+def test_shares_that_hide_in_wide_bounds(shares, words):
+    """Shares that differ by less than elements may are a missing reduction if they are it as a whole."""
+    expected = 1 + RNG.random((4, 5))
+    apart = 0.02 * np.array([1, -1])[:, None, None] * RNG.standard_normal((4, 5))
+    weight = record("weight", "a.w", -1, np.arange(20.0).reshape(4, 5))
+    after = record("weight", "a.w", 0, np.arange(20.0).reshape(4, 5))
+
+    def run(*gradients):
+        off = [0] if len(gradients) == 1 else [1] * len(gradients)
+        return Run([
+            RankRecords(rank, [weight, record("gradient", "a.w", 0, g), record("weight", "a.w", 0, after.value + o)])
+            for rank, (g, o) in enumerate(zip(gradients, off, strict=True))
+        ])  # fmt: skip
+
+    moved = [run(expected * (1 + 0.006 * sign)) for sign in (1, -1)]
+    parts = [share * expected + part for share, part in zip(shares, apart, strict=True)]
+    cause = compare_runs(run(expected), moved, run(*parts), mesh={"dp": 2}).first.cause
+    assert (cause.kind, cause.axis) == ("missing-reduction", "dp")
+    assert cause.evidence.startswith(f"{words} over dp of the ranks' gradients equals the reference within ")
+    assert " % as a whole; the nearest alone within " in cause.evidence
+
+
+def test_one_wrong_element_has_no_factor():
+    """One number is a multiple of any other: where a rank has one wrong element, no factor is claimed."""
+    expected = RNG.standard_normal((4, 5))
+    wrong = [expected.copy(), expected.copy()]
+    wrong[0][0, 0], wrong[1][2, 1] = 7.3, -9.1
+    assert gradient(expected, wrong).kind not in {"scaled", "scaled-by-size", "scaled-by-count"}
+
+
 def test_factors():
     """Another factor per rank is a ratio of counts; one that no size makes is said to be that."""
     expected = RNG.standard_normal((4, 5))

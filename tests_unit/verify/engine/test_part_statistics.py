@@ -200,6 +200,38 @@ def test_gradients_of_means_over_unequal_rows_must_be_weighted():
     assert first.cause.evidence.startswith("the ranks' losses are means over 4, 3, 2 rows, and only their mean over dp")
 
 
+@pytest.mark.parametrize("summed", [True, False])
+def test_losses_that_ranks_divide_by_their_number(summed):
+    """Means over unequal rows that ranks divide by their number: what the gradients do tells whether rows weigh alike.
+
+    Where the gradients are added up, each rank weighs the same, whatever its rows; where they are averaged, the loss is
+    divided once too often, and gradients are as small as it is.
+    """
+    embed, gradient = random(ROWS, WIDTH), 1 + random(ROWS, WIDTH) / 9
+    losses = embed.sum(1) ** 2
+
+    def trained(rows, mean, loss):
+        return [
+            *records("output", "embed", [embed[rows]], "embed"),
+            *records("loss", "loss", [loss]),
+            *records("gradient", "weight", [mean]),
+        ]
+
+    alike = np.mean([gradient[rows].mean(0) for rows in PARTS], axis=0) / (1 if summed else len(PARTS))
+    ranks = [trained(rows, alike, losses[rows].mean() / len(PARTS)) for rows in PARTS]
+    first = first_of(trained(slice(None), gradient.mean(0), losses.mean()), ranks)
+    assert (first.kind, first.cause.axis) == ("loss", "dp")
+    if summed:
+        assert first.cause.kind == "scaled-by-count"
+        assert first.cause.evidence == (
+            "the ranks' losses are means over 4, 3, 2 rows, each divided by dp (3), so that their sum gives unequal "
+            "rows equal weights; weighted with the rows they are the reference's"
+        )
+    else:
+        assert first.cause.kind == "scaled-by-size"
+        assert first.cause.evidence.startswith("the mean over dp, weighted with the rows of each rank, of the ranks'")
+
+
 def test_a_loss_of_right_outputs_has_other_targets():
     """A loss that no size or count explains, after outputs that are all right, is computed with other targets."""
     embed = random(ROWS, WIDTH)
