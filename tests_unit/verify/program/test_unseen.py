@@ -1,0 +1,61 @@
+"""Programs of an author who had not read the harness: right ones are equal, and those with one bug differ where it is.
+
+A script's first line, ``# world: N``, says on how many ranks it runs. Right ones train alike on one rank and on N, as
+plain runs over gloo show; each of the others has one bug of a public report. What its numbers are wrong in first was
+written down, in words, before the harness had seen it.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.verify import verify_program
+
+# Nightly: each is a whole training. The classes that they are of have small programs of their own in this room.
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.sweep]
+
+_FOLDER = Path(__file__).with_name("unseen")
+
+FIRST = {
+    "b01_uneven_shares_mean": ("loss", "loss", 0),
+    "b03_final_norm_grad_not_reduced_sp": ("gradient", "final_norm.weight", 0),
+    "b04_row_bias_grad_not_reduced_sp": ("gradient", "layers.2.dense_bias", 0),
+    "b05_missing_copy_to_tp": ("gradient", "blocks.1.ln2.weight", 0),
+    "b07_all_reduce_of_a_contiguous_copy": ("gradient", "norm.weight", 0),
+    "b08_clip_by_local_norm": ("gradient", "optimizer 0, parameter 0", 0),
+    "b09_zero1_tail_dropped": None,
+    "b10_zero3_sum_for_average": ("gradient", "ShardedLinear#3.shard", 0),
+    "b11_tied_embedding_not_synced": ("gradient", "embedding.weight", 0),
+    "b12_pipeline_loss_not_divided": ("loss", "loss", 0),
+    "b13_positions_local_under_cp": ("output", "pos", 0),
+    "b14_ring_causal_mask_local": ("output", "blocks.0.o", 0),
+    "b15_ring_backward_wrong_direction": ("gradient", "blocks.1.qkv.weight", 0),
+    "b16_expert_grads_scaled_by_ep": ("gradient", "moe.w1", 0),
+    "b17_router_grad_not_reduced": ("gradient", "moe.router.weight", 0),
+    "b18_gather_without_gradient": ("gradient", "text.2.weight", 0),
+}
+"""What is wrong first in each program with a bug: kind, name and step; None where the harness names another value."""
+
+
+def verdict_of(kind, name):
+    """Return the report of a script."""
+    script = _FOLDER / kind / f"{name}.py"
+    world = re.match(r"# world: (\d+)", script.read_text(encoding="utf-8"))
+    return verify_program(str(script), int(world[1]))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (_FOLDER / "right").glob("*.py")))
+def test_right_programs_are_equal(name):
+    """A program that trains alike on one rank and on several is equal, whoever has written it."""
+    report = verdict_of("right", name)
+    assert report.status == 0, report.text()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (_FOLDER / "bugs").glob("*.py")))
+def test_bugs_are_found_where_they_are(name):
+    """A program with a bug differs, and the value that is wrong first is named."""
+    report = verdict_of("bugs", name)
+    assert report.status == 1, report.text()
+    first = report.verdict.first
+    assert FIRST[name] in (None, (first.kind, first.name, first.step)), report.text()
