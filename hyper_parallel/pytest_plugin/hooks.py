@@ -33,6 +33,7 @@ from hyper_parallel.transport.timeouts import rank_seconds
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
+_HIDDEN: Any = getattr(pytest, "HIDDEN_PARAM", None)  # before pytest 8.4 the only framework is in the id
 _OUTCOMES = {"passed", "failed", "skipped"}  # skipped: an expected failure
 
 
@@ -161,8 +162,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+@pytest.hookimpl(trylast=True)  # so that ids begin with the user's own parameters: test[1-torch]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise a test by the frameworks, world sizes and launches of its marks."""
+    """Parametrise a test by the frameworks, world sizes and launches of its marks.
+
+    In a test for one framework, its name is not in the id: ``test[1]``, or ``test`` without other parameters.
+    """
     try:
         _parametrize_by_marks(metafunc)
     except pytest.UsageError as error:  # with all others, once everything is collected
@@ -177,7 +182,8 @@ def _parametrize_by_marks(metafunc: pytest.Metafunc) -> None:
         mark = metafunc.definition.get_closest_marker("platforms")
         names = selected(metafunc.config)
         allows(mark, names)
-        metafunc.parametrize("platform_name", allowed(mark, names), scope="session")
+        ids = [_HIDDEN] if mark is not None and len(mark.args) == 1 and allowed(mark, names) else None
+        metafunc.parametrize("platform_name", allowed(mark, names), scope="session", ids=ids)
     if len(sizes) > 1:
         _parametrize(metafunc, "world_size", sizes, [f"{size}ranks" for size in sizes])
     launch = metafunc.definition.get_closest_marker("launch")

@@ -1,6 +1,7 @@
 """`hyper_parallel.pytest_plugin.selection`: tests are selected by framework, and deselected ones are counted."""
 
 import importlib.util
+import textwrap
 
 import pytest
 
@@ -81,3 +82,23 @@ def test_a_mark_that_names_no_framework_is_an_error(run, mark):
     """An unknown name in a mark is an error: it would always deselect its test."""
     result = run("torch", cases=f"import pytest\n@pytest.mark.platforms({mark})\ndef test_x(): pass")
     assert result.ret != 0
+
+
+def test_ids_begin_with_the_tests_own_parameters(run):
+    """An id is `[1-torch]`; a test for one framework does not name it, so `test[1]` selects what its author wrote."""
+    cases = """
+    import pytest
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_each(number, platform_name): pass
+
+    @pytest.mark.platforms("torch")
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_own(number, platform_name): assert platform_name == "torch"
+
+    @pytest.mark.platforms("torch")
+    def test_alone(platform_name): pass
+    """
+    assert names(run("torch", cases=textwrap.dedent(cases))) == {
+        "test_each[1-torch]", "test_each[2-torch]", "test_own[1]", "test_own[2]", "test_alone",
+    }  # fmt: skip
