@@ -18,6 +18,9 @@ __all__ = ["explain_clipping", "explain_norm"]
 _TOLERANCE = 1e-4
 """How well norms of other parts must fit, in units of the error that they explain."""
 
+_COARSE = 0.02
+"""The same where gradients are in half precision, and known no better."""
+
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
     """Return why a norm differs: which parts of which ranks' gradients make it, from the reference's gradients."""
@@ -51,12 +54,15 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
     alike = len({f"{factor:.6g}" for factor in known.values()}) == 1
     if not known or len(known) < len(factors) or (alike and len(runs.holders(key)) > 1):
         return None
-    for power, words in ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm")):
-        whole = _norm(list(gradients.values()), power)
-        local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in known}
-        left = [rank for rank, factor in known.items() if abs(factor * local[rank] - whole) > _TOLERANCE * whole]
+    bound = runs.bounds.whole(key)
+    tolerance = max(_TOLERANCE, 0.0 if bound is None else min(bound.scale, _COARSE))
+    flat = {key[1]: gradients[key[1]]}  # of all parameters, which may be recorded by their own names as well
+    for counted, (power, words) in product((gradients, flat), ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm"))):
+        whole = _norm(list(counted.values()), power)
+        local = {rank: _norm(list(_parts(runs, counted, rank).values()), power) for rank in known}
+        left = [rank for rank, factor in known.items() if abs(factor * local[rank] - whole) > tolerance * whole]
         below = all(known[rank] * local[rank] < whole for rank in left)
-        alike = all(abs(known[rank] - known[left[0]]) <= _TOLERANCE * known[left[0]] for rank in left)
+        alike = all(abs(known[rank] - known[left[0]]) <= tolerance * known[left[0]] for rank in left)
         if len(left) < len(known) and below and alike:
             shown = ", ".join(f"{factor:.9g}" for factor in known.values())
             why = f"the {words} of all gradients, divided by that of the rank's part"

@@ -512,6 +512,32 @@ def test_gradients_that_each_rank_clips_by_its_own_norm():
     assert compare_runs(reference, [reference], other).first.cause.kind == "scaled-by-count"
 
 
+def test_shards_of_a_flat_parameter_clipped_by_their_own_norm():
+    """A flat parameter of the optimizer has the norm of all; its parts by their own names are not counted again."""
+    rng = np.random.default_rng(3)
+    weight, gradient = rng.standard_normal((2, 9))
+
+    def run(*parts):
+        whole = len(parts) == 1
+        ranks = [
+            [
+                Record("weight", "flat", "", -1, 0, weight[part]),
+                Record("weight", "a.w", "a", -1, 0, weight.reshape(3, 3)),
+                Record(
+                    "gradient", "flat", "", 0, 0,
+                    gradient[part] * (1 if whole else np.linalg.norm(gradient) / np.linalg.norm(gradient[part])),
+                ),
+                Record("gradient", "a.w", "a", 0, 0, gradient.reshape(3, 3)),
+            ]
+            for part in parts
+        ]  # fmt: skip
+        return Run([RankRecords(rank, records) for rank, records in enumerate(ranks)])
+
+    reference = run(slice(None))
+    first = compare_runs(reference, [reference], run(slice(0, 5), slice(5, 9))).first
+    assert (first.name, first.cause.kind) == ("flat", "norm-local")
+
+
 def test_a_bias_of_the_module_around_is_added_by_every_rank():
     """The output of a sum inside a linear shows the linear's own bias added on each rank."""
     rng = np.random.default_rng(0)
