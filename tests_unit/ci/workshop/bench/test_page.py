@@ -43,7 +43,7 @@ def test_mindspore_has_a_table_of_its_own():
     assert "2 of 3 figures within their budgets" in text
     assert "over: exp" in text
     assert "150%, not within" in text
-    assert text.index("warm start") < text.index("per operation of PyTorch") < text.index("2.25")
+    assert text.index("warm start") < text.rindex("per operation of PyTorch") < text.index("2.25")
 
 
 def test_training_steps_have_a_table_of_their_own():
@@ -51,7 +51,7 @@ def test_training_steps_have_a_table_of_their_own():
     row = {"name": "small model", "plain": 4e5, "ours": 3e5, "ratio": 0.75, "budget": 0.5, "ok": False}
     text = bench_page([_ROW], [], [], [row])
     assert "over: small model" in text
-    assert text.index("400000.0") < text.index("per operation of PyTorch")
+    assert text.index("400000.0") < text.rindex("per operation of PyTorch")
 
 
 def test_reports_are_read_from_a_folder(tmp_path):
