@@ -105,9 +105,6 @@ def compile_plan(
             _returning_operand_if_unchanged(platform, plan, checked, operand, inherit),
             _returning_operand_if_unchanged(platform, plan, call, operand, inherit),
         )
-    if inherit is not None and platform.loses_writes_through_views:
-        reason = _readonly(plan) or _VIEWS_LOSE_WRITES
-        return _read_only(platform, plan, checked, reason), _read_only(platform, plan, call, reason)
     later = _wrapped(platform, plan, call, inherit)
     fused = _fused(platform, entry, plan, args, kwargs, fetches, inherit, later) if call is direct else None
     return _wrapped(platform, plan, checked, inherit), fused or later
@@ -370,18 +367,18 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
     if plan.many or inherit is None:
         run = _wrapping(plan, call, wrap)
         return run if inherit is None else _views(platform, run, _readonly(plan), inherit)
-    (layout,), copied = plan.choice.outputs, _readonly(plan)
+    (layout,), copied, lost = plan.choice.outputs, _readonly(plan), platform.loses_writes_through_views
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
-        if copied is not None or base._readonly is not None:
-            _mark_read_only(platform, view, copied, base)
+        if copied is not None or base._readonly is not None or lost:
+            _mark_read_only(platform, view, copied, base, _VIEWS_LOSE_WRITES if lost else None)
         return view
 
     return run_view
 
 
-def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any) -> None:
+def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any, otherwise: str | None = None) -> None:
     """Make ``view`` read-only if writes to it would be lost; it then becomes stale when its base is written.
 
     Args:
@@ -389,11 +386,12 @@ def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any
         view: the DTensor to protect.
         copied: why the view is a copy, or None where it shares storage with its base.
         base: the DTensor of which it is a view.
+        otherwise: why nobody may write to a view that is no copy, or None.
     """
-    reason = copied or base._readonly
+    reason = copied or base._readonly or otherwise
     if reason is not None:
         view._readonly = reason
-        platform.invalidate_with(view, base)
+    platform.follow_writes(view, base, is_copy=copied is not None)
 
 
 def _returning_operand_if_unchanged(
@@ -423,18 +421,6 @@ _VIEWS_LOSE_WRITES = (
 )
 
 
-def _read_only(platform: Platform, plan: OpPlan, call: Run, reason: str) -> Run:
-    """Return ``call`` with its results wrapped as views that cannot be written to, for ``reason``."""
-    wrap = _wrap(platform, plan)
-
-    def wrap_view(local: Any, layout: Any) -> Any:
-        view = wrap(local, layout)
-        view._readonly = reason
-        return view
-
-    return _wrapping(plan, call, wrap_view)
-
-
 def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
     """Return ``call`` with every result wrapped as replicated; their number and sizes are known only after the call."""
     mesh = plan.call.mesh
@@ -447,12 +433,13 @@ def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
 
 def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Run:
     """Protect several views of one operand."""
+    lost = platform.loses_writes_through_views
 
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
-        if copied is not None or base._readonly is not None:
+        if copied is not None or base._readonly is not None or lost:
             for view in outs:
-                _mark_read_only(platform, view, copied, base)
+                _mark_read_only(platform, view, copied, base, _VIEWS_LOSE_WRITES if lost else None)
         return outs
 
     return run_views
@@ -495,7 +482,7 @@ def _fused(
     func = plan.impl or _function(platform, plan, entry.func)
     if inherit is None:
         return _framework_call(func, args, kwargs, fetches, WRAPPED, platform.wrap, layout)
-    if inherit is not _first_argument or _readonly(plan) is not None:
+    if inherit is not _first_argument or _readonly(plan) is not None or platform.loses_writes_through_views:
         return None
     return _framework_call(func, args, kwargs, fetches, VIEW, platform.wrap, layout, otherwise)
 

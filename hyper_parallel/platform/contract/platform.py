@@ -123,9 +123,15 @@ class Platform(
     def operator_entry(self, op: Any) -> Any:
         """Return the dispatcher's entry of an operator (the framework's callable, or its name), or None."""
 
-    def invalidate_with(self, copy: Any, base: Any) -> None:
-        """Make reads of ``copy`` an error once ``base`` is written, where a view of ``base`` had to be a copy."""
-        del copy, base
+    def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
+        """Make reads of ``view`` an error once ``base`` is written, where it had to be a copy or is a view of one.
+
+        Args:
+            view: the result of an operator whose results are views.
+            base: its operand.
+            is_copy: whether ``base`` had to be redistributed.
+        """
+        del view, base, is_copy
 
     def is_transformed(self, tensor: Any) -> bool:
         """Return whether a function transform (``torch.func``) stands behind a plain tensor."""

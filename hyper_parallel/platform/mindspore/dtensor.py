@@ -18,6 +18,7 @@ from mindspore.common.initializer import Constant, One, Zero, initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.moved_view import MovedView, follow
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.shard.dispatch import CACHE_MISS
 from hyper_parallel.errors import LayoutError, PlanError, UnsupportedOperatorError
@@ -25,6 +26,7 @@ from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.composite_functions import make_picklable
 from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
+from hyper_parallel.platform.mindspore.shared_storage import counting, share_count
 from hyper_parallel.platform.mindspore.versions import make_subclass, no_grad
 
 __all__ = ["MindSporeDTensor", "wrap"]
@@ -179,7 +181,11 @@ class MindSporeDTensor(DTensor, Tensor):
         """The same storage, off the graph."""
         if open_blocks() and skipped(None, "detach"):
             return ops.stop_gradient(self._local)
-        return wrap(ops.stop_gradient(self._local), self._layout)
+        alias = wrap(ops.stop_gradient(self._local), self._layout)
+        if self._readonly is not None:
+            alias._readonly = self._readonly
+        follow_writes(alias, self, is_copy=False)
+        return alias
 
     @property
     def data(self) -> Any:
@@ -242,7 +248,7 @@ class MindSporeDTensor(DTensor, Tensor):
     def drop_views(self) -> None:
         """As :meth:`DTensor.drop_views`; views of other tensors with the same storage become invalid, too."""
         super().drop_views()
-        self._platform.wrote()
+        self._platform.wrote(self._local)
 
     def _overwrite(self, data: Any, member: str) -> None:
         """Write a DTensor of any layout, a number or an initializer, or this rank's shard.
@@ -302,7 +308,12 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def __copy__(self) -> Any:
         """Of a parameter a new parameter with its own values, else the same tensor under a new object."""
-        return self.clone() if isinstance(self, Parameter) else wrap(self._local, self._layout)
+        if isinstance(self, Parameter):
+            return self.clone()
+        alias = wrap(self._local, self._layout)
+        alias._readonly = self._readonly
+        follow_writes(alias, self, is_copy=False)
+        return alias
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """New storage, off the graph."""
@@ -340,6 +351,21 @@ class MindSporeDTensor(DTensor, Tensor):
         del protocol
         options = (self.name, self.requires_grad) if isinstance(self, Parameter) else None
         return (_rebuild, (_copied(self._local), self._layout, options))
+
+
+class MindSporeMovedView(MovedView, MindSporeDTensor):  # type: ignore[override] # the layout is read-only here
+    """A copy instead of a view, on MindSpore."""
+
+    _unchecked_local = staticmethod(lambda view: vars(view)["_local"])
+    _unchecked_layout = staticmethod(lambda view: vars(view)["_layout"])
+
+
+def follow_writes(view: MindSporeDTensor, base: MindSporeDTensor, *, is_copy: bool) -> None:
+    """See :meth:`~hyper_parallel.platform.contract.platform.Platform.follow_writes`."""
+    if is_copy or isinstance(base, MovedView):
+        follow(view, MindSporeMovedView, (base,), lambda base: counting(base._local))
+    else:
+        share_count(view._local, base._local)
 
 
 def wrap(local: Tensor, layout: Layout, cls: type = MindSporeDTensor) -> Any:

@@ -25,6 +25,7 @@ from hyper_parallel.platform.mindspore.ops.empty_shards import kernel_on_element
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
+from hyper_parallel.platform.mindspore.shared_storage import note_write
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
@@ -170,9 +171,16 @@ class MindSporePlatform(
         del local
         return self._writes
 
-    def wrote(self) -> None:
-        """Count a write."""
+    def wrote(self, local: Any) -> None:
+        """Count a write to ``local``."""
         self._writes += 1  # one rank is one process, and its operations run on one thread
+        note_write(local)
+
+    def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
+        """By a count of the writes to the base's storage, which aliases share."""
+        from hyper_parallel.platform.mindspore.dtensor import follow_writes
+
+        follow_writes(view, base, is_copy=is_copy)
 
     def may_cache_view(self, tensor: Any) -> bool:
         """True for results of operations only: inputs and parameters live on into the next differentiation."""

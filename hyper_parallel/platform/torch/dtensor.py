@@ -27,6 +27,7 @@ from hyper_parallel.core.dtensor.deferred_gradients import (
 )
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout, rebuilt_by
+from hyper_parallel.core.dtensor.moved_view import MovedView, follow
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
@@ -523,57 +524,32 @@ _layout_of: Callable[[Any], Any] = TorchDTensor.__dict__["_spec"].__get__
 STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", default=False)
 
 
-class MovedView(TorchDTensor):
-    """A view that had to be a copy, because its operand had to move: stale once the operand is written.
+class TorchMovedView(MovedView, TorchDTensor):  # type: ignore[override] # the layout is read-only here
+    """A copy instead of a view, on PyTorch."""
 
-    Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
-    """
-
-    _followed: tuple[tuple[Tensor | None, UncountedWrites, tuple[int, int]], ...]
-
-    def _check_fresh(self) -> None:
-        for base, uncounted, versions in self._followed:
-            if (0 if base is None else base._version, uncounted.version) != versions:
-                msg = (
-                    f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
-                    "the write, or clone() it before"
-                )
-                raise UnsupportedOperatorError(msg)
+    _unchecked_local = staticmethod(_local_of)
+    _unchecked_layout = staticmethod(_layout_of)
 
     def _alias(self, local: Tensor) -> Any:
         alias = super()._alias(local)
         invalidate_with(alias, self)
         return alias
 
-    @property
-    def _local(self) -> Any:  # read-only here
-        self._check_fresh()
-        return _local_of(self)
-
-    @property
-    def _layout(self) -> Any:  # type: ignore[override] # read-only here
-        self._check_fresh()
-        return _layout_of(self)
-
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
     """Make ``copy`` stale when one of ``bases`` is written; where that is such a view itself, when its own base is."""
     if any(copy._local is _local_of(base) for base in bases):
         return
-    followed = tuple(source for base in bases for source in _sources(base))
-    copy.__class__ = MovedView
-    copy.__dict__["_followed"] = followed
+    follow(copy, TorchMovedView, bases, _counting)
 
 
-def _sources(base: TorchDTensor) -> tuple[tuple[Tensor | None, UncountedWrites, tuple[int, int]], ...]:
-    """What writes to ``base`` are counted by, with the numbers of writes until now."""
-    if isinstance(base, MovedView):
-        return base._followed  # noqa: SLF001 - of its own class
+def _counting(base: TorchDTensor) -> Callable[[], tuple[int, int]]:
+    """The function that counts writes to ``base``."""
     uncounted = base._uncounted_writes()  # noqa: SLF001 - of its own class
     if base._local.is_inference():  # without a version counter: writes through this DTensor are counted
-        return ((None, uncounted, (0, uncounted.version)),)
+        return lambda: (0, uncounted.version)
     storage = base._local.detach()
-    return ((storage, uncounted, (storage._version, uncounted.version)),)
+    return lambda: (storage._version, uncounted.version)
 
 
 _NO_KWARGS: dict[str, Any] = {}

@@ -261,11 +261,13 @@ class TorchPlatform(
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
-    def invalidate_with(self, copy: Any, base: Any) -> None:
+    def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
         """By the version of the base's storage, which aliases share."""
         from hyper_parallel.platform.torch.dtensor import invalidate_with
 
-        invalidate_with(copy, base)
+        del is_copy
+        if view._readonly is not None:
+            invalidate_with(view, base)
 
     def is_transformed(self, tensor: Any) -> bool:
         """Whether ``torch.func`` has wrapped it."""

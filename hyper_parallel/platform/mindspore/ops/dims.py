@@ -274,7 +274,7 @@ def _diag(ops: Any, primitive: Any, x: Any, offset: int = 0) -> Any:
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
     expect("Diag", "the number of dims", len(x.shape), 1 if primitive is not None else MATRIX)
-    return ops.diagonal(x, offset, 0, 1)
+    return ops.clone(ops.diagonal(x, offset, 0, 1))  # a copy, as MindSpore's own is
 
 
 @decomposition(METHOD + "DiagExt")
@@ -283,7 +283,7 @@ def _method_diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
     expect("Tensor.diag", "the number of dims on CPU", computes_on_cpu(), False)
-    return ops.diagonal(x, offset, 0, 1)
+    return ops.clone(ops.diagonal(x, offset, 0, 1))
 
 
 @decomposition("MatrixDiagV3")

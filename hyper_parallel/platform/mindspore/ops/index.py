@@ -104,6 +104,8 @@ def normalized_index(x: Any, index: Any) -> tuple[Any, bool]:
     """Return the index with lists, arrays and masks turned into integer tensors, and whether it has tensors at all."""
     if type(index) in (int, slice) or index is None or index is Ellipsis:
         return index, False
+    if index is True:  # a view with a new dim, which a mask would not be
+        return None, False
     items = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(item, (Tensor, list, bool, np.ndarray)) for item in items):
         return index, False

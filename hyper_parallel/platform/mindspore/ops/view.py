@@ -22,7 +22,8 @@ kernel("view_as_real")(lambda x: mint.cat([ops.real(x)[..., None], ops.imag(x)[.
 
 @decomposition("Flatten")
 def _flatten(ops: Any, _: Any, x: Any, *__: Any) -> Any:
-    return ops.view(x, (x.shape[0], -1))
+    """A copy, as MindSpore's own is."""
+    return ops.clone(ops.view(x, (x.shape[0], -1)))
 
 
 @decomposition("ReshapeAs", "ViewAs")

@@ -1,0 +1,71 @@
+"""Views that had to be copies, because their operand had to move: stale once the operand is written.
+
+Where one device has a view, a DTensor has a part of its own local tensor if the part lies there, which sees every
+write as the view does. A part that had to be fetched from other ranks is a copy, and would keep the old values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.dtensor import DTensor
+
+__all__ = ["MovedView", "follow"]
+
+Count = Callable[[], Any]
+"""Returns a value that every write to a tensor changes."""
+
+
+class MovedView:
+    """What a framework's DTensor class is combined with to become that of copies instead of views.
+
+    Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
+    """
+
+    _followed: tuple[tuple[Count, Any], ...]
+    _readonly: str | None
+    _unchecked_local: Callable[[Any], Any]
+    _unchecked_layout: Callable[[Any], Any]
+
+    def _check_fresh(self) -> None:
+        for count, before in self._followed:
+            if count() != before:
+                msg = (
+                    f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
+                    "the write, or clone() it before"
+                )
+                raise UnsupportedOperatorError(msg)
+
+    @property
+    def _local(self) -> Any:  # read-only here
+        self._check_fresh()
+        return type(self)._unchecked_local(self)  # noqa: SLF001 - of its own class
+
+    @property
+    def _layout(self) -> Any:  # read-only here
+        self._check_fresh()
+        return type(self)._unchecked_layout(self)  # noqa: SLF001 - of its own class
+
+
+def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: Callable[[Any], Count]) -> None:
+    """Make ``copy`` stale when one of ``bases`` is written; where that is such a copy itself, when its own base is.
+
+    Args:
+        copy: a DTensor with storage of its own.
+        kind: the framework's subclass of :class:`MovedView`, which becomes its class.
+        bases: the DTensors of which it has values.
+        counting: returns the function that counts the writes to a base.
+    """
+    followed: list[tuple[Count, Any]] = []
+    for base in bases:
+        if isinstance(base, MovedView):
+            followed += base._followed  # noqa: SLF001 - of its own module
+        else:
+            count = counting(base)
+            followed.append((count, count()))
+    copy.__class__ = kind
+    copy.__dict__["_followed"] = tuple(followed)
