@@ -51,7 +51,7 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["PRETENDED", "verify_program"]
 
 _NEAR = 0.5
-"""Share of its bounds from which on an error may be a small one of the program, such as a bias that is added twice."""
+"""Share of half precision's bounds from which on an error may be a bug's, such as a small bias that is added twice."""
 
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
@@ -279,7 +279,8 @@ class _Verification:
         """
         report, world = self.report, self.world
         verdict = report.verdict
-        doubtful = verdict is not None and (bool(verdict.power.weak) or verdict.largest > _NEAR)
+        near = reference.half and verdict is not None and verdict.largest > _NEAR
+        doubtful = near or (verdict is not None and bool(verdict.power.weak))
         if (not doubtful and not self.upcast) or world.platform != "torch" or world.launch == "torchrun":
             return
         narrow, dtype = ("half precision", "float32") if reference.half else ("float32", "float64")

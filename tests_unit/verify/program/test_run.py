@@ -893,6 +893,16 @@ def test_the_case_in_float32_decides_where_half_precision_cannot():
     assert (first.kind, first.name) == ("gradient", "3.bias")
 
 
+@pytest.mark.untraced
+@pytest.mark.parametrize("near, status", [(0.0, 1), (1.0, 0)])
+def test_a_large_error_within_the_bounds_of_half_precision_asks_for_float32(monkeypatch, near, status):
+    """The case in float32 runs by itself where a value uses more of half precision's bounds than right ones do."""
+    monkeypatch.setattr("hyper_parallel.verify.program.run._NEAR", near)
+    report = verify_program(lambda: _half_precision(late=1.004), 2, platform="torch")
+    assert report.verdict.equal, report.text()
+    assert (report.status, [case.title for case in report.hardened]) == (status, ["upcast"] * status)
+
+
 def _single_precision(factor=1.0, only=None):
     """A data-parallel program in float32 on data from NumPy, with one gradient that is off by a factor on all ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
