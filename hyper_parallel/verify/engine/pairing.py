@@ -300,16 +300,21 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
     for index in own:
         modules: dict[str, str] = {}
         for name, value in index.items():
-            same = name in weights and same_values(weights[name], value)
-            target = name if same else next(_equal_names(name, value, weights), name)
+            target = name if _same(weights, name, value) else next(_equal_names(name, value, weights), name)
             if target != name:
                 modules.update([(name, target) if _owner(name) in without else _changed_prefix(name, target)])
-        if "" in modules:  # which names all that has no other name
-            same_names = [name for name in index if name in weights and same_values(weights[name], index[name])]
-            modules = {**{name.partition(".")[0]: name.partition(".")[0] for name in same_names}, **modules}
+        if "" in modules:  # which names all that has no other name, such as the ones of a norm next to other weights
+            other = {name: f"{modules['']}.{name}" for name in index}
+            moved = [name for name, value in index.items() if _same(weights, other[name], value)]
+            kept = [name for name, value in index.items() if _same(weights, name, value) and name not in moved]
+            modules = {**{name.partition(".")[0]: name.partition(".")[0] for name in kept}, **modules}
         held.update(renamed_path(name, modules) for name in index)
         mapped.append(modules)
     return mapped if set(weights) <= held else plain
+
+
+def _same(weights: Mapping[str, Any], name: str, value: Any) -> bool:
+    return name in weights and same_values(weights[name], value)
 
 
 def _owner(name: str) -> str:

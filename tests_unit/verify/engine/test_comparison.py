@@ -274,6 +274,31 @@ def test_a_stage_with_a_tied_weight_and_outputs_of_several_tensors():
     ]
 
 
+def test_interleaved_chunks_that_are_named_by_the_order_of_their_calls():
+    """A rank's first chunk is found by its weights, though its norm has the same constants as the reference's first."""
+    rng = np.random.default_rng(1)
+    roots = ("", "Chain.", "Chain#2.", "Chain#3.")
+    weights = [rng.standard_normal((3, 2)) for _ in roots]
+
+    def records(chunks):
+        own = zip(roots, chunks, strict=False)
+        values = [(root, value) for root, chunk in own for value in (("norm", np.ones(3)), ("fc", weights[chunk]))]
+        return [
+            Record("weight", f"{root}{name}.weight", f"{root}{name}", -1, 0, value) for root, (name, value) in values
+        ]
+
+    whole = Run([RankRecords(0, records(range(4)))])
+    stages = Run([RankRecords(rank, records([rank, rank + 2])) for rank in range(2)])
+    verdict = compare_runs(whole, [whole, whole], stages)
+    assert verdict.equal, verdict.text()
+    assert dict(verdict.counts) == {"weight": 8}
+    assert sorted(verdict.notes) == [
+        "Chain on rank 0 is compared with the reference's Chain#2",
+        "Chain on rank 1 is compared with the reference's Chain#3",
+        "the model on rank 1 is compared with the reference's Chain",
+    ]
+
+
 def test_parts_of_a_model_that_a_rank_calls_by_themselves():
     """A rank that calls a part of the model has its values under the part's own names; a tied weight keeps its name."""
     rng = np.random.default_rng(0)
