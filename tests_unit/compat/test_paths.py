@@ -46,6 +46,13 @@ NAMES_OF_MINDFORMERS = {
     "platform.mindspore.autograd_compat": "enable_mindspore_backward_compat",
     "platform.mindspore.pipeline_parallel._utils": "_MicroBatch",
 }
+NAMES_OF_EARLIER_PROGRAMS = {
+    "": "ScheduleInterleaved1F1B",
+    "core.device_mesh": "DeviceMesh init_device_mesh",
+    "core.layout": "Layout",
+    "core.placement_types": "Partial Replicate Shard",
+    "core.shard.api": "shard_module",
+}
 SCHEDULES = "Schedule1F1B ScheduleGPipe ScheduleInterleaved1F1B"  # imported by name, from core.pipeline_parallel
 REFUSED = {
     "core.activation_checkpoint": "checkpoint_exclude_wrapper",
@@ -72,9 +79,12 @@ def test_the_list_has_all_names():
     assert len(each(NAMES_OF_MINDFORMERS)) == 54
 
 
-@pytest.mark.parametrize("path, name", [*each(NAMES_OF_MINDFORMERS), *each({"core.pipeline_parallel": SCHEDULES})])
+@pytest.mark.parametrize(
+    "path, name",
+    [*each(NAMES_OF_MINDFORMERS), *each(NAMES_OF_EARLIER_PROGRAMS), *each({"core.pipeline_parallel": SCHEDULES})],
+)
 def test_a_name_resolves(path, name):
-    """Every name can be imported from the path that MindFormers names, in a process without a framework too."""
+    """Every name can be imported from the path that other programs name, in a process without a framework too."""
     assert imported(path, name) is imported(path, name)
 
 
