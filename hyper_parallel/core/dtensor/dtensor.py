@@ -41,12 +41,12 @@ __all__ = ["DTensor", "require_dense", "resolve_mesh", "takes_no_part", "varying
 if TYPE_CHECKING:
     # At run time it is the tensor type of one of the frameworks, too: either's functions take it, and it has its
     # methods.
-    _FrameworkTensor: Any
+    from hyper_parallel.core.dtensor.typed_operators import TypedOperators as _FrameworkTensor
 else:
     _FrameworkTensor = object
 
 
-class DTensor(_FrameworkTensor):  # type: ignore[misc] # Any
+class DTensor(_FrameworkTensor):
     """A tensor that is distributed over the ranks of a mesh.
 
     Shards are assumed to be even; for uneven shards use :meth:`from_local` with ``shape``.

@@ -399,7 +399,7 @@ def install(platform: Any) -> None:
         setattr(MindSporeDTensor, name, dispatcher.unary(Spelling(name, operator).entry))
     for name, operator in METHODS.items():
         setattr(MindSporeDTensor, name, _method(getattr(Tensor, name), started.repeated_methods[operator]))
-    MindSporeDTensor.__getitem__ = dispatcher.subscript(
+    MindSporeDTensor.__getitem__ = dispatcher.subscript(  # type: ignore[method-assign] # as above
         lambda x, index: intercept.call("__getitem__", (x, index)), getitem_entry()
     )
     patches.install()
