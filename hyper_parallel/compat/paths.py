@@ -49,7 +49,13 @@ MODULES: dict[str, str | None] = {
 """Paths that no file here has: the module whose names each has; None for a package of others."""
 
 NAMES: dict[str, dict[str, str]] = {
-    "": {"PipelineStage": "compat.pipeline", "ScheduleInterleaved1F1B": "compat.pipeline"},
+    "": {
+        **dict.fromkeys(("PipelineStage", "ScheduleInterleaved1F1B"), "compat.pipeline"),
+        **dict.fromkeys(
+            ("destroy_process_group", "get_backend", "get_process_group_ranks", "init_process_group", "split_group"),
+            "compat.process_groups",
+        ),
+    },
     "core.dtensor.dtensor": {"distribute_tensor": "core.dtensor.module"},
     "core.dtensor.layout": {"_infer_slice_area_by_rank": "compat.layouts"},
     "platform": {"get_platform": "platform.select"},

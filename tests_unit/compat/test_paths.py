@@ -47,7 +47,8 @@ NAMES_OF_MINDFORMERS = {
     "platform.mindspore.pipeline_parallel._utils": "_MicroBatch",
 }
 NAMES_OF_EARLIER_PROGRAMS = {
-    "": "ScheduleInterleaved1F1B",
+    "": "ScheduleInterleaved1F1B destroy_process_group get_backend get_process_group_ranks init_process_group "
+    "split_group",
     "core.device_mesh": "DeviceMesh init_device_mesh",
     "core.layout": "Layout",
     "core.placement_types": "Partial Replicate Shard",
