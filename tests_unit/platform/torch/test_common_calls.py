@@ -464,7 +464,7 @@ def test_forward_mode_differentiation_is_refused_with_an_alternative():
         ),
         (
             "operator aten.tanh_backward.default has no sharding rule (layouts: f32[5@0], f32[5@0]), and torch.func "
-            "differentiates by it; use torch.autograd.grad in the place of torch.func.grad and torch.func.vjp, or run "
+            "differentiates by it; use torch.autograd.grad instead of torch.func.grad and torch.func.vjp, or run "
             "it replicated: hyper_parallel.ReplicatedOp('aten.tanh_backward.default')"
         ),
     ]
