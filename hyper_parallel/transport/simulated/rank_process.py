@@ -162,15 +162,17 @@ def end_by_sigterm() -> None:
     """Make SIGTERM end this process even if another handler raises.
 
     A process that is forked from a measured server has two handlers of coverage, one behind the other, of which the
-    second raises: the process would leave as one that failed, or go on where somebody catches that.
+    second raises: the process would leave as one that failed, or go on where somebody catches that. Processes that this
+    one forks, such as workers of a program's pool, end at once: they may have been forked while coverage was locked.
     """
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, own = signal.getsignal(signal.SIGTERM), os.getpid()
     if not callable(handler):
         return
 
     def end(number: int, frame: FrameType | None) -> None:
         try:
-            handler(number, frame)
+            if os.getpid() == own:
+                handler(number, frame)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -132,6 +132,17 @@ def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_process_that_a_rank_forks_ends_at_once(own_signals):
+    """SIGTERM of a rank's child does not run the rank's handler, which may wait for a lock that was taken at the fork."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+    end_by_sigterm()
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+
+
 def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
     """An idle rank wakes up regularly, so that Python can run pending signal handlers."""
     monkeypatch.setattr(rank_process, "_SIGNAL_SECONDS", 0.001)
