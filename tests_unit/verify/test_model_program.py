@@ -11,6 +11,7 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, NoParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model.program import _require_equal_batches
 from hyper_parallel.verify.model.run import verify_model
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
@@ -286,6 +287,18 @@ def test_batches_that_differ_between_ranks_are_refused():
         "SPEC: the batch of step 1 on rank 1 is not that of rank 0; every rank calls SPEC, so draw batches from a "
         "generator with a fixed seed, such as numpy.random.default_rng(0)"
     )
+
+
+@pytest.mark.parametrize("steps, wrong", [(2, None), (3, None), (4, 4)])
+def test_batches_are_compared_until_they_repeat(steps, wrong):
+    """Two batches and three, repeated, are equal for three steps; the cost does not grow with the number of steps."""
+    first, other = ["a", "b"][:steps], ["a", "b", "a"][:steps]
+    if wrong is None:
+        _require_equal_batches(first, other, 1, steps)
+        _require_equal_batches(["a"], ["a"], 1, 10**12)
+        return
+    with pytest.raises(InputError, match=f"^SPEC: the batch of step {wrong} on rank 1 is not that of rank 0; "):
+        _require_equal_batches(first, other, 1, steps)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (3, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class CaseFacts:
 
     Attributes:
         state: initial parameters and buffers by path, with which every run starts.
-        digests: of the batches, by step.
+        digests: of the batches, by step, until they repeat.
         dtype: the coarsest floating dtype of the model.
         settings: what is trained and how, in words.
         rows_over: sizes of the axes by which batches lost rows, so that they are uneven; empty where they did not.
@@ -144,7 +145,7 @@ class ModelProgram:
         transport = platform.transport()
         everyone = transport.all_gather_object(digests, tuple(range(transport.world_size)))
         for rank, others in enumerate(everyone):
-            _require_equal_batches(everyone[0], others, rank)
+            _require_equal_batches(everyone[0], others, rank, self.steps)
         floating = [array.dtype for array in state.values() if array.dtype.kind == "f"]
         dtype = str(max(floating, key=lambda kind: float(np.finfo(kind).eps), default=""))
         if transport.rank:
@@ -202,7 +203,7 @@ class ModelProgram:
         platform.seed(self.seed)
         case = with_fewer_rows(platform, as_case(self.make_case()), self.facts.rows_over)
         digests = _digests(platform, case, self.steps)
-        _require_equal_batches(self.facts.digests, digests, platform.transport().rank)
+        _require_equal_batches(self.facts.digests, digests, platform.transport().rank, self.steps)
         return case
 
     def _model(self, platform: Platform, case: ModelCase) -> Any:
@@ -326,10 +327,11 @@ def _settings(case: ModelCase, plan: ParallelPlan) -> dict[str, str]:
 
 
 def _digests(platform: Platform, case: ModelCase, steps: int) -> list[list[Any]]:
-    """Return, by step, shape, dtype and digest of every array of the batches."""
+    """Return, by step, shape, dtype and digest of every array of the batches, until they repeat."""
     return [
-        [_digest(platform, item) for batch in case.micro_batches(step) for item in batch] for step in range(steps)
-    ]  # fmt: skip
+        [_digest(platform, item) for batch in case.micro_batches(step) for item in batch]
+        for step in range(min(steps, len(case.batches)))
+    ]
 
 
 def _digest(platform: Platform, item: Any) -> tuple[Any, ...]:
@@ -337,14 +339,14 @@ def _digest(platform: Platform, item: Any) -> tuple[Any, ...]:
     return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
 
 
-def _require_equal_batches(first: list[Any], other: list[Any], rank: int) -> None:
+def _require_equal_batches(first: list[Any], other: list[Any], rank: int, steps: int) -> None:
     """Refuse batches that differ between ranks, because they would make a correct plan look wrong.
 
     Raises:
         InputError: rank ``rank`` has different batches.
     """
-    for step, (expected, own) in enumerate(zip(first, other, strict=True)):
-        if expected != own:
+    for step in range(min(steps, math.lcm(len(first), len(other)))):
+        if first[step % len(first)] != other[step % len(other)]:
             msg = (
                 f"SPEC: the batch of step {step + 1} on rank {rank} is not that of rank 0; every rank calls SPEC, so "
                 "draw batches from a generator with a fixed seed, such as numpy.random.default_rng(0)"

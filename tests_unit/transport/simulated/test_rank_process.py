@@ -133,7 +133,7 @@ def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
 
 
 def test_a_process_that_a_rank_forks_ends_at_once(own_signals):
-    """SIGTERM of a rank's child does not run the rank's handler, which may wait for a lock that was taken at the fork."""
+    """SIGTERM of a rank's child does not run the rank's handler, which may wait for a lock taken at the fork."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
     end_by_sigterm()
     child = os.fork()
