@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-from mindspore import Parameter, Tensor, mint, nn
+from mindspore import Parameter, Tensor, get_auto_parallel_context, mint, nn
 from mindspore.experimental import optim
 
 from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
@@ -144,8 +144,10 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
                     check_step_gradient(parameter.name, grad.layout, grad.dtype)
-        sharded = os.getenv("MS_JIT") == "0" and any(isinstance(each, DTensor) for each in self.parameters)
-        if not sharded or not _steps_by_element((_Step(self), *args)):
+        # In these modes MindSpore's compiler splits the operators of plain parameters over devices, which it needs.
+        splits = get_auto_parallel_context("parallel_mode") in {"semi_auto_parallel", "auto_parallel"}
+        uncompiled = splits and not any(isinstance(each, DTensor) for each in self.parameters)
+        if os.getenv("MS_JIT") != "0" or uncompiled or not _steps_by_element((_Step(self), *args)):
             return step(self, *args, **kwargs)
         # Only a compiled step sees the local tensors, on which it is right.
         del os.environ["MS_JIT"]

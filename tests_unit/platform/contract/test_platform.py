@@ -221,8 +221,7 @@ def test_a_mistake_is_refused_in_these_words(platform_name, refusals_of, mistake
 
 @pytest.mark.platforms("mindspore")
 def test_a_framework_without_meshes_and_placements_of_its_own_converts_nothing():
-    """MindSpore has no such values: anything comes back as it is, and views and transforms need no guard."""
+    """MindSpore has no such values: anything comes back as it is, and transforms need no guard."""
     platform, value = platform_named("mindspore"), object()
     assert platform.own_mesh(value) is platform.own_placement(value) is value
-    assert platform.follow_writes(value, value, is_copy=True) is None
     assert not platform.is_transformed(value)
