@@ -43,12 +43,12 @@ class MovedView:
     @property
     def _local(self) -> Any:  # read-only here
         self._check_fresh()
-        return type(self)._unchecked_local(self)  # noqa: SLF001 - of its own class
+        return self._unchecked_local(self)
 
     @property
     def _layout(self) -> Any:  # read-only here
         self._check_fresh()
-        return type(self)._unchecked_layout(self)  # noqa: SLF001 - of its own class
+        return self._unchecked_layout(self)
 
 
 def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: Callable[[Any], Count]) -> None:

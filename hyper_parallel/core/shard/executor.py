@@ -366,39 +366,44 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
     wrap = _wrap(platform, plan)
     if plan.many or inherit is None:
         run = _wrapping(plan, call, wrap)
-        return run if inherit is None else _views(platform, run, _readonly(plan), inherit)
-    (layout,), copied, lost = plan.choice.outputs, _readonly(plan), platform.loses_writes_through_views
+        return run if inherit is None else _views(run, inherit, _protecting(platform, _readonly(plan)))
+    (layout,), protect = plan.choice.outputs, _protecting(platform, _readonly(plan))
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        view, base = wrap(call(args, kwargs), layout), inherit(args, kwargs)
-        if copied is not None or base._readonly is not None or lost:
-            _mark_read_only(platform, view, copied, base, _VIEWS_LOSE_WRITES if lost else None)
+        view = wrap(call(args, kwargs), layout)
+        protect(view, inherit(args, kwargs))
         return view
 
     return run_view
 
 
-def _mark_read_only(platform: Platform, view: Any, copied: str | None, base: Any, otherwise: str | None = None) -> None:
-    """Make ``view`` read-only if writes to it would be lost; it then becomes stale when its base is written.
+def _protecting(platform: Platform, copied: str | None, *, may_copy: bool = False) -> Callable[[Any, Any], None]:
+    """Return what makes a view read-only if writes to it would be lost; it then becomes stale when its base is written.
 
     Args:
         platform: the framework.
-        view: the DTensor to protect.
-        copied: why the view is a copy, or None where it shares storage with its base.
-        base: the DTensor of which it is a view.
-        otherwise: why nobody may write to a view that is no copy, or None.
+        copied: why views are copies, or None where they share storage with their base.
+        may_copy: whether one device may return a copy, too, to which writes are never lost.
     """
-    reason = copied or base._readonly or otherwise
-    if reason is not None:
-        view._readonly = reason
-    platform.follow_writes(view, base, is_copy=copied is not None)
+    lost = platform.loses_writes_through_views
+    otherwise = _VIEWS_LOSE_WRITES if lost and not may_copy else None
+
+    def protect(view: Any, base: Any) -> None:
+        reason = copied or base._readonly or otherwise
+        if reason is not None:
+            view._readonly = reason
+        if reason is not None or lost:
+            platform.follow_writes(view, base, is_copy=copied is not None)
+
+    return protect
 
 
 def _returning_operand_if_unchanged(
     platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None
 ) -> Run:
     """Make the call return the operand itself, not a new DTensor, if the local call returned its local tensor."""
-    wrap, (layout,), copied = platform.wrap, plan.choice.outputs, _readonly(plan)
+    wrap, (layout,) = platform.wrap, plan.choice.outputs
+    protect = _protecting(platform, _readonly(plan), may_copy=True)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, out = operand(args, kwargs), call(args, kwargs)
@@ -408,7 +413,7 @@ def _returning_operand_if_unchanged(
             out = platform.dense_copy(out)  # because the other ranks had to copy
         output = wrap(out, layout)
         if inherit is not None:
-            _mark_read_only(platform, output, copied, inherit(args, kwargs))
+            protect(output, inherit(args, kwargs))
         return output
 
     return run
@@ -431,15 +436,13 @@ def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
     return lambda args, kwargs: tree_map(wrap, call(args, kwargs))
 
 
-def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Run:
+def _views(run: Run, inherit: Run, protect: Callable[[Any, Any], None]) -> Run:
     """Protect several views of one operand."""
-    lost = platform.loses_writes_through_views
 
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
-        if copied is not None or base._readonly is not None or lost:
-            for view in outs:
-                _mark_read_only(platform, view, copied, base, _VIEWS_LOSE_WRITES if lost else None)
+        for view in outs:
+            protect(view, base)
         return outs
 
     return run_views

@@ -26,7 +26,7 @@ from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.composite_functions import make_picklable
 from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
-from hyper_parallel.platform.mindspore.shared_storage import counting, share_count
+from hyper_parallel.platform.mindspore.shared_storage import counting
 from hyper_parallel.platform.mindspore.versions import make_subclass, no_grad
 
 __all__ = ["MindSporeDTensor", "wrap"]
@@ -181,11 +181,7 @@ class MindSporeDTensor(DTensor, Tensor):
         """The same storage, off the graph."""
         if open_blocks() and skipped(None, "detach"):
             return ops.stop_gradient(self._local)
-        alias = wrap(ops.stop_gradient(self._local), self._layout)
-        if self._readonly is not None:
-            alias._readonly = self._readonly
-        follow_writes(alias, self, is_copy=False)
-        return alias
+        return self._alias(ops.stop_gradient(self._local))
 
     @property
     def data(self) -> Any:
@@ -308,11 +304,13 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def __copy__(self) -> Any:
         """Of a parameter a new parameter with its own values, else the same tensor under a new object."""
-        if isinstance(self, Parameter):
-            return self.clone()
-        alias = wrap(self._local, self._layout)
+        return self.clone() if isinstance(self, Parameter) else self._alias(self._local)
+
+    def _alias(self, local: Tensor) -> Any:
+        """Another DTensor of the same storage, which becomes stale as this one does."""
+        alias = wrap(local, self._layout)
         alias._readonly = self._readonly
-        follow_writes(alias, self, is_copy=False)
+        self._platform.follow_writes(alias, self, is_copy=False)
         return alias
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -360,12 +358,9 @@ class MindSporeMovedView(MovedView, MindSporeDTensor):  # type: ignore[override]
     _unchecked_layout = staticmethod(lambda view: vars(view)["_layout"])
 
 
-def follow_writes(view: MindSporeDTensor, base: MindSporeDTensor, *, is_copy: bool) -> None:
-    """See :meth:`~hyper_parallel.platform.contract.platform.Platform.follow_writes`."""
-    if is_copy or isinstance(base, MovedView):
-        follow(view, MindSporeMovedView, (base,), lambda base: counting(base._local))
-    else:
-        share_count(view._local, base._local)
+def invalidate_with(copy: MindSporeDTensor, base: MindSporeDTensor) -> None:
+    """Make ``copy`` stale when ``base`` is written; where that is such a copy itself, when its own base is."""
+    follow(copy, MindSporeMovedView, (base,), lambda base: counting(base._local))
 
 
 def wrap(local: Tensor, layout: Layout, cls: type = MindSporeDTensor) -> Any:

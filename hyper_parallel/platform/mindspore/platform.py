@@ -13,6 +13,7 @@ os.environ.setdefault("MS_DEV_LAUNCH_BLOCKING", "1")
 import mindspore
 from mindspore import mint
 
+from hyper_parallel.core.dtensor.moved_view import MovedView
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 from hyper_parallel.platform.contract.groups import GroupsFacet
@@ -25,7 +26,7 @@ from hyper_parallel.platform.mindspore.ops.empty_shards import kernel_on_element
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
-from hyper_parallel.platform.mindspore.shared_storage import note_write
+from hyper_parallel.platform.mindspore.shared_storage import note_write, share_count
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
@@ -178,9 +179,12 @@ class MindSporePlatform(
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
         """By a count of the writes to the base's storage, which aliases share."""
-        from hyper_parallel.platform.mindspore.dtensor import follow_writes
+        if not (is_copy or isinstance(base, MovedView)):
+            share_count(view._local, base._local)
+            return
+        from hyper_parallel.platform.mindspore.dtensor import invalidate_with
 
-        follow_writes(view, base, is_copy=is_copy)
+        invalidate_with(view, base)
 
     def may_cache_view(self, tensor: Any) -> bool:
         """True for results of operations only: inputs and parameters live on into the next differentiation."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-from mindspore import Parameter, Tensor, get_auto_parallel_context, mint, nn
+from mindspore import Parameter, Tensor, mint, nn
 from mindspore.experimental import optim
 
 from hyper_parallel.core.dtensor.deferred_gradients import check_step_gradient
@@ -18,7 +18,7 @@ from hyper_parallel.platform.mindspore.captured import reaches_dtensor
 from hyper_parallel.platform.mindspore.gradients import check_current, check_reduced
 from hyper_parallel.platform.mindspore.ops.loss_scale import UNCOMPILED
 from hyper_parallel.platform.mindspore.versions import JitExecutor, PIJitCaptureContext, RecomputeCell
-from hyper_parallel.transport.frontends.mindspore_comm.host import on_accelerator
+from hyper_parallel.transport.frontends.mindspore_comm.host import compiler_splits, on_accelerator
 
 __all__ = [
     "BY_ELEMENT",
@@ -144,11 +144,10 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
                     check_step_gradient(parameter.name, grad.layout, grad.dtype)
-        # In these modes MindSpore's compiler splits the operators of plain parameters over devices, which it needs.
-        splits = get_auto_parallel_context("parallel_mode") in {"semi_auto_parallel", "auto_parallel"}
-        uncompiled = splits and not any(isinstance(each, DTensor) for each in self.parameters)
-        if os.getenv("MS_JIT") != "0" or uncompiled or not _steps_by_element((_Step(self), *args)):
+        if os.getenv("MS_JIT") != "0" or not _steps_by_element((_Step(self), *args)):
             return step(self, *args, **kwargs)
+        if compiler_splits() and not any(isinstance(each, DTensor) for each in self.parameters):
+            return step(self, *args, **kwargs)  # the compiler would need the devices
         # Only a compiled step sees the local tensors, on which it is right.
         del os.environ["MS_JIT"]
         try:

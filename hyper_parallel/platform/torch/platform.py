@@ -266,8 +266,7 @@ class TorchPlatform(
         from hyper_parallel.platform.torch.dtensor import invalidate_with
 
         del is_copy
-        if view._readonly is not None:
-            invalidate_with(view, base)
+        invalidate_with(view, base)
 
     def is_transformed(self, tensor: Any) -> bool:
         """Whether ``torch.func`` has wrapped it."""

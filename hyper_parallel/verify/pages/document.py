@@ -8,7 +8,7 @@ from html import unescape
 
 from markupsafe import Markup
 
-__all__ = ["linked"]
+__all__ = ["linked", "text_of"]
 
 _MARKS = re.compile(
     r"(?P<details><details[^>]*>)|(?P<end></details>)"
@@ -17,7 +17,8 @@ _MARKS = re.compile(
     re.DOTALL,
 )
 _CONTENTS = "<!--contents-->"
-_TAGS = re.compile(r"<[^>]*>|&[a-z]+;|&#\d+;")
+_TAGS = re.compile(r"<[^>]*>")
+_ENTITIES = re.compile(r"&[a-z]+;|&#\d+;")
 _LONGEST = 48  # of an address
 _FEW = 3
 """Headings from which a page has contents."""
@@ -48,13 +49,18 @@ def linked(document: str) -> str:
             level, text = int(match["level"]), match["heading"]
             address = addresses.new("part", text)
             if not depth:
-                headings.append((level, address, _plain(text)))
+                headings.append((level, address, text_of(text)))
             return f'<h{level} id="{address}">{text}</h{level}>'
         address = addresses.new("row", match["head"])
         link = f'<a class="permalink" href="#{address}" aria-label="link to this row"></a>'
         return f'<tr id="{address}"><th scope="row"{match["attributes"]}>{match["head"]}{link}</th>'
 
     return _MARKS.sub(replaced, document).replace(_CONTENTS, _contents(headings), 1)
+
+
+def text_of(element: str) -> str:
+    """Return what a reader sees of an element: its text, without the tags in it."""
+    return unescape(_TAGS.sub("", element))
 
 
 def _contents(headings: list[tuple[int, str, str]]) -> str:
@@ -78,13 +84,9 @@ class _Addresses:
 
     def new(self, kind: str, text: str) -> str:
         """Return the id of an element with this text; the second of the same text ends in 2."""
-        words = re.sub(r"[^A-Za-z0-9_.]+", "-", _TAGS.sub(" ", text)).strip("-")[:_LONGEST].rstrip("-")
+        words = re.sub(r"[^A-Za-z0-9_.]+", "-", _ENTITIES.sub(" ", _TAGS.sub(" ", text)))
+        words = words.strip("-")[:_LONGEST].rstrip("-")
         base = f"{kind}-{words or 'none'}"
         self._seen[base] += 1
         count = self._seen[base]
         return base if count == 1 else f"{base}--{count}"
-
-
-def _plain(text: str) -> str:
-    """Return the text of an element without the tags in it."""
-    return unescape(re.sub(r"<[^>]*>", "", text))

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 from markupsafe import Markup
 
 from hyper_parallel.transport.atomic_files import atomic_write_text
+from hyper_parallel.verify.pages.document import text_of
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 
@@ -27,7 +28,6 @@ __all__ = ["FoundReport", "link_back", "reports_in", "start_page"]
 _OWN = '<meta name="generator" content="hyper-parallel">'
 _BACK = re.compile(r"<!--start-->.*?<!--end-->", re.DOTALL)
 _VERDICT = re.compile(r'<div class="verdict (good|bad)"><strong>(.*?)</strong>', re.DOTALL)
-_TAGS = re.compile(r"<[^>]*>")
 _TALL = 20
 
 
@@ -126,7 +126,7 @@ def _of_page(path: Path) -> FoundReport | None:
         path,
         _inside(text, r"<title>(.*?)</title>"),
         None if verdict is None else verdict[1] == "good",
-        "" if verdict is None else _plain(verdict[2]),
+        "" if verdict is None else text_of(verdict[2]),
         _inside(text, r'<meta name="date" content="(.*?)">'),
         _inside(text, r'<meta name="command" content="(.*?)">'),
     )
@@ -154,8 +154,4 @@ def _of_json(path: Path) -> FoundReport | None:
 
 def _inside(text: str, pattern: str) -> str:
     match = re.search(pattern, text, re.DOTALL)
-    return "" if match is None else _plain(match[1])
-
-
-def _plain(text: str) -> str:
-    return unescape(_TAGS.sub("", text))
+    return "" if match is None else text_of(match[1])

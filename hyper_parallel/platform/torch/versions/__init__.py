@@ -201,10 +201,8 @@ def is_view(tensor: Any) -> bool:
 
 
 def release_saved(node: Any) -> None:
-    """Let a node of autograd forget what it saved, unless the graph is retained; before 2.4 it does so later."""
-    release = getattr(node, "maybe_clear_saved_tensors", None)
-    if release is not None:
-        release()
+    """Let a node of autograd forget what it saved, unless the graph is retained."""
+    node.maybe_clear_saved_tensors()
 
 
 def group_resolvers() -> tuple[str, ...]:

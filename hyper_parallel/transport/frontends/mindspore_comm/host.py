@@ -12,7 +12,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.mindspore.versions import MSContext, ms_ctx_param
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16
 
-__all__ = ["empty", "from_host", "host_dtype", "on_accelerator", "overwrite", "to_host", "write"]
+__all__ = ["compiler_splits", "empty", "from_host", "host_dtype", "on_accelerator", "overwrite", "to_host", "write"]
 
 _CONTEXT, _TARGET = MSContext.get_instance(), ms_ctx_param.device_target  # get_context takes 14 us
 
@@ -26,6 +26,11 @@ def _native_bfloat16() -> np.dtype[Any] | None:
 
 
 _NATIVE_BFLOAT16 = _native_bfloat16()
+
+
+def compiler_splits() -> bool:
+    """Whether MindSpore's compiler splits operators over devices: in semi-automatic and automatic parallelism."""
+    return mindspore.get_auto_parallel_context("parallel_mode") in {"semi_auto_parallel", "auto_parallel"}
 
 
 def on_accelerator() -> bool:

@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any, NoReturn
 
 import mindspore
-from mindspore import Parameter, Tensor, context, mint, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.communication import GlobalComm, comm_func, management
 from mindspore.mint.distributed import distributed
 from mindspore.ops import Primitive
@@ -31,6 +31,7 @@ from hyper_parallel.platform.mindspore.versions import (
     pynative_executor,
 )
 from hyper_parallel.transport.frontends.mindspore_comm.functional import OPERATORS
+from hyper_parallel.transport.frontends.mindspore_comm.host import compiler_splits
 from hyper_parallel.transport.frontends.mindspore_comm.primitives import CARRIED, REFUSED, carry
 from hyper_parallel.transport.frontends.mindspore_comm.world import GroupManager, begin_world, current_world
 from hyper_parallel.transport.simulated.endpoint import Endpoint
@@ -90,7 +91,6 @@ def _normalized(
 VERSIONS = ("2.10",)
 """The MindSpore releases for which the replacements were checked."""
 
-_COMPILED_MODES = ("semi_auto_parallel", "auto_parallel")
 _BACKENDS = ("hccl", "nccl", "mccl")
 _MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
 _CACHES = (
@@ -208,7 +208,7 @@ def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(shard)
     def state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if context.get_auto_parallel_context("parallel_mode") in _COMPILED_MODES:
+        if compiler_splits():
             warnings.warn(
                 f"{type(self).__name__}.shard() has no effect on simulated or rehearsed ranks: MindSpore's graph "
                 "compiler, which splits operators, does not run there, so every rank computes the whole; state layouts "
