@@ -70,9 +70,10 @@ def add_parser(kinds: Any) -> None:
         subparser.add_argument(
             f"--{label}-platform", choices=FRAMEWORKS, help=f"framework of {name} (default: the one that it imports)"
         )
-    subparser.add_argument(
-        "--b-python", default="", metavar="PYTHON", help="interpreter that runs B (default: the one of this command)"
-    )
+        subparser.add_argument(
+            f"--{label}-python", default="", metavar="PYTHON",
+            help=f"interpreter that runs {name} (default: the one of this command)",
+        )  # fmt: skip
     subparser.add_argument(
         "--a-single-args", metavar="ARGS", help="arguments of A on one rank, in one string (default: its own)"
     )
@@ -138,7 +139,7 @@ def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
         None if single is None else _words("--a-single-args", single),
         getattr(arguments, f"{label}_platform"),
         getattr(arguments, f"{label}_rev"),
-        arguments.b_python if label == "b" else "",
+        getattr(arguments, f"{label}_python"),
     )
 
 

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.serialization import pack_back, unpack
 from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
+from hyper_parallel.verify.frameworks.contract.record_log import Perturbation
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
@@ -57,13 +60,22 @@ class Interpreter:
             msg = f"{self.option} {self.python}: there is no such program"
             raise InputError(msg)
 
-    def run(self, program: Program, world: World, scratch: Scratch) -> Run:
+    def run(
+        self,
+        program: Program,
+        world: World,
+        scratch: Scratch,
+        perturbation: Perturbation | None = None,
+        changes: Sequence[CaseChanges] | None = None,
+    ) -> Run:
         """Run a program on its ranks; arrays are on disk.
 
         Args:
             program: a script.
             world: of the ranks, with a sink in the scratch folder.
             scratch: where the process finds what it is asked, and answers.
+            perturbation: of a repeat, whose measurements come back in the notes of its rank.
+            changes: of the case, by rank.
 
         Raises:
             InputError: it cannot import the library, or the run cannot be made.
@@ -76,7 +88,7 @@ class Interpreter:
         if not package.exists():
             package.symlink_to(Path(__file__).parents[2], target_is_directory=True)
         question, answer = folder / "question", folder / "answer"
-        question.write_bytes(pack_back((program, world)))
+        question.write_bytes(pack_back((program, world, perturbation, changes)))
         answer.unlink(missing_ok=True)
         found = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
         command = [python, "-m", _MODULE, str(question), str(answer)]
@@ -105,13 +117,13 @@ def main(question: str, answer: str) -> None:
     """Run what is asked, and write what came of it.
 
     Args:
-        question: path of the file with the program and its world.
+        question: path of the file with the program, its world, its perturbation and changes.
         answer: path of the file to write: what kind of answer it is, versions, and the run or a message.
     """
-    program, world = unpack(Path(question).read_bytes())
+    program, world, perturbation, changes = unpack(Path(question).read_bytes())
     result: tuple[str, Any]
     try:
-        result = ("run", run_world(program, world))
+        result = ("run", run_world(program, world, perturbation, changes))
     except RankFailedError as error:
         result = ("failed", str(error))
     except (ValueError, ImportError) as error:

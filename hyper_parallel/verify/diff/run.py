@@ -139,9 +139,16 @@ class _Placed:
 
     def run(self, world: World, scratch: Scratch) -> Run:
         """Run it on its ranks."""
-        if self.interpreter is not None:
-            return self.interpreter.run(self.program, world, scratch)
-        return run_world(self.program, world)
+        return self.runner(scratch)(self.program, world)
+
+    def runner(self, scratch: Scratch) -> Callable[..., Run]:
+        """Return what makes its runs, in its interpreter; it takes the arguments of :func:`run_world`."""
+        if self.interpreter is None:
+            return run_world
+        interpreter = self.interpreter
+        return lambda program, world, perturbation=None, changes=None: interpreter.run(
+            program, world, scratch, perturbation, changes
+        )
 
 
 @dataclass
@@ -206,7 +213,9 @@ class _Comparison:
         own = self.first
         alone = own.program if own.world.size == 1 else own.alone()
         try:
-            reference = run_reference(alone, own.world, self.report.seed, self._of_a, self.scratch)
+            reference = run_reference(
+                alone, own.world, self.report.seed, self._of_a, self.scratch, runner=own.runner(self.scratch)
+            )
         except InputError as error:
             raise InputError(self._advice(str(error))) from error
         if own.world.size == 1:
@@ -221,7 +230,7 @@ class _Comparison:
         runs, verdict = compare_with(reference, run, None, self.declared, again=again)
         whole, left_out = put_together(runs, reference.run, KeepSink(self.scratch, "A, put together"))
         self._note_own(verdict, left_out)
-        same = ("program", "world", "seed", "progress", "changes", "scratch", "rounding")
+        same = ("program", "world", "seed", "progress", "changes", "scratch", "rounding", "runner")
         values = {each: getattr(reference, each) for each in same}
         bounds = reference.bounds.with_values_of(whole)
         return _PutTogether(**values, run=whole, bounds=bounds, map=reference)
@@ -271,6 +280,8 @@ class _Comparison:
 def _first_bits(runs: PairedRuns) -> str:
     """Return the first value whose bits differ from A's, and by how much; empty if there is none."""
     for key in runs.bounds.reference:
+        if key[0] == "loss" and len(runs.ranks) > 1:
+            continue  # each rank's is of its own samples
         for rank in runs.holders(key):
             placement = runs.placement(key, rank)
             actual = None if placement is None or not placement.compared else runs.actual(key, rank, placement)
@@ -290,9 +301,6 @@ def _first_bits(runs: PairedRuns) -> str:
 
 def _check(label: str, side: DiffSide) -> None:
     """Check the numbers and words of a side."""
-    if side.python and label == "a":
-        msg = "--a-python: A is the measure and runs in this interpreter; make it B, or start this command by it"
-        raise InputError(msg)
     if side.world_size < 1:
         msg = f"--{label}-world-size is {side.world_size}; a world has at least one rank"
         raise InputError(msg)

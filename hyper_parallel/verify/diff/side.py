@@ -24,7 +24,7 @@ class DiffSide:
         single_args: of A: arguments with which the script runs on one rank, which says where the parts of ranks lie
             and what rounding does; ``args`` by default.
         platform: ``torch`` or ``mindspore``; None takes the one that the file imports.
-        python: of B: interpreter that runs it, such as ``/envs/new/bin/python``; empty for this one.
+        python: interpreter that runs it, such as ``/envs/new/bin/python``; empty for this one.
         revision: commit whose files are run, such as ``HEAD~1``; empty for those of the working folder.
     """
 

@@ -77,6 +77,7 @@ class Reference:
         complete: whether all repeats have run, not only the first ones.
         printed: by repeat, what it printed and wrote to text files.
         rounding: the first value that a repetition without a perturbation rounded otherwise, in words.
+        runner: makes the runs, as :func:`run_world` does in this interpreter.
     """
 
     program: Program
@@ -91,6 +92,7 @@ class Reference:
     rounding: str = ""
     sinks: list[KeepSink] = field(default_factory=list, repr=False)
     printed: list[Mapping[str, Any]] = field(default_factory=list, repr=False)
+    runner: Callable[..., Run] = field(default=run_world, repr=False)
     _again: Run | None = field(default=None, repr=False)
     _further: Iterator[tuple[str, Repeat]] | None = field(default=None, repr=False)
 
@@ -163,7 +165,7 @@ class Reference:
         self.progress(title)
         world = replace(self.world, limits=replace(self.world.limits, sink=repeat.sink))
         with _failures(self.program, self.world.platform):
-            rank = run_world(self.program, world, repeat, self.changes).ranks[0]
+            rank = self.runner(self.program, world, repeat, self.changes).ranks[0]
         merge_notes(repeat.sink, rank)
         self.printed.append({note: rank.notes.get(note, ()) for note in (PRINTED, WRITTEN)})
         self.free()
@@ -176,7 +178,7 @@ class Reference:
         self.sinks.append(sink)
         world = replace(self.world, limits=replace(self.world.limits, sink=sink))
         with _failures(self.program, self.world.platform):
-            self._again = run_world(self.program, world, changes=self.changes)
+            self._again = self.runner(self.program, world, None, self.changes)
         self.rounding = check_deterministic(self.program, self.run, self._again)
         self.run.settings = {**self.run.settings, ROUNDING: self.rounding}
 
@@ -193,6 +195,7 @@ def run_reference(
     progress: Callable[[str], None],
     scratch: Scratch,
     changes: CaseChanges | None = None,
+    runner: Callable[..., Run] = run_world,
 ) -> Reference:
     """Return the reference with the bounds of its first repeats.
 
@@ -203,6 +206,7 @@ def run_reference(
         progress: called with the name of each run before it starts.
         scratch: where arrays are kept.
         changes: of the case, the same in every run.
+        runner: makes the runs, with the arguments of :func:`run_world`, which does so in this interpreter.
 
     Raises:
         InputError: it fails, records nothing, or gives other values when it runs again which rounding does not explain.
@@ -213,12 +217,13 @@ def run_reference(
     sink = KeepSink(scratch, "the reference")
     alone = replace(alone, limits=replace(alone.limits, sink=sink))
     with _failures(program, world.platform):
-        run = run_world(program, alone, changes=case)
+        run = runner(program, alone, None, case)
     check_recorded(program, run)
     _require_room(program, scratch, run)
     reference = Reference(
-        program, world.alone("nothing"), seed, progress, case, run, Bounds(run, scratch=scratch), scratch
-    )
+        program, world.alone("nothing"), seed, progress, case, run, Bounds(run, scratch=scratch), scratch,
+        runner=runner,
+    )  # fmt: skip
     reference.sinks.append(sink)
     reference.free()
     reference.measure()

@@ -1,8 +1,9 @@
-"""Run B by another interpreter: its records are compared, and what keeps it from running is said."""
+"""Runs by another interpreter: their records are compared, and what keeps them from running is said."""
 
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +27,19 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if "fast" in sys.argv else 0.1)
+data = torch.randn(6, 3)
+if "sharded" in sys.argv:
+    data = data.chunk(dist.get_world_size())[dist.get_rank()]
 if "fail" in sys.argv:
     raise RuntimeError("on purpose")
 if "exit" in sys.argv:
     sys.exit(4)
-model(torch.randn(5, 3)).square().mean().backward()
+model(data).square().mean().backward()
+if "sharded" in sys.argv:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 optimizer.step()
 """
 
@@ -56,7 +64,7 @@ def asked(script, scratch, *arguments):
     """Write a question as an interpreter is asked it, and return the paths of question and answer."""
     world = World(2, "torch", "threads", (("world", 2),), RecordLimits(sink=KeepSink(scratch, "run B")))
     question, answer = scratch.path / "question", scratch.path / "answer"
-    question.write_bytes(interpreter.pack_back((find_program(script, arguments, "B"), world)))
+    question.write_bytes(interpreter.pack_back((find_program(script, arguments, "B"), world, None, None)))
     return question, answer, world
 
 
@@ -123,12 +131,30 @@ def test_a_framework_that_is_not_installed_has_no_version():
     assert interpreter._versions("no-such-framework") == f"Python {platform.python_version()}"
 
 
-def test_a_is_run_here_and_functions_too(script):
-    """The measure is not another interpreter's, and a function is no file that it could read."""
-    with pytest.raises(InputError) as refused:
-        verify_diff(DiffSide(script, python=sys.executable), DiffSide(script))
-    assert str(refused.value) == (
-        "--a-python: A is the measure and runs in this interpreter; make it B, or start this command by it"
-    )
-    with pytest.raises(InputError, match=r"--b-python runs a script; .* is a function"):
-        verify_diff(DiffSide(script), DiffSide(test_a_is_run_here_and_functions_too, python=sys.executable))
+def test_another_interpreter_runs_a_and_measures_its_rounding(script, monkeypatch):
+    """The reference, its repeats and the ranks run there: another order of sums is equal, another rate is not."""
+    asked_for = []
+
+    def here(command, **_):
+        asked_for.append(interpreter.unpack(Path(command[-2]).read_bytes())[2])
+        main(*command[-2:])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(interpreter.subprocess, "run", here)
+    first = DiffSide(script, ("sharded",), 2, "threads", python=sys.executable)
+    report = verify_diff(first, DiffSide(script, ("sharded",), 3, "threads"))
+    assert (report.status, report.own) == (0, []), report.text()
+    assert report.verdict.power.count == 2
+    words = f"{script} sharded on torch by {sys.executable} (Python {sys.version.split()[0]}, torch "
+    assert report.names[0].startswith(words)
+    assert [perturbation is None for perturbation in asked_for] == [True, False, False, True]
+    report = verify_diff(first, DiffSide(script, ("sharded", "fast"), 2, "threads"))
+    assert (report.status, report.kind_of_difference) == (1, "another computation"), report.text()
+
+
+@pytest.mark.parametrize("sides", ["a", "b"])
+def test_functions_are_not_run_by_another_interpreter(script, sides):
+    """A function is no file that it could read."""
+    function = DiffSide(test_functions_are_not_run_by_another_interpreter, python=sys.executable)
+    with pytest.raises(InputError, match=rf"--{sides}-python runs a script; .* is a function"):
+        verify_diff(*((function, DiffSide(script)) if sides == "a" else (DiffSide(script), function)))
