@@ -59,6 +59,9 @@ optimizer = get_megatron_optimizer(chosen, [model])
 if "--stale" in sys.argv and rank == 1:  # the bug: a rank's float32 copies never reach the model
     for part in optimizer.chained_optimizers:
         part._copy_main_params_to_model_params = lambda: None
+if "--clipped" in sys.argv:  # the bug: the norm is added up over a group that has not all shards of the gradients
+    for part in optimizer.chained_optimizers:
+        part.get_grad_stats_parallel_group = parallel_state.get_model_parallel_group
 positions, mask = torch.arange(12).cuda(), torch.ones(1, 1, 12, 12, dtype=torch.bool).triu(1).cuda()
 for rows in torch.randint(0, 64, (3, 6, 13), generator=torch.Generator().manual_seed(1)).cuda():
     batch = rows.chunk(world // tensor)[parallel_state.get_data_parallel_rank()]

@@ -18,12 +18,13 @@ class Stack:
 
     Attributes:
         packages: that must be installed.
-        wrong: pattern of the first value that ``--broken`` makes wrong.
+        wrong: pattern of the first value that its bug makes wrong.
         pretend: the device that the CPU stands in for.
         program: name of its file, if it is another than the stack's.
         arguments: of the program.
         ranks: number of them.
         first: what runs once before, alone: a stack that compiles something then.
+        broken: option that switches the bug on.
         others: options that switch another bug on, and the pattern of the first value that it makes wrong.
     """
 
@@ -34,6 +35,7 @@ class Stack:
     arguments: tuple[str, ...] = ()
     ranks: int = 2
     first: str = ""
+    broken: str = "--broken"
     others: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
@@ -46,7 +48,7 @@ class Stack:
 
     def bugs(self) -> dict[str, str]:
         """Return the options that switch a bug on, and the pattern of the first value that each makes wrong."""
-        return {"--broken": self.wrong, **self.others}
+        return {self.broken: self.wrong, **self.others}
 
 
 _BUILD = "import deepspeed; deepspeed.init_distributed('gloo')"
@@ -62,6 +64,7 @@ STACKS = {
     "deepspeed_zero_1": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("1",), first=_BUILD, others=_CLIPPED),
     "deepspeed_zero_2": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("2",), first=_BUILD, others=_CLIPPED),
     "deepspeed_zero_3": Stack(("deepspeed",), "2.weight", "", "deepspeed_zero", ("3",), first=_BUILD, others=_CLIPPED),
+    "hydra_folder": Stack(("hydra",), "2.*", "", arguments=("hydra.job.chdir=true", "rate=0.02"), broken="broken=true"),
     "nano_gpt": Stack((), "norm.*", others={"--summed": "norm.weight"}),
     "olmo_fsdp2": Stack(("olmo_core",), "*.weight"),
     "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
@@ -75,7 +78,7 @@ STACKS = {
     "torchtitan_pipeline": Stack(("torchtitan",), "layers.0.*", "cuda", "torchtitan_llama", ("pipeline",)),
     "transformers_plan": Stack(("transformers", "accelerate"), "*.layers.1.mlp.down_proj.weight"),
     "megatron_gpt": Stack(("megatron",), "decoder.layers.1*", "cuda"),
-    "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda"),
+    "megatron_distributed": Stack(("megatron",), "decoder.layers.1.mlp.linear_fc2.weight", "cuda", others=_CLIPPED),
     "megatron_half": Stack(
         ("megatron",),
         "decoder.layers.1.mlp.linear_fc2.weight",
@@ -87,6 +90,6 @@ STACKS = {
     "megatron_pipeline": Stack(("megatron",), "embedding.word_embeddings.weight", "cuda"),
     "megatron_experts": Stack(("megatron",), "decoder.layers.*.mlp.experts.local_experts.*", "cuda"),
     "megatron_sequence": Stack(
-        ("megatron",), "decoder.*layernorm.*", "cuda", "megatron_distributed", ("tensor",), ranks=4
+        ("megatron",), "decoder.*layernorm.*", "cuda", "megatron_distributed", ("tensor",), ranks=4, others=_CLIPPED
     ),
 }

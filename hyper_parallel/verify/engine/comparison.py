@@ -308,7 +308,7 @@ class _Comparison:
         lacking = []
         for rank in ranks:
             weight = ("weight", name, step, 0)
-            if weight not in self.runs.ranks[rank]:
+            if weight not in self.runs.ranks[rank] or self._trains_nothing(key, rank):
                 continue
             after = self.runs.distance(weight, rank) if weight in self.runs.bounds.reference else None
             if after is None or after.ratio > 1:
@@ -317,6 +317,15 @@ class _Comparison:
             self._lacks(
                 ("gradient", name, step, call), lacking, "the optimizer sees no gradient, the single device's does"
             )
+
+    def _trains_nothing(self, key: Key, rank: int) -> bool:
+        """Return whether a rank's optimizer has no element of a parameter: all pieces of it are other ranks'.
+
+        Such a rank records that once in a step, and nothing when gradients are clipped before.
+        """
+        calls = self.runs.calls(key[:3])
+        found = [record for call in calls if (record := self.runs.ranks[rank].get(call)) is not None]
+        return bool(found) and not any(np.size(record.value) for record in found)
 
     def _extra_masks(self) -> None:
         """Report masks that the reference does not draw at all, and list other values that only ranks have."""

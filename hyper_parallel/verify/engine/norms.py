@@ -11,6 +11,7 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.placement import Placement
 from hyper_parallel.verify.engine.wording import ranks_words
 
 __all__ = ["explain_clipping", "explain_norm"]
@@ -35,7 +36,7 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
         if power == 2.0 and not _clips(runs, gradients, key, factor):
             continue
         scaled = {name: value * factor for name, value in gradients.items()}
-        for text, kind, expected in _hypotheses(runs, scaled, power, norm):
+        for text, kind, expected in _hypotheses(runs, scaled, power, key):
             if all(_fits(value, expected.get(rank), norm) for rank, value in ranks.items()):
                 shown = ", ".join(f"{value:.9g}" for value in dict.fromkeys(ranks.values()))
                 return Cause(kind, "", f"{text} is {shown} ({words}); the single device has {norm:.9g}")
@@ -59,7 +60,7 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
     flat = {key[1]: gradients[key[1]]}  # of all parameters, which may be recorded by their own names as well
     for counted, (power, words) in product((gradients, flat), ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm"))):
         whole = _norm(list(counted.values()), power)
-        local = {rank: _norm(list(_parts(runs, counted, rank).values()), power) for rank in known}
+        local = {rank: _norm(list(_parts(runs, counted, rank, key[2]).values()), power) for rank in known}
         left = [rank for rank, factor in known.items() if abs(factor * local[rank] - whole) > tolerance * whole]
         below = all(known[rank] * local[rank] < whole for rank in left)
         alike = all(abs(known[rank] - known[left[0]]) <= tolerance * known[left[0]] for rank in left)
@@ -100,11 +101,11 @@ def _norm(parts: list[Any], power: float) -> float:
 
 
 def _hypotheses(
-    runs: PairedRuns, gradients: Mapping[str, Any], power: float, norm: float
+    runs: PairedRuns, gradients: Mapping[str, Any], power: float, key: Key
 ) -> Iterator[tuple[str, str, dict[int, float]]]:
     """Yield words, a cause and the norm of each rank under it."""
     world = range(runs.parallel.world_size)
-    local = {rank: _norm(list(_parts(runs, gradients, rank).values()), power) for rank in world}
+    local = {rank: _norm(list(_parts(runs, gradients, rank, key[2]).values()), power) for rank in world}
     yield "the norm of each rank's own part", "norm-local", local
     for rank in world:
         yield f"the norm of rank {rank}'s part", "norm-local", dict.fromkeys(world, local[rank])
@@ -113,6 +114,9 @@ def _hypotheses(
         summed = {rank: sum(local[other] for other in members.get(rank, (rank,))) for rank in world}
         largest = {rank: max(local[other] for other in members.get(rank, (rank,))) for rank in world}
         yield f"the sum over {axis} of the ranks' norms", "norm-counted-twice", summed
+        united = {group: _norm(_united(runs, gradients, group, key[2]), power) for group in groups}
+        alone = {rank: united.get(members.get(rank, ()), local[rank]) for rank in world}
+        yield f"the norm over {axis} alone", "norm-local", alone
         if power != np.inf:
             squares = {rank: sum(local[other] ** power for other in members.get(rank, (rank,))) for rank in world}
             roots = {rank: value ** (1 / power) for rank, value in squares.items()}
@@ -121,7 +125,7 @@ def _hypotheses(
             yield f"the norm of the mean over {axis} of the ranks' squares", "norm-local", means
         yield f"the largest over {axis} of the ranks' norms", "norm-local", largest
     if power != np.inf:
-        yield from _classes(runs, gradients, power, norm)
+        yield from _classes(runs, gradients, power, float(runs.bounds.reference[key].value))
 
 
 def _classes(
@@ -154,7 +158,27 @@ def _replicated(runs: PairedRuns, name: str, holders: list[int]) -> bool:
     return len(holders) > 1 and all(placement is not None and placement.positions is None for placement in placements)
 
 
-def _parts(runs: PairedRuns, gradients: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the parts of the reference's gradients that a rank holds."""
-    placements = {name: runs.parameters.of(name, rank) for name in gradients}
+def _parts(runs: PairedRuns, gradients: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]:
+    """Return the parts of the reference's gradients that a rank's optimizer gets."""
+    placements = {name: _placement(runs, ("gradient", name, step), rank) for name in gradients}
     return {name: placement.take(gradients[name]) for name, placement in placements.items() if placement is not None}
+
+
+def _united(runs: PairedRuns, gradients: Mapping[str, Any], group: Sequence[int], step: int) -> list[Any]:
+    """Return the elements of the reference's gradients that a rank of a group has, each once."""
+    parts = []
+    for name, gradient in gradients.items():
+        covered = np.zeros(gradient.size, bool)
+        for rank in group:
+            placement = _placement(runs, ("gradient", name, step), rank)
+            if placement is not None:
+                placement.mark(covered)
+        parts.append(gradient.reshape(-1)[covered])
+    return parts
+
+
+def _placement(runs: PairedRuns, gradient: tuple[str, str, int], rank: int) -> Placement | None:
+    """Return where a rank's last gradient of a parameter in a step is, or the parameter, if it recorded none."""
+    calls = [call for call in runs.calls(gradient) if call in runs.ranks[rank]]
+    placement = runs.placement(calls[-1], rank) if calls else None
+    return runs.parameters.of(gradient[1], rank) if placement is None else placement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,10 @@ class PairedRuns:
     def holders(self, key: Key) -> list[int]:
         """Return the ranks that have a value."""
         return [rank for rank, index in enumerate(self.ranks) if key in index]
+
+    def calls(self, value: tuple[str, str, int]) -> Iterator[Key]:
+        """Yield the keys of a value's calls in one step of the reference, by its kind, name and step."""
+        return takewhile(self.bounds.reference.__contains__, ((*value, call) for call in count()))
 
     def noted(self, rank: int, subject: str) -> set[str]:
         """Return the names that a rank's recorder noted under ``subject``, as the reference calls them."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.comparison import compare_runs
-from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Region, Run
 
 RNG = np.random.default_rng(21)
 MESH = {"dp": 2, "tp": 2}
@@ -103,6 +106,52 @@ def test_norms(power, made, kind, words):
     cause = first([*records(sharded), right], ranks).cause
     assert cause.kind == kind
     assert cause.evidence.startswith(words), cause.evidence
+
+
+@pytest.mark.parametrize(
+    "group_of, words",
+    [
+        (lambda rank: [rank], "the norm of each rank's own part is "),
+        (lambda rank: [rank - rank % 2, rank - rank % 2 + 1], "the norm over tp alone is "),
+    ],
+)
+def test_norms_over_a_group_that_has_not_all_pieces(group_of, words):
+    """A norm over the wrong group, where ranks train pieces of replicated weights and some have none of a weight.
+
+    Gradients are recorded before they are clipped and when the optimizer gets them; of a weight of which it has no
+    element, a rank records the latter alone.
+    """
+    gradients = {name: RNG.standard_normal(size) for name, size in (("a.w", 6), ("b.w", 5), ("c.w", 4))}
+    weights = {name: RNG.standard_normal(value.size) for name, value in gradients.items()}
+    bounds = [0, 4, 8, 12, 15]  # of the ranks' pieces in all weights, one after the other
+    pieces = [slice(*pair) for pair in pairwise(bounds)]
+    flat, total = np.concatenate([*gradients.values()]), np.linalg.norm(np.concatenate([*gradients.values()]))
+    own = [float(np.linalg.norm(np.concatenate([flat[pieces[each]] for each in group_of(rank)]))) for rank in range(4)]
+
+    def records(norm, clipped, piece):
+        found = [record("weight", name, -1, value) for name, value in weights.items()]
+        begin = 0
+        for name, value in gradients.items():
+            place = slice(max(piece.start - begin, 0), max(min(piece.stop - begin, value.size), 0))
+            scaled = (value, clipped[begin : begin + value.size])
+            for call, part in enumerate(scaled if value[place].size else scaled[1:]):
+                region = Region((value.size,), (place.start if value[place].size else 0,))
+                made = record("gradient", name, 0, part[place], call)
+                found.append(replace(made, region=None if piece == slice(0, flat.size) else region))
+            begin += value.size
+        found.append(record("norm", "gradient norm", 0, norm))
+        updated = np.concatenate([*weights.values()]) - clipped
+        starts = np.cumsum([value.size for value in weights.values()])[:-1]
+        return [
+            *found,
+            *(record("weight", *each) for each in zip(weights, [0] * 3, np.split(updated, starts), strict=True)),
+        ]
+
+    wrong = np.concatenate([flat[piece] / norm for piece, norm in zip(pieces, own, strict=True)])
+    ranks = [records(norm, wrong, piece) for piece, norm in zip(pieces, own, strict=True)]
+    difference = first(records(total, flat / total, slice(0, flat.size)), ranks, MESH)
+    assert (difference.kind, difference.name, difference.cause.kind) == ("norm", "gradient norm", "norm-local")
+    assert difference.cause.evidence.startswith(words), difference.cause.evidence
 
 
 def test_a_norm_that_no_rank_has():
