@@ -13,6 +13,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import framework_of, get_mindspore_platform, get_platform, platform_of_argument
 
 __all__ = [
+    "ActivationPolicy",
     "CheckpointPolicy",
     "SwapManager",
     "checkpoint_exclude_wrapper",
@@ -30,6 +31,11 @@ class CheckpointPolicy(Enum):
 
     MUST_SAVE = auto()
     MUST_SWAP = auto()
+    SAVE = MUST_SAVE
+    SWAP = MUST_SWAP
+
+
+ActivationPolicy = CheckpointPolicy
 
 
 def checkpoint_wrapper(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hyper_parallel.compat.refusals import refused_function
 from hyper_parallel.core.data_parallel import policy
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
 from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
@@ -20,10 +21,21 @@ from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.select import framework_of, get_platform
 
-__all__ = ["CPUOffloadPolicy", "HSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "HSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "fully_shard",
+    "get_model_state_dict",
+]
 
 ModuleT = TypeVar("ModuleT")
 _REDUCTIONS = ("avg", "mean", "sum")
+
+get_model_state_dict = refused_function(
+    "get_model_state_dict", "call that of torch.distributed.checkpoint.state_dict, which takes modules of this library"
+)
 
 
 @dataclass(frozen=True)

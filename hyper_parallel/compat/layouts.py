@@ -5,8 +5,10 @@ Axes of a tensor map count from the right; -1 is none, and a tuple has several, 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -19,8 +21,11 @@ __all__ = [
     "DevMat",
     "RedistributionOperatorInfer",
     "_infer_slice_area_by_rank",
+    "combine_layout",
     "get_current_layout",
     "get_global_layout",
+    "load_layout",
+    "save_layout",
 ]
 
 
@@ -142,6 +147,33 @@ def get_global_layout(cell: Any) -> Report:
     everyone = tuple(range(platform.get_world_size()))
     reports = platform.transport().all_gather_object(get_current_layout(cell), everyone)
     return {rank: facts for report in reports for rank, facts in report.items()}
+
+
+def save_layout(layout_dict: Report, file_path: str | Path) -> None:
+    """Write a report to a file of JSON, in which sequences are lists."""
+    Path(file_path).write_text(json.dumps(layout_dict), encoding="utf-8")
+
+
+def load_layout(file_path: str | Path) -> Report:
+    """Return the report of a file that :func:`save_layout` wrote."""
+    report: Report = json.loads(Path(file_path).read_text(encoding="utf-8"))
+    return report
+
+
+def combine_layout(directory: str | Path) -> Report:
+    """Return the reports of the files ``*.layout`` of a folder as one.
+
+    Raises:
+        LayoutError: (a ValueError) two files have the same rank.
+    """
+    combined: Report = {}
+    for file in sorted(Path(directory).glob("*.layout")):
+        for rank, facts in load_layout(file).items():
+            if rank in combined:
+                msg = f"combine_layout: {file} has rank {rank}, and so has another file of {directory}"
+                raise LayoutError(msg)
+            combined[rank] = facts
+    return combined
 
 
 def _facts(parameter: Any) -> dict[str, Any]:

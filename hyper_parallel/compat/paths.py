@@ -21,6 +21,9 @@ _TOP = "hyper_parallel"
 
 MODULES: dict[str, str | None] = {
     "core.activation_checkpoint": "compat.activation_checkpoint",
+    "core.checkpoint.layout": "compat.layouts",
+    "core.checkpoint.loader": "compat.earlier",
+    "core.checkpoint.saver": "compat.earlier",
     "core.context_parallel.async_context_parallel": "compat.context_parallel",
     "core.context_parallel.async_dsa_context_parallel": "compat.refusals",
     "core.context_parallel.context_parallel": "compat.context_parallel",
@@ -32,7 +35,9 @@ MODULES: dict[str, str | None] = {
     "core.fully_shard": "compat.fully_shard",
     "core.fully_shard.api": "compat.fully_shard",
     "core.fully_shard.utils": "compat.fully_shard",
+    "core.hsdp": "compat.earlier",
     "core.layout": "core.dtensor.layout",
+    "core.parameter_init": "compat.earlier",
     "core.pipeline_parallel": "compat.pipeline",
     "core.pipeline_parallel.comm_compute_overlap": "compat.pipeline",
     "core.pipeline_parallel.hook_coordinator": "compat.pipeline",
@@ -45,12 +50,18 @@ MODULES: dict[str, str | None] = {
     "platform.mindspore.autograd_compat": "compat.activation_checkpoint",
     "platform.mindspore.pipeline_parallel": None,
     "platform.mindspore.pipeline_parallel._utils": "compat.pipeline",
+    "platform.torch.activation_checkpoint": "compat.activation_checkpoint",
+    "platform.torch.fully_shard": None,
+    "platform.torch.fully_shard.utils": "compat.fully_shard",
 }
 """Paths that no file here has: the module whose names each has; None for a package of others."""
 
 NAMES: dict[str, dict[str, str]] = {
     "": {
-        **dict.fromkeys(("PipelineStage", "ScheduleInterleaved1F1B"), "compat.pipeline"),
+        **dict.fromkeys(
+            ("HSDPCell", "hsdp", "hsdp_sync_stream", "init_parameters", "parallelize_value_and_grad"), "compat.earlier"
+        ),
+        **dict.fromkeys(("MetaStepType", "PipelineStage", "ScheduleInterleaved1F1B"), "compat.pipeline"),
         **dict.fromkeys(
             ("destroy_process_group", "get_backend", "get_process_group_ranks", "init_process_group", "split_group"),
             "compat.process_groups",

@@ -47,12 +47,23 @@ NAMES_OF_MINDFORMERS = {
     "platform.mindspore.pipeline_parallel._utils": "_MicroBatch",
 }
 NAMES_OF_EARLIER_PROGRAMS = {
-    "": "ScheduleInterleaved1F1B destroy_process_group get_backend get_process_group_ranks init_process_group "
-    "split_group",
+    "": "MetaStepType ScheduleInterleaved1F1B destroy_process_group get_backend get_process_group_ranks "
+    "init_parameters init_process_group parallelize_value_and_grad split_group",
+    "core.checkpoint.layout": "combine_layout get_current_layout get_global_layout load_layout save_layout",
     "core.device_mesh": "DeviceMesh init_device_mesh",
     "core.layout": "Layout",
+    "core.parameter_init": "init_parameters",
     "core.placement_types": "Partial Replicate Shard",
     "core.shard.api": "shard_module",
+    "platform.torch.activation_checkpoint": "ActivationPolicy swap_wrapper",
+    "platform.torch.fully_shard.utils": "CPUOffloadPolicy MixedPrecisionPolicy OffloadPolicy",
+}
+REFUSED_OF_EARLIER_PROGRAMS = {
+    "": "HSDPCell hsdp hsdp_sync_stream",
+    "core.checkpoint.loader": "load_checkpoint",
+    "core.checkpoint.saver": "save_checkpoint",
+    "core.fully_shard.api": "get_model_state_dict",
+    "core.hsdp": "hsdp",
 }
 SCHEDULES = "Schedule1F1B ScheduleGPipe ScheduleInterleaved1F1B"  # imported by name, from core.pipeline_parallel
 REFUSED = {
@@ -121,7 +132,7 @@ def test_a_path_outside_of_the_table_does_not_exist():
         importlib.import_module("hyper_parallel.core.pipeline")
 
 
-@pytest.mark.parametrize("path, name", each(REFUSED))
+@pytest.mark.parametrize("path, name", [*each(REFUSED), *each(REFUSED_OF_EARLIER_PROGRAMS)])
 def test_what_is_not_supported_refuses_by_name(path, name):
     """A name without an implementation can be subclassed, where it is a class, and raises its own name when used."""
     value = imported(path, name)

@@ -164,7 +164,7 @@ def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
         before = [
             key for key in reference if key[0] == "output" and key[2:] == loss[2:] and np.size(reference[key].value)
         ]
-        value = float(reference[loss].value)
+        value = float(np.asarray(reference[loss].value).item())
         plain += itertools.islice((key[1] for key in reversed(before) if _is_sum(reference[key].value, value)), 1)
     if losses and len(plain) == len(losses):
         facts = f"the loss is the sum or mean of the output of {plain[0]}"

@@ -150,7 +150,7 @@ def _comparable(
     for key, number in first.items():
         values.setdefault((key[0], key[1], key[3]), set()).add(number.value)
     recorded = [
-        float(np.asarray(record.value)) for record in own.records
+        float(np.asarray(record.value).item()) for record in own.records
         if record.kind in ("loss", "norm", "value") and np.size(record.value) == 1
         and np.asarray(record.value).dtype.kind == "f"
     ]  # fmt: skip

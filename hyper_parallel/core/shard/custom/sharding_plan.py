@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._tree import CONTAINERS, rebuild, tree_map
@@ -42,9 +42,10 @@ class ShardingPlan:
             are replicated.
         input_plan: by path of a module, the layouts of its inputs: placements for its one tensor argument, a sequence
             with an entry per positional argument (None leaves one alone), or a mapping by parameter name. A plain
-            tensor is this rank's local shard; a DTensor is redistributed.
+            tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
+            ``"input"`` is ``""``, unless the module has modules of these names.
         output_plan: by path of a module, the layouts of its outputs: placements, or a sequence or mapping nested like
-            the output.
+            the output. ``"fc1.output"`` and ``"output"`` likewise.
         return_local_tensor: paths of modules that return local tensors.
     """
 
@@ -80,8 +81,13 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         raise TypeError(msg)
     mesh = resolve_mesh(device_mesh)
     platform = platform_of(module)
-    layouts = _checked_layouts(platform, module, mesh, sharding_plan)
     owners = dict(platform.get_cells_and_names(module))
+    sharding_plan = replace(
+        sharding_plan,
+        input_plan=_by_module(sharding_plan.input_plan, "input", owners),
+        output_plan=_by_module(sharding_plan.output_plan, "output", owners),
+    )
+    layouts = _checked_layouts(platform, module, mesh, sharding_plan)
     with replacing_parameters(platform, module) as ties:
         for path, layout in layouts.items():
             owner, _, name = path.rpartition(".")
@@ -98,6 +104,19 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         if outputs is not None or plain:
             _lay_out_outputs(cell, boundary, outputs, plain=plain)
     return module
+
+
+def _by_module(plans: Mapping[str, Any] | None, word: str, cells: Iterable[str]) -> Mapping[str, Any] | None:
+    """The entries by module: ``word`` at the end of a key names the module before it, where no module is called so."""
+    entries: dict[str, Any] = {}
+    for pattern, entry in (plans or {}).items():
+        owner, _, last = pattern.rpartition(".")
+        path = owner if last == word and not any(path_matches(pattern, cell) for cell in cells) else pattern
+        if path in entries:
+            msg = f"shard_module: {word}_plan has two entries for {path!r}: {path!r} and {pattern!r}"
+            raise PlanError(msg)
+        entries[path] = entry
+    return entries or None
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _UNSOUND_IN_FLOAT64 = {
     **dict.fromkeys(("LayerNorm", "layer_norm", "L1Loss", "l1_loss", "MSELoss", "mse_loss"), _IN_FLOAT32),
     **dict.fromkeys(("NLLLoss", "nll_loss", "softplus", "matrix_power", ".ger", ".var", ".std"), _IN_FLOAT32),
     **dict.fromkeys((".fmax", ".fmin", "celu", ".sort", "huber_loss"), _IN_FLOAT32),
-    **dict.fromkeys(("ops.masked_fill", "addcmul", "addcdiv"), "it, or its gradient, is rounded to float32"),
+    **dict.fromkeys(("ops.masked_fill", "addcmul", "addcdiv", "hypot"), "it, or its gradient, is rounded to float32"),
 }
 """Calls in float64 whose results are no truth."""
 

@@ -164,6 +164,38 @@ def test_nested_inputs_and_outputs(plain):
 
 
 @torch_only
+def test_keys_that_end_in_input_and_output():
+    """``0.input`` and ``output`` name the inputs of module ``0`` and the outputs of the whole; a module comes first."""
+    import torch
+
+    def laid_out(model, x, inputs, outputs):
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        shard_module(model, mesh, ShardingPlan({}, inputs, outputs))
+        return model(x[mesh.get_local_rank() : mesh.get_local_rank() + 2])
+
+    def body():
+        x = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (4, 5)))
+        first = laid_out(network(), x, {"input": ([Shard(0)],)}, {"0.output": [Replicate()], "output": [Shard(1)]})
+        second = laid_out(network(), x, {"": ([Shard(0)],)}, {"0": [Replicate()], "": [Shard(1)]})
+        named = torch.nn.Sequential()
+        named.add_module("input", torch.nn.Linear(5, 7).double())
+        third = laid_out(named, x, {"input.input": [Shard(0)]}, {"input": [Shard(1)], "output": [Replicate()]})
+        with pytest.raises(PlanError) as twice:
+            laid_out(network(), x, {"0": None, "0.input": None}, None)
+        with pytest.raises(PlanError) as unknown:
+            laid_out(network(), x, {"9.input": None}, None)
+        assert torch.equal(first.full_tensor(), second.full_tensor())
+        return first.placements, third.placements, str(twice.value), str(unknown.value).splitlines()[1:]
+
+    assert simulate(body, 3, platform="torch")[0] == (
+        (Shard(1),),
+        (Replicate(),),
+        "shard_module: input_plan has two entries for '0': '0' and '0.input'",
+        ["  - input_plan: '9' names no module; children of the module: 0, 1, 2"],
+    )
+
+
+@torch_only
 def test_all_faults_of_a_plan_are_one_error():
     """Unmatched patterns, misfit placements and conflicting ties are one error, and no weight is touched."""
 

@@ -174,6 +174,7 @@ def test_what_is_no_truth_is_left_out(language):
     assert language.unsound("mint.add", [(0, 3)], "float32") == ""
     assert language.unsound("ops.log2", [(2, 3)], "float64") == "it rounds the logarithm of 2 to float32"
     assert language.unsound("ops.log2", [(2, 3)], "float32") == ""
+    assert language.unsound("ops.hypot", [(2, 3)], "float64") == "it, or its gradient, is rounded to float32"
     assert language.unsound("mint.lerp", [(2, 3)], "float16") == "its gradient is float32"
     assert language.unsound("mint.lerp", [(2, 3)], "bfloat16") == ""
     assert language.unsound("mint.cross", [(2, 3, 1), (1, 3, 1)], "float32") == "it leaves elements unwritten"
