@@ -249,7 +249,7 @@ def call_errors(call: Call, text: str) -> Iterator[str]:
     if call.name == "lock":
         variable = call.named.get("variable", "")
         if not variable or len(re.findall(rf"\b{variable}\b", text)) < 2:
-            yield "a cell uses the cards that it locked: `lock` gives them in its `variable`"
+            yield "a cell uses the devices that it locked: `lock` gives them in its `variable`"
     if call.name == "sh":
         yield from shell_errors(call)
 

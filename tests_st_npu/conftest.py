@@ -1,4 +1,4 @@
-"""Options of the system tests: `--scenario NAME` (repeatable) and `--cards N` beside the plugin's `--device`."""
+"""Options of the system tests: `--scenario NAME` (repeatable) and `--devices N`, next to the plugin's `--device`."""
 
 from __future__ import annotations
 
@@ -26,44 +26,46 @@ _REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
 _WITHOUT_RULES = "test_rehearsal.py"  # whose tests choose
 # MindSpore's operators pad and add there, which takes minutes on CPU; the transport's unit tests hold what it computes.
 _SLOW_ON_MINDSPORE = ("test_every_collective_equals_numpy", "test_every_source_reaches_every_target")
-_REHEARSED_CARDS = int(os.environ.get("HP_REHEARSAL_ASCEND_CARDS", "0"))  # rehearsal/README.md, as the next
-_ON_REHEARSAL = bool(_REHEARSED_CARDS) or "HP_REHEARSAL_CARDS" in os.environ
-if "HP_REHEARSAL_CARDS" in os.environ:
-    import torch  # noqa: F401 - registers the device, whose cards have no device nodes
-if _REHEARSED_CARDS:  # which have no device nodes either
+_REHEARSED_DEVICES = int(os.environ.get("HP_REHEARSAL_ASCEND_DEVICES", "0"))  # rehearsal/README.md, as the next
+_ON_REHEARSAL = bool(_REHEARSED_DEVICES) or "HP_REHEARSAL_DEVICES" in os.environ
+if "HP_REHEARSAL_DEVICES" in os.environ:
+    import torch  # noqa: F401 - registers the rehearsal devices, which have no device nodes
+if _REHEARSED_DEVICES:  # which have no device nodes either
     import sitecustomize
 
     sitecustomize.come_first()  # pytest's own finder has come before it
     for _counting in (capability, hooks, ranks, report):
-        _counting.count_cards = lambda device: _REHEARSED_CARDS if device == "npu" else 1 << 16
+        _counting.count_devices = lambda device: _REHEARSED_DEVICES if device == "npu" else 1 << 16
 
 
 def pytest_addoption(parser):
     """Declare the options."""
     parser.addoption("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
-    parser.addoption("--cards", type=int, choices=_SIZES, help="only worlds of this size (default: 1, 2, 4; 8 on NPUs)")
+    parser.addoption(
+        "--devices", type=int, choices=_SIZES, help="only worlds of this size (default: 1, 2, 4; 8 on NPUs)"
+    )
 
 
 def rehearsed(config):
-    """Whether nothing of the run is on a real card: it is on CPU, or on the rehearsal device."""
+    """Whether nothing of the run is on a real device: it is on CPU, or on the rehearsal device."""
     return config.getoption("hp_device") == "cpu" or _ON_REHEARSAL
 
 
 @pytest.fixture(scope="session")
 def effort(request):
-    """How much a test does: ``rehearsal`` for the everyday check, ``night`` on cards."""
+    """How much a test does: ``rehearsal`` for the everyday check, ``night`` on devices."""
     return "rehearsal" if rehearsed(request.config) else "night"
 
 
 @pytest.fixture(scope="session")
 def counts_memory(request):
     """Whether the device of this run counts the bytes in use: neither the host nor the stand-in for Ascend does."""
-    return request.config.getoption("hp_device") != "cpu" and not _REHEARSED_CARDS
+    return request.config.getoption("hp_device") != "cpu" and not _REHEARSED_DEVICES
 
 
 @pytest.fixture(autouse=True)
 def engine_rules(request, monkeypatch):
-    """Rehearsals refuse what HCCL refuses; a card has its own engine."""
+    """Rehearsals refuse what HCCL refuses; a device has its own engine."""
     framework = _framework(request.node)
     free = os.environ.get(ENGINE_VARIABLE) or request.path.name == _WITHOUT_RULES
     slow = framework == "mindspore" and request.node.originalname in _SLOW_ON_MINDSPORE
@@ -77,7 +79,7 @@ def _framework(item):
 
 
 def pytest_configure(config):
-    """On cards, and on the rehearsal device, hold what is skipped against the ledger."""
+    """On devices, and on the rehearsal device, compare what is skipped with the ledger."""
     if config.getoption("hp_device") != "cpu":
         config.pluginmanager.register(_ledger().Ledger(), "hp_device_ledger")
 
@@ -118,14 +120,14 @@ def pytest_generate_tests(metafunc):
     if "fault" in metafunc.fixturenames and metafunc.module.__name__.endswith("test_scenarios"):
         _parametrize(metafunc, "fault", list(FAULTS), str)
     if "world_size" in metafunc.fixturenames:
-        cards = config.getoption("cards")
-        sizes = (cards,) if cards else _REHEARSED if rehearsed(config) else _SIZES
-        metafunc.parametrize("world_size", sizes, ids=lambda size: f"{size}cards")
+        devices = config.getoption("devices")
+        sizes = (devices,) if devices else _REHEARSED if rehearsed(config) else _SIZES
+        metafunc.parametrize("world_size", sizes, ids=lambda size: f"{size}devices")
 
 
 @pytest.fixture
 def lacking(platform_name, effort):
-    """Return the operators that fail on this card, by the ledger, each with why; a rehearsal has none."""
+    """Return the operators that fail on this device, by the ledger, each with why; a rehearsal has none."""
     return _ledger().OPERATORS[platform_name] if effort == "night" else {}
 
 
@@ -152,13 +154,13 @@ def on_ranks(suite_device, platform_name):
 
 @pytest.fixture
 def suite_device(request, platform_name):
-    """The device of this run; skips a test that cannot have its ranks there. Ranks of PyTorch share cards."""
+    """The device of this run; skips a test that cannot have its ranks there. Ranks of PyTorch share devices."""
     device = request.config.getoption("hp_device")
-    cards = capability.count_cards(device)
-    if not cards:
-        skip_without(SkipReason.NO_CARD, f"there is no {device} card")
-    needed = _ledger().cards_needed(request.node.nodeid)
-    if cards < needed:
-        skip_without(SkipReason.TOO_FEW_CARDS, f"{needed} ranks of MindSpore take a card each, here are {cards}")
+    devices = capability.count_devices(device)
+    if not devices:
+        skip_without(SkipReason.NO_DEVICE, f"there is no {device} device")
+    needed = _ledger().devices_needed(request.node.nodeid)
+    if devices < needed:
+        skip_without(SkipReason.TOO_FEW_DEVICES, f"{needed} ranks of MindSpore take a device each, here are {devices}")
     request.node.user_properties.append(("device", device))
     return device

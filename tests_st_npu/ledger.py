@@ -1,4 +1,4 @@
-"""Tests of this folder that do not run on cards, with the reason; any other test that is skipped there is red."""
+"""Tests of this folder that do not run on devices, with the reason; any other test that is skipped there is red."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from fnmatch import fnmatch
 
 import pytest
 
-__all__ = ["CARDS", "GAPS", "ONE_FRAMEWORK", "OPERATORS", "Ledger", "cards_needed"]
+__all__ = ["DEVICES", "GAPS", "ONE_FRAMEWORK", "OPERATORS", "Ledger", "devices_needed"]
 
-GAPS = (("*test_rehearsal*.py::*", "the rehearsal device would take the place of the card"),)
-"""Patterns of names of tests, each with why they do not run on a card."""
+GAPS = (("*test_rehearsal*.py::*", "the rehearsal device would replace the accelerator"),)
+"""Patterns of names of tests, each with why they do not run on a device."""
 
 OPERATORS: dict[str, dict[str, str]] = {"torch": {}, "mindspore": {}}
-"""By framework, the operators that fail in the quick sweep on a card, each with why; a card's first night fills it."""
+"""By framework, the operators that fail in the quick sweep on a device, and why; its first night fills it."""
 
 ONE_FRAMEWORK = {
     "test_rehearsal.py": "the rehearsal device is PyTorch's PrivateUse1, which MindSpore has not",
     "test_rehearsal_of_ascend.py": "the stand-in for Ascend is for MindSpore, in which nobody can register a device",
     "test_transport.py::test_collectives_of_torch_in_every_form": "they are PyTorch's own; MindSpore's have no world "
-    "where it computes on CPU, and test_every_collective_equals_numpy calls them on cards, through the transport",
+    "where it computes on CPU, and test_every_collective_equals_numpy calls them on devices, through the transport",
 }
 """Files and tests that are for one framework alone, each with why; all others are for both."""
 
-CARDS = (
+DEVICES = (
     ("*test_contract.py::*mindspore*", 3),
     ("*test_faults.py::*mindspore*", 3),
     ("*test_memory.py::*mindspore*", 2),
@@ -41,17 +41,17 @@ CARDS = (
     ("*test_transport.py::test_every_collective*mindspore*", 3),
     ("*test_transport.py::test_many_groups*mindspore*", 4),
 )
-"""Patterns of names of tests of MindSpore with the cards that they need, the first that fits: a card takes one rank.
+"""Patterns of names of MindSpore tests with the devices that they need, the first that fits: a device takes one rank.
 
-Where there are fewer cards they are skipped, which is no gap: cells of the night have one, two, four and eight.
+Where there are fewer devices they are skipped, which is no gap: cells of the night have one, two, four and eight.
 """
 
-_TOO_FEW = "[too-few-cards]"
+_TOO_FEW = "[too-few-devices]"
 
 
-def cards_needed(name):
-    """Return how many cards the test ``name`` needs; those that share cards, or choose their ranks, need one."""
-    return next((count for pattern, count in CARDS if fnmatch(name, pattern)), 1)
+def devices_needed(name):
+    """Return how many devices the test ``name`` needs; those that share devices, or choose their ranks, need one."""
+    return next((count for pattern, count in DEVICES if fnmatch(name, pattern)), 1)
 
 
 class Ledger:
@@ -66,7 +66,7 @@ class Ledger:
 
     def pytest_runtest_logreport(self, report):
         """Remember which tests were skipped and which ran."""
-        if report.skipped and _TOO_FEW in str(report.longrepr) and cards_needed(report.nodeid) > 1:
+        if report.skipped and _TOO_FEW in str(report.longrepr) and devices_needed(report.nodeid) > 1:
             return
         if report.skipped:
             self.skipped.append(report.nodeid)
@@ -76,12 +76,12 @@ class Ledger:
     def problems(self):
         """Return one line for each skipped test without a line in the ledger, and for each line that is out of date."""
         lines = [
-            f"{name} was skipped on the card, and ledger.py has no line for it"
+            f"{name} was skipped on the device, and ledger.py has no line for it"
             for name in self.skipped
             if not any(fnmatch(name, pattern) for pattern, _ in self.gaps)
         ]
         return lines + [
-            f"{name} ran on the card, and ledger.py says {reason!r}: remove the line"
+            f"{name} ran on the device, and ledger.py says {reason!r}: remove the line"
             for name in self.executed
             for pattern, reason in self.gaps
             if fnmatch(name, pattern)

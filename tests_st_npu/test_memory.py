@@ -1,4 +1,4 @@
-"""Activations that are recomputed, kept in part, or moved to the host: the same gradients, and less memory on cards."""
+"""Activations that are recomputed, kept in part, or moved to the host: the same gradients and less memory."""
 
 from __future__ import annotations
 

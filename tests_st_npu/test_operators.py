@@ -1,4 +1,4 @@
-"""Operators and redistributions on cards: `--device npu|cuda`, or rehearsed on CPU over gloo.
+"""Operators and redistributions on devices: `--device npu|cuda`, or rehearsed on CPU over gloo.
 
 Operands are small integers, so that every device and every order of summation gives exactly NumPy's result.
 """
@@ -26,7 +26,7 @@ OPERATORS = {
 
 
 def spread(array, mesh, device, placement):
-    """Distribute an array over the cards."""
+    """Distribute an array over the devices."""
     platform = current_platform()
     return distribute_tensor(platform.to_device(platform.from_numpy(array), device), mesh, [placement])
 

@@ -1,4 +1,4 @@
-"""How exact operators on cards are, measured there: beside one card, and beside the host in float64.
+"""How exact operators on devices are, measured there: beside one device, and beside the host in float64.
 
 One rank computes what the others are compared with, in another process: MindSpore has one device in each.
 """
@@ -17,7 +17,7 @@ MULTIPLE = 8
 
 _EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _WITHOUT_KERNELS = {"mindspore": ("bfloat16",)}
-"""Dtypes that a framework has on cards and not on CPU, where rehearsals compute."""
+"""Dtypes that a framework has on devices and not on CPU, where rehearsals compute."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Random numbers on cards: the same on every world, and on CPU."""
+"""Random numbers on devices: the same on every world, and on CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _dropout(framework):
 
 
 def test_masks_and_initial_values_do_not_depend_on_world_or_device(platform_name, on_ranks, suite_device):
-    """One seed gives the bits of one simulated rank on CPU on one, two and four ranks, on cards and simulated there."""
+    """One seed gives the bits of one simulated rank on CPU on 1, 2 and 4 ranks, on devices and simulated there."""
     expected = simulate(_drawn, 1, platform_name, ("cpu",))[0]
     for size in (1, 2, 4):
         assert on_ranks(_drawn, size, suite_device) == [expected] * size

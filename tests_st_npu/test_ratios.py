@@ -1,4 +1,4 @@
-"""Ratios of times within one run: recorded in every run, red on cards only, outside of a generous band.
+"""Ratios of times within one run: recorded in every run, red on devices only, outside of a generous band.
 
 On CPU nothing is judged: the rehearsal shows that every ratio is computed and recorded.
 """
@@ -19,14 +19,14 @@ BANDS = {
     "redistribution beside the collective": 3.0,
     "collective and work at once beside one after the other": 1.25,
 }
-"""The largest ratio that is no failure on a card."""
+"""The largest ratio that is no failure on a device."""
 
 _REPEATS = {"rehearsal": 1, "night": 20}
 _COLUMNS = {"rehearsal": 8, "night": 4096}
 
 
 def _torch(device):
-    """PyTorch's collectives, and a function that waits for the card."""
+    """PyTorch's collectives, and a function that waits for the device."""
     import torch
 
     return torch.distributed, (lambda: None) if device == "cpu" else getattr(torch, device).synchronize
@@ -53,7 +53,7 @@ class _Collectives:
 
 
 def _mindspore(device):
-    """The transport's collectives, and a function that waits for the card."""
+    """The transport's collectives, and a function that waits for the device."""
     import mindspore
 
     return _Collectives(), (lambda: None) if device == "cpu" else mindspore.runtime.synchronize
@@ -63,7 +63,7 @@ _FRAMEWORKS = {"torch": _torch, "mindspore": _mindspore}
 
 
 def _of_framework(device):
-    """The platform, the collectives beside which DTensors are measured, and a function that waits for the card."""
+    """The platform, the collectives beside which DTensors are measured, and a function that waits for the device."""
     from hyper_parallel.platform.select import current_platform
 
     platform = current_platform()
@@ -201,7 +201,7 @@ def _measured(device, repeats, columns):
 
 
 def test_ratios_are_recorded_and_inside_their_bands(on_ranks, platform_name, suite_device, effort, reports):
-    """The slowest rank's ratios become a report that `trend` follows; on cards none is above its band."""
+    """The slowest rank's ratios become a report that `trend` follows; on devices none is above its band."""
     ranks = on_ranks(_measured, 2, suite_device, _REPEATS[effort], _COLUMNS[effort])
     ratios = {name: max(rank[name] for rank in ranks) for name in BANDS}
     rows = [

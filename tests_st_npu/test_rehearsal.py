@@ -127,7 +127,7 @@ def test_the_contract_holds_over_plain_gloo(monkeypatch):
 
 @pytest.fixture(scope="session")
 def rehearsal(request):
-    """The variables of a process that has two cards of the rehearsal device; built once on a machine."""
+    """The variables of a process that has two devices of the rehearsal device; built once on a machine."""
     device = request.config.getoption("hp_device")
     if device != "cpu":
         skip_without(SkipReason.NO_TOOL, f"the rehearsal device would take the place of {device}; run it on CPU")
@@ -142,13 +142,13 @@ def rehearsal(request):
 
 
 def test_simulated_ranks_have_masks_of_their_own_on_a_shared_card(rehearsal):
-    """Dropout on a card that all simulated ranks share gives each rank the mask that it draws alone."""
+    """Dropout on a device that all simulated ranks share gives each rank the mask that it draws alone."""
     assert _printed(_MASKS, rehearsal) == "worlds compared: 3\n"
 
 
-@pytest.mark.sweep  # operators, redistributions and collectives of the card are tried every day
-def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
-    """Simulated ranks share the card, three processes share two; all values are compared, a fault is found."""
+@pytest.mark.sweep  # operators, redistributions and collectives of the device are tried every day
+def test_a_scenario_trains_like_one_device_on_shared_devices(rehearsal):
+    """Simulated ranks share the device, three processes share two; all values are compared, a fault is found."""
     assert _printed(_SCENARIO, rehearsal).splitlines() == [
         "simulated 738 npu; simulated ranks share one device",
         "processes 738 npu; ranks share devices if there are fewer",
@@ -157,7 +157,7 @@ def test_a_scenario_trains_like_one_device_on_shared_cards(rehearsal):
 
 
 def test_operators_and_redistributions_hold_on_a_shared_card(rehearsal):
-    """Rules and every change of placement, with gradients, hold on the card; an output on the host is wrong."""
+    """Rules and every change of placement, with gradients, hold on the device; an output on the host is wrong."""
     first, *others, operators, lost = _printed(_CHECKS, rehearsal).splitlines()
     assert first == "49 49 torch on npu"
     assert any(line.startswith("torch on npu: 3 operators (3 ok)") for line in others), others
@@ -166,18 +166,18 @@ def test_operators_and_redistributions_hold_on_a_shared_card(rehearsal):
 
 
 def test_the_contract_holds_on_a_shared_card(rehearsal):
-    """Every facet but the one that asks for autocast serves tensors of the card."""
+    """Every facet but the one that asks for autocast serves tensors of the device."""
     assert _printed(_CONTRACT, rehearsal) == "('torch', 'npu', 'simulated')\n"
 
 
 @pytest.mark.parametrize("engine", ["", "hccl"])
-def test_ranks_that_share_cards_communicate(rehearsal, engine):
-    """Three processes on two cards exchange tensors of their cards, staged over gloo, and under the rules of HCCL."""
+def test_ranks_that_share_devices_communicate(rehearsal, engine):
+    """3 processes on two devices exchange tensors of their devices, staged over gloo, and under the rules of HCCL."""
     assert _printed(_COLLECTIVES, {**rehearsal, ENGINE_VARIABLE: engine}) == f"{engine or 'staged'}\n"
 
 
 def _printed(program, environment):
-    """What a program prints in a process of its own that has the rehearsal's cards."""
+    """What a program prints in a process of its own that has the rehearsal's devices."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(program, encoding="utf-8")

@@ -78,7 +78,7 @@ print(sum(report.counts.values()), report.settings["device"])
 
 @pytest.fixture
 def printed(request):
-    """A function that runs a program in a process that has four cards, and returns the lines that it prints."""
+    """A function that runs a program in a process that has four devices, and returns the lines that it prints."""
     device = request.config.getoption("hp_device")
     if device != "cpu":
         skip_without(SkipReason.NO_TOOL, f"the stand-in for Ascend would take the place of {device}; run it on CPU")
@@ -88,7 +88,7 @@ def printed(request):
         str(folder.parent / "ci"),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
-    variables = {"PYTHONPATH": os.pathsep.join(path), "HP_REHEARSAL_ASCEND_CARDS": "4", ENGINE_VARIABLE: ""}
+    variables = {"PYTHONPATH": os.pathsep.join(path), "HP_REHEARSAL_ASCEND_DEVICES": "4", ENGINE_VARIABLE: ""}
     files = {"PROGRAM": folder.parent / "examples" / "mindspore_training.py", "CASE": folder / "rehearsal" / "case.py"}
     names = "".join(f"{name} = {str(file)!r}\n" for name, file in files.items())
 
@@ -103,7 +103,7 @@ def printed(request):
     return run
 
 
-@pytest.mark.sweep  # the next test trains on the card every day; this one repeats the commands there
+@pytest.mark.sweep  # the next test trains on the device every day; this one repeats the commands there
 def test_commands_compute_on_the_card(printed):
     """Operators, redistributions, a program and explain say that they ran on npu, and hold; bench measures its rows."""
     assert printed(_COMMANDS) == [
@@ -115,8 +115,8 @@ def test_commands_compute_on_the_card(printed):
     ]
 
 
-def test_simulated_and_real_ranks_compute_on_cards(printed):
-    """Tensors are on the card, and have what MindSpore's own calls receive; a scenario trains like one device."""
+def test_simulated_and_real_ranks_compute_on_devices(printed):
+    """Tensors are on the device, and have what MindSpore's own calls receive; a scenario trains like one device."""
     assert printed(_RANKS) == [
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]",
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [3.0, 4.0]]",

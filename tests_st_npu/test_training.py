@@ -1,4 +1,4 @@
-"""Training on cards beside one device: optimizers, accumulation, clipping, many steps, checkpoints, memory, repetition.
+"""Training on devices compared with one device: optimizers, accumulation, clipping, checkpoints, memory, repeats.
 
 What ranks compute is compared with what one rank computes, of MindSpore in another process: it has one device in each.
 """
@@ -201,7 +201,7 @@ def test_many_steps_leave_nothing_behind(on_ranks, suite_device, effort):
 
 
 def _left_over(device):
-    """The number of groups and of tensors, and the bytes in use on a card."""
+    """The number of groups and of tensors, and the bytes in use on a device."""
     import gc
 
     from hyper_parallel.platform.select import current_platform
@@ -301,7 +301,7 @@ def _state(device, scale):
 
 
 def test_a_checkpoint_of_four_loads_on_two_on_one_and_on_the_host(on_ranks, suite_device, tmp_path):
-    """What four ranks saved from cards, two and one load on cards and one on CPU, bit for bit."""
+    """What four ranks saved from devices, two and one load on devices and one on CPU, bit for bit."""
     on_ranks(_saved, 4, str(tmp_path), suite_device)
     for size, device in ((2, suite_device), (1, suite_device), (1, "cpu")):
         for array in on_ranks(_loaded, size, str(tmp_path), device, device=device):

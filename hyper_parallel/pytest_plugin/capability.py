@@ -1,4 +1,4 @@
-"""Cards of this machine, cards that a run requires, and the closed list of reasons to skip a test."""
+"""Devices of this machine, devices that a run requires, and the closed list of reasons to skip a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from hyper_parallel.transport.device_types import VISIBLE
 
-__all__ = ["DEVICES", "SkipReason", "count_cards", "reason_of", "requirement", "skip_without"]
+__all__ = ["DEVICES", "SkipReason", "count_devices", "reason_of", "requirement", "skip_without"]
 
 DEVICES = ("cpu", "npu", "cuda")
 
@@ -25,8 +25,8 @@ _REASON = re.compile(r"\[([a-z-]+)\]")
 class SkipReason(str, Enum):
     """The only reasons to skip a test; the message of a skip begins with one of them in brackets."""
 
-    NO_CARD = "no-card"
-    TOO_FEW_CARDS = "too-few-cards"
+    NO_DEVICE = "no-device"
+    TOO_FEW_DEVICES = "too-few-devices"
     NO_FRAMEWORK = "no-framework"
     NO_TRANSPORT = "no-transport"
     NO_TOOL = "no-tool"
@@ -35,16 +35,16 @@ class SkipReason(str, Enum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """Cards without which the run fails, as in ``npu:8``."""
+    """Devices without which the run fails, as in ``npu:8``."""
 
     device: str
-    cards: int
+    devices: int
 
 
-def count_cards(device: str, folder: Path = Path("/dev")) -> int:
-    """Count the cards of ``device`` that this process may use; CPU counts as unlimited.
+def count_devices(device: str, folder: Path = Path("/dev")) -> int:
+    """Count the devices of ``device`` that this process may use; CPU counts as unlimited.
 
-    No framework is imported. Where PyTorch is, and sees more cards than there are device nodes, its number counts.
+    No framework is imported. Where PyTorch is, and sees more devices than there are device nodes, its number counts.
     """
     if device == "cpu":
         return 1 << 16
@@ -52,7 +52,7 @@ def count_cards(device: str, folder: Path = Path("/dev")) -> int:
     present = len([path for path in folder.glob(f"{prefix}*") if path.name[len(prefix) :].isdigit()])
     visible = os.environ.get(VISIBLE[device])
     if visible is not None:
-        present = min(present, len([card for card in visible.split(",") if card.strip() and card.strip() != "-1"]))
+        present = min(present, len([number for number in visible.split(",") if number.strip() not in {"", "-1"}]))
     engine = getattr(sys.modules.get("torch"), device, None)
     return present if engine is None else max(present, engine.device_count())
 
@@ -61,11 +61,13 @@ def requirement(text: str, source: str) -> Requirement | None:
     """Parse ``npu:8`` or ``npu``; an empty text requires nothing."""
     if not text:
         return None
-    device, _, cards = text.partition(":")
-    if device not in _NODES or not (cards or "1").isdigit() or int(cards or "1") < 1:
-        msg = f"{source}={text}: expected {' or '.join(_NODES)}, with the number of cards after a colon, such as npu:8"
+    device, _, devices = text.partition(":")
+    if device not in _NODES or not (devices or "1").isdigit() or int(devices or "1") < 1:
+        msg = (
+            f"{source}={text}: expected {' or '.join(_NODES)}, with the number of devices after a colon, such as npu:8"
+        )
         raise pytest.UsageError(msg)
-    return Requirement(device, int(cards or "1"))
+    return Requirement(device, int(devices or "1"))
 
 
 def skip_without(reason: SkipReason, detail: str) -> NoReturn:

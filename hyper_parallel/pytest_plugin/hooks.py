@@ -16,7 +16,7 @@ from hyper_parallel.pytest_plugin.capability import (
     DEVICES,
     Requirement,
     SkipReason,
-    count_cards,
+    count_devices,
     reason_of,
     requirement,
     skip_without,
@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--device", dest="hp_device", default="cpu", choices=DEVICES, help="what ranks compute on (cpu)")
     group.addoption("--require-npu", action="store_true", help="fail if no test ran on an NPU")
-    group.addoption("--hp-require", metavar="npu:8", help="fail unless so many cards are here (or HP_REQUIRE)")
+    group.addoption("--hp-require", metavar="npu:8", help="fail unless so many devices are here (or HP_REQUIRE)")
     group.addoption("--hp-min-executed", type=int, metavar="N", help="fail if fewer tests ran (or HP_MIN_EXECUTED)")
     group.addoption(
         "--hp-one-cpu", action="store_true", help="each xdist worker with its ranks keeps to one CPU, if all are used"
@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks, and fail before collection if required cards are missing."""
+    """Register the marks, and fail before collection if required devices are missing."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
     for name, text in ARG_MARKS.items():
@@ -106,8 +106,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RankContexts(), "hyper_parallel.contexts")
     selected(config)
     wanted = _requirement(config)
-    if wanted is not None and count_cards(wanted.device) < wanted.cards:
-        msg = f"{wanted.cards} {wanted.device} cards are required, and {count_cards(wanted.device)} are here"
+    if wanted is not None and count_devices(wanted.device) < wanted.devices:
+        msg = f"{wanted.devices} {wanted.device} devices are required, and {count_devices(wanted.device)} are here"
         raise pytest.UsageError(msg)
     _floor(config)
     config.stash[TIMEOUT] = _limit(config)
@@ -210,15 +210,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose cards are missing; ``--hp-require`` makes missing cards an error."""
+    """Skip a test whose devices are missing; ``--hp-require`` makes missing devices an error."""
     mark = item.get_closest_marker("device")
     if mark is None:
         return
-    arguments = {**dict(zip(("name", "cards"), mark.args, strict=False)), **mark.kwargs}
-    name, cards = arguments["name"], arguments.get("cards", 1)
-    here = count_cards(name)
-    if here < cards:
-        skip_without(SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD, f"needs {cards} {name}, has {here}")
+    arguments = {**dict(zip(("name", "devices"), mark.args, strict=False)), **mark.kwargs}
+    name, devices = arguments["name"], arguments.get("devices", 1)
+    here = count_devices(name)
+    if here < devices:
+        skip_without(
+            SkipReason.TOO_FEW_DEVICES if here else SkipReason.NO_DEVICE, f"needs {devices} {name}, has {here}"
+        )
     item.user_properties.append(("device", name))
 
 

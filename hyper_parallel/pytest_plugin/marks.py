@@ -20,7 +20,7 @@ MARKS = (
     "mesh(*sizes, names=None): the same, with the fixture `mesh` of this shape",
     "launch(*names): how ranks are started: simulated, processes; once for each name",
     "rank_timeout(seconds): after this time every rank's stack is shown and the ranks are ended",
-    "device(name, cards=1): the test needs that many cards: npu, cuda",
+    "device(name, devices=1): the test needs that many devices: npu, cuda",
 )
 
 _PLATFORMS = ("platform_ascend", "platform_ascend910b", "platform_gpu", "cpu_linux", "cpu_windows", "cpu_macos")
@@ -31,7 +31,7 @@ _ESSENTIALS = ("essential", "unessential")
 ARG_MARKS = {
     **dict.fromkeys(_PLATFORMS, "where the test runs (arg_mark)"),
     **dict.fromkeys(_LEVELS, "how often it runs, level0 most often (arg_mark)"),
-    **dict.fromkeys(_CARDS, "how many cards it takes (arg_mark)"),
+    **dict.fromkeys(_CARDS, "how many devices it takes (arg_mark)"),
     **dict.fromkeys(_ESSENTIALS, "whether it belongs to the smallest set (arg_mark)"),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, skip_without
+from hyper_parallel.pytest_plugin.capability import SkipReason, count_devices, skip_without
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
 from hyper_parallel.pytest_plugin.report import TITLES
@@ -60,12 +60,12 @@ class RankedTest:
         return f"{self.world_size} {kind} {ranks} of {TITLES[self.framework]}{self._where()}"
 
     def _where(self) -> str:
-        """Return on which cards the ranks are; nothing for the CPU."""
+        """Return on which devices the ranks are; nothing for the CPU."""
         if self.device == "cpu":
             return ""
-        cards = 1 if self.launch == "simulated" else min(self.world_size, count_cards(self.device))
-        shared = f" on {cards} {self.device} card{'' if cards == 1 else 's'}, shared"
-        return shared if cards < self.world_size else f" on {self.device}"
+        devices = 1 if self.launch == "simulated" else min(self.world_size, count_devices(self.device))
+        shared = f" on {devices} {self.device} device{'' if devices == 1 else 's'}, shared"
+        return shared if devices < self.world_size else f" on {self.device}"
 
     def properties(self) -> list[tuple[str, object]]:
         """Return the properties for JUnit reports."""
@@ -152,14 +152,14 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
 
 def _require_devices(test: RankedTest) -> None:
-    cards = count_cards(test.device)
-    if not cards:
-        skip_without(SkipReason.NO_CARD, f"{test.world_size} ranks need a {test.device} card, there is none")
+    devices = count_devices(test.device)
+    if not devices:
+        skip_without(SkipReason.NO_DEVICE, f"{test.world_size} ranks need {test.device} devices, there are none")
     if test.framework != "mindspore":
         return
-    if test.launch == "processes" and cards < test.world_size:
+    if test.launch == "processes" and devices < test.world_size:
         skip_without(
-            SkipReason.TOO_FEW_CARDS, f"{test.world_size} ranks of MindSpore take a card each, here are {cards}"
+            SkipReason.TOO_FEW_DEVICES, f"{test.world_size} ranks of MindSpore take a device each, here are {devices}"
         )
 
 

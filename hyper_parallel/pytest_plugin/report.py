@@ -16,7 +16,7 @@ from _pytest.junitxml import xml_key
 
 from hyper_parallel._text import first_line
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.pytest_plugin.capability import count_cards
+from hyper_parallel.pytest_plugin.capability import count_devices
 from hyper_parallel.pytest_plugin.selection import selected
 from hyper_parallel.transport.installed import installed_package
 
@@ -109,7 +109,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def describe_run(config: pytest.Config) -> None:
-    """Write date, revision, versions, command, frameworks and cards of this run into its JUnit file, if it has one."""
+    """Write date, revision, versions, command, frameworks and devices of this run into its JUnit file, if any."""
     from hyper_parallel.verify.report import PROPERTY, RunHeader, revision_of
 
     file = config.stash.get(xml_key, None)
@@ -121,7 +121,7 @@ def describe_run(config: pytest.Config) -> None:
         "revision": revision_of(config.rootpath),
         "frameworks": ", ".join(selected(config)) or "none",
         "device": device,
-        **({} if device == "cpu" else {"cards": str(count_cards(device))}),
+        **({} if device == "cpu" else {"devices": str(count_devices(device))}),
     }
     for name, text in facts.items():
         file.add_global_property(PROPERTY + name, text)

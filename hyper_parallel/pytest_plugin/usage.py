@@ -45,7 +45,7 @@ _PARAMETERS: dict[str, Callable[..., None]] = {
     "mesh": lambda *sizes, names=None: None,  # noqa: ARG005
     "launch": lambda *names: None,  # noqa: ARG005
     "rank_timeout": lambda seconds: None,  # noqa: ARG005
-    "device": lambda name, cards=1: None,  # noqa: ARG005
+    "device": lambda name, devices=1: None,  # noqa: ARG005
 }
 _SPELLINGS = {mark.split("(")[0]: mark.split(":")[0] for mark in MARKS}
 
@@ -111,7 +111,7 @@ def _check_mark(mark: pytest.Mark) -> None:
             msg = f"mark {spelled(mark)}: known are {', '.join(known)}"
             raise pytest.UsageError(msg)
     if mark.name == "device":
-        _check_cards(mark, bound.arguments.get("cards", 1))
+        _check_count(mark, bound.arguments.get("devices", 1))
     elif mark.name == "rank_timeout":
         seconds(bound.arguments["seconds"], "mark rank_timeout")
     elif mark.name == "mesh":
@@ -121,9 +121,9 @@ def _check_mark(mark: pytest.Mark) -> None:
 _NAMES: dict[str, tuple[str, ...]] = {"platforms": PLATFORMS, "launch": LAUNCHES, "device": DEVICES}
 
 
-def _check_cards(mark: pytest.Mark, cards: object) -> None:
-    if not isinstance(cards, int) or isinstance(cards, bool) or cards < 1:
-        msg = f"mark {spelled(mark)}: cards is the number of cards that the test needs, at least 1"
+def _check_count(mark: pytest.Mark, devices: object) -> None:
+    if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
+        msg = f"mark {spelled(mark)}: devices is the number of devices that the test needs, at least 1"
         raise pytest.UsageError(msg)
 
 

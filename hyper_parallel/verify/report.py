@@ -83,7 +83,7 @@ class RunHeader:
         newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
         untested = {"untested": "; ".join(filter(None, newer))} if any(newer) else {}
         seed = {} if self.seed is None else {"seed": self.seed}
-        card = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
+        device = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
         return {
             "date": self.date,
             "revision": self.revision,
@@ -92,7 +92,7 @@ class RunHeader:
             "command": shlex.join(self.words),
             **untested,
             **seed,
-            **card,
+            **device,
         }
 
     def facts(self) -> dict[str, str]:

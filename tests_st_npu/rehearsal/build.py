@@ -48,15 +48,15 @@ def build() -> Path:
     return folder
 
 
-def environment(cards: int) -> dict[str, str]:
-    """Return the variables with which a Python process has ``cards`` cards of the device.
+def environment(devices: int) -> dict[str, str]:
+    """Return the variables with which a Python process has ``devices`` rehearsal devices.
 
     Raises:
         CannotBuildError: see :func:`build`.
         RuntimeError: see :func:`build`.
     """
     path = [str(build()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path), "HP_REHEARSAL_CARDS": str(cards)}
+    return {"PYTHONPATH": os.pathsep.join(path), "HP_REHEARSAL_DEVICES": str(devices)}
 
 
 def _cache() -> Path:

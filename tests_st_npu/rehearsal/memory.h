@@ -19,10 +19,10 @@ namespace rehearsal {
 constexpr auto kCard = c10::DeviceType::PrivateUse1;
 constexpr int kMostCards = 16;
 
-// The number of cards that this process may use, of HP_REHEARSAL_CARDS.
+// The number of cards that this process may use, of HP_REHEARSAL_DEVICES.
 inline int card_count() {
   static const int count = [] {
-    const char* text = std::getenv("HP_REHEARSAL_CARDS");
+    const char* text = std::getenv("HP_REHEARSAL_DEVICES");
     int number = text == nullptr ? 1 : std::atoi(text);
     return number < 0 ? 0 : number > kMostCards ? kMostCards : number;
   }();

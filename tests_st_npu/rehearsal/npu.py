@@ -50,11 +50,11 @@ __all__ = [
 _UNLIMITED = 64 << 30
 
 
-def _index(card: Any = None) -> int:
-    """The number of a card given as a number, a name or a ``torch.device``."""
-    if isinstance(card, int) and not isinstance(card, bool):
-        return card if card >= 0 else current_device()
-    place = torch.device("npu" if card is None else card)
+def _index(index: Any = None) -> int:
+    """The number of a device given as a number, a name or a ``torch.device``."""
+    if isinstance(index, int) and not isinstance(index, bool):
+        return index if index >= 0 else current_device()
+    place = torch.device("npu" if index is None else index)
     if place.type != "npu":
         msg = f"expected a device of npu, got {place}"
         raise ValueError(msg)
@@ -62,10 +62,10 @@ def _index(card: Any = None) -> int:
 
 
 class Stream(torch.Stream):
-    """A queue of a card; work is complete when its call returns."""
+    """A queue of a device; work is complete when its call returns."""
 
     def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: PYI034 - Self is newer than Python 3.10
-        """Make a stream of the current card, or of ``device``."""
+        """Make a stream of the current device, or of ``device``."""
         return super().__new__(cls, device=torch.device("npu", _index(device)), priority=priority)
 
 
@@ -80,24 +80,24 @@ class Event(torch.Event):
 
 
 class device:  # noqa: N801 - PyTorch's name
-    """Within it new tensors are made on a card."""
+    """Within it new tensors are made on a device."""
 
-    def __init__(self, card: Any) -> None:
-        self._card = _index(card)
+    def __init__(self, index: Any) -> None:
+        self._index_of_device = _index(index)
         self._before = -1
 
     def __enter__(self) -> None:
-        """Choose the card."""
+        """Choose the device."""
         self._before = current_device()
-        set_device(self._card)
+        set_device(self._index_of_device)
 
     def __exit__(self, *exception: object) -> None:
-        """Choose the card of before."""
+        """Choose the device of before."""
         set_device(self._before)
 
 
 def is_available() -> bool:
-    """Whether this process has a card."""
+    """Whether this process has a device."""
     return device_count() > 0
 
 
@@ -111,38 +111,38 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """The number of cards of this process."""
+    """The number of devices of this process."""
     return torch._C._accelerator_hooks_device_count()
 
 
 def current_device() -> int:
-    """The card of new tensors."""
+    """The device of new tensors."""
     return torch._C._accelerator_getDeviceIndex()
 
 
-def set_device(card: Any) -> None:
-    """Choose the card of new tensors."""
-    torch._C._accelerator_setDeviceIndex(_index(card))
+def set_device(index: Any) -> None:
+    """Choose the device of new tensors."""
+    torch._C._accelerator_setDeviceIndex(_index(index))
 
 
-def get_device_name(card: Any = None) -> str:
+def get_device_name(index: Any = None) -> str:
     """A name for reports."""
-    return f"rehearsal device {_index(card)} (computes on the CPU)"
+    return f"rehearsal device {_index(index)} (computes on the CPU)"
 
 
-def synchronize(card: Any = None) -> None:
-    """Wait for a card: its work is complete."""
-    torch._C._accelerator_synchronizeDevice(_index(card))
+def synchronize(index: Any = None) -> None:
+    """Wait for a device: its work is complete."""
+    torch._C._accelerator_synchronizeDevice(_index(index))
 
 
-def current_stream(card: Any = None) -> torch.Stream:
-    """The stream of this thread on a card."""
-    return torch._C._accelerator_getStream(_index(card))
+def current_stream(index: Any = None) -> torch.Stream:
+    """The stream of this thread on a device."""
+    return torch._C._accelerator_getStream(_index(index))
 
 
-def default_stream(card: Any = None) -> torch.Stream:
-    """The stream that every card has from the beginning."""
-    return torch.Stream(stream_id=0, device_index=_index(card), device_type=20)
+def default_stream(index: Any = None) -> torch.Stream:
+    """The stream that every device has from the beginning."""
+    return torch.Stream(stream_id=0, device_index=_index(index), device_type=20)
 
 
 def set_stream(chosen: torch.Stream) -> None:
@@ -156,63 +156,63 @@ def stream(chosen: torch.Stream | None) -> Iterator[torch.Stream | None]:
     if chosen is None:
         yield None
         return
-    before, card = current_stream(chosen.device), current_device()
+    before, index = current_stream(chosen.device), current_device()
     set_stream(chosen)
     try:
         yield chosen
     finally:
         set_stream(before)
-        set_device(card)
+        set_device(index)
 
 
-def _generator(card: Any) -> torch.Generator:
-    return torch.ops.rehearsal.default_generator(_index(card))
+def _generator(index: Any) -> torch.Generator:
+    return torch.ops.rehearsal.default_generator(_index(index))
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator of the current card."""
+    """Seed the generator of the current device."""
     _generator(None).manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the generators of all cards."""
-    for card in range(device_count()):
-        _generator(card).manual_seed(int(seed))
+    """Seed the generators of all devices."""
+    for index in range(device_count()):
+        _generator(index).manual_seed(int(seed))
 
 
 def seed_all() -> None:
-    """Seed the generators of all cards with a random number."""
+    """Seed the generators of all devices with a random number."""
     manual_seed_all(torch.Generator().seed())
 
 
 def get_rng_state(device: Any = "npu") -> torch.Tensor:
-    """The state of a card's generator, on the host."""
+    """The state of a device's generator, on the host."""
     return _generator(device).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "npu") -> None:
-    """Put back the state of a card's generator."""
+    """Put back the state of a device's generator."""
     _generator(device).set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all cards' generators."""
-    return [get_rng_state(card) for card in range(device_count())]
+    """The states of all devices' generators."""
+    return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    """Put back the states of all cards' generators."""
-    for card, state in enumerate(new_states):
-        set_rng_state(state, card)
+    """Put back the states of all devices' generators."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
 
 
 def memory_allocated(device: Any = None) -> int:
-    """The bytes in use on a card."""
+    """The bytes in use on a device."""
     return torch.ops.rehearsal.memory(_index(device), False)
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were in use on a card."""
+    """The most bytes that were in use on a device."""
     return torch.ops.rehearsal.memory(_index(device), True)
 
 
@@ -226,12 +226,12 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def set_memory_limit(size: int, device: Any = None) -> None:
-    """Let a card run out of memory at so many bytes; 0 takes the limit away. Only the rehearsal device has it."""
+    """Let a device run out of memory at so many bytes; 0 takes the limit away. Only the rehearsal device has it."""
     torch.ops.rehearsal.limit_memory(_index(device), size)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """The free bytes and all bytes of a card."""
+    """The free bytes and all bytes of a device."""
     return _UNLIMITED - memory_allocated(device), _UNLIMITED
 
 
@@ -245,7 +245,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported() -> bool:
-    """Whether a card computes in bfloat16: yes."""
+    """Whether a device computes in bfloat16: yes."""
     return True
 
 

@@ -39,7 +39,7 @@ pipeline {
                         when { anyOf { branch 'main' } }
                         steps {
                             checkout scm
-                            script { lock(label: 'npu', quantity: 2, variable: 'CARDS') { sh 'echo ${CARDS}' } }
+                            script { lock(label: 'npu', quantity: 2, variable: 'DEVICES') { sh 'echo ${DEVICES}' } }
                             sh 'python3 ci/guarded_run.py --minutes 8 -- tox -e ${FRAMEWORK}'
                         }
                     }
@@ -105,8 +105,8 @@ BAD = {
     "clean-up by name": ("python3 ci/guarded_run.py --end", "pkill -f torch", "rule: `pkill`: only recorded processes are ended, with `ci/guarded_run.py --end`"),
     "no clean-up": ("                    cleanup { sh 'python3 ci/guarded_run.py --end' }\n", "", "rule: `cleanup` ends the recorded ranks with `ci/guarded_run.py --end`"),
     "a failure hidden": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || true", "rule: `sh` runs one command, without '||': what needs more is a script under ci/"),
-    "cards that nobody uses": ("sh 'echo ${CARDS}'", "sh 'npu-smi info'", "rule: a cell uses the cards that it locked: `lock` gives them in its `variable`"),
-    "cards that nobody knows": (", variable: 'CARDS'", "", "rule: a cell uses the cards that it locked: `lock` gives them in its `variable`"),
+    "devices that nobody uses": ("sh 'echo ${DEVICES}'", "sh 'npu-smi info'", "rule: a cell uses the devices that it locked: `lock` gives them in its `variable`"),
+    "devices that nobody knows": (", variable: 'DEVICES'", "", "rule: a cell uses the devices that it locked: `lock` gives them in its `variable`"),
     "a step without an argument": ("steps { echo 'x' }", "steps { echo }", "`steps` is empty"),
     "a label without a name": ("agent { label 'cpu' }\n            steps", "agent { label }\n            steps", "`agent` is empty"),
     "an agent without anything": ("agent { label 'cpu' }\n            steps", "agent { }\n            steps", "`agent` is empty"),
@@ -120,17 +120,17 @@ BAD = {
     "a limit of no time": ("timeout(time: 9, unit", "timeout(unit", "rule: write `timeout(time: <number>, unit: 'MINUTES')`"),
     "a comma missing in a call": ("time: 9, unit", "time: 9 unit", "not Groovy near ')'"),
     "a comma missing in a list": ("[agent(), ", "[agent() ", "not Groovy near 'agent()'"),
-    "a failure caught": ("sh 'echo ${CARDS}'", "try { sh 'echo ${CARDS}' } catch (e) { }", "not Groovy near 'pipeline {'"),
+    "a failure caught": ("sh 'echo ${DEVICES}'", "try { sh 'echo ${DEVICES}' } catch (e) { }", "not Groovy near 'pipeline {'"),
     "a failure in a warning": ("steps { echo 'x' }", "steps { warnError('x') { echo 'x' } }", "rule: `warnError` hides a failure"),
-    "a status thrown away": ("sh 'echo ${CARDS}'", "sh(script: 'echo ${CARDS}', returnStatus: true)", "rule: `returnStatus` hides a failure"),
+    "a status thrown away": ("sh 'echo ${DEVICES}'", "sh(script: 'echo ${DEVICES}', returnStatus: true)", "rule: `returnStatus` hides a failure"),
     "a failure told and forgotten": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || echo failed", "rule: `sh` runs one command, without '||': what needs more is a script under ci/"),
     "a status overwritten": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK}; exit 0", "rule: `sh` runs one command, without ';': what needs more is a script under ci/"),
     "a status lost in a pipe": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} | tee log", "rule: `sh` runs one command, without '|': what needs more is a script under ci/"),
-    "a script that tries again": ("sh 'echo ${CARDS}'", "retry(3) { sh 'echo ${CARDS}' }", "rule: `retry` is for lost agents: `conditions: [agent(), nonresumable()]`; else failed tests run again"),
+    "a script that tries again": ("sh 'echo ${DEVICES}'", "retry(3) { sh 'echo ${DEVICES}' }", "rule: `retry` is for lost agents: `conditions: [agent(), nonresumable()]`; else failed tests run again"),
     "coverage with no gate": ("qualityGates: [[threshold: 80.0]]", "qualityGates: []", "rule: `recordCoverage` without `qualityGates` checks nothing"),
     "clean-up that ends nothing": ("cleanup { sh 'python3 ci/guarded_run.py --end' }", "cleanup { echo 'x' }", "rule: `cleanup` ends the recorded ranks with `ci/guarded_run.py --end`"),
     "clean-up by a look-up": ("python3 ci/guarded_run.py --end", "kill -9 $(pgrep torch)", "rule: `kill`: only recorded processes are ended, with `ci/guarded_run.py --end`"),
-    "cards without a word": ("variable: 'CARDS')", "variable)", "rule: a cell uses the cards that it locked: `lock` gives them in its `variable`"),
+    "devices without a word": ("variable: 'DEVICES')", "variable)", "rule: a cell uses the devices that it locked: `lock` gives them in its `variable`"),
     "an option that nobody has": ("timeout(time: 1, unit: 'HOURS')", "timeout(time: 1, unit: 'HOURS')\nnonsense()", "`nonsense` is not allowed in `options`"),
     "an argument without a value": ("retry(count: 2,", "retry(count: ,", "not Groovy near ':'"),
     "a limit without a unit": ("timeout(time: 9, unit: 'MINUTES')", "timeout(time: 9)", "rule: write `timeout(time: <number>, unit: 'MINUTES')`"),
@@ -154,12 +154,12 @@ BAD = {
     "a condition unknown inside": ("branch 'main'", "not { brunch 'main' }", "`brunch` is not allowed in `not`"),
     "a status lost in a tight pipe": ("tox -e ${FRAMEWORK}", "tox 2>&1|tee log", "rule: `sh` runs one command, without '>&': what needs more is a script under ci/"),
     "a status lost behind quotes": ("tox -e ${FRAMEWORK}", 'tox "-e|x" |& tee log', "rule: `sh` runs one command, without '|&': what needs more is a script under ci/"),
-    "a status lost on the next line": ("sh 'echo ${CARDS}'", "sh '''\necho ${CARDS}\ntox | tee log\n'''", "rule: `sh` runs one command, without '|': what needs more is a script under ci/"),
+    "a status lost on the next line": ("sh 'echo ${DEVICES}'", "sh '''\necho ${DEVICES}\ntox | tee log\n'''", "rule: `sh` runs one command, without '|': what needs more is a script under ci/"),
     "a failure in a group": ("tox -e ${FRAMEWORK}", "tox || { echo failed; date; }", "rule: `sh` runs one command, without '||': what needs more is a script under ci/"),
     "a check forgotten": ("python3 ci/guarded_run.py --minutes 8 -- tox -e ${FRAMEWORK}", "[ -s log ] || echo empty", "rule: `sh` runs one command, without '||': what needs more is a script under ci/"),
     "a shell that goes on": ("python3 ci/guarded_run.py --minutes 8 -- tox -e ${FRAMEWORK}", "set +e; tox", "rule: `sh` runs one command, without ';': what needs more is a script under ci/"),
     "a command that nobody waits for": ("tox -e ${FRAMEWORK}", "tox &", "rule: `sh` runs one command, without '&': what needs more is a script under ci/"),
-    "a command from a variable": ("sh 'echo ${CARDS}'", 'sh "${CARDS} x"', "rule: `sh ${CARDS} x`: the command is written out, only its arguments may be variables"),
+    "a command from a variable": ("sh 'echo ${DEVICES}'", 'sh "${DEVICES} x"', "rule: `sh ${DEVICES} x`: the command is written out, only its arguments may be variables"),
     "a guard without a limit": ("--minutes 8 -- tox", "tox", "rule: `guarded_run.py` needs --minutes or --end"),
 }  # fmt: skip
 
@@ -186,7 +186,7 @@ def test_a_bad_file_is_rejected(checker, fault):
 
 # old, new: each is the good file written in another valid way.
 GOOD_TOO = {
-    "quoted signs": ("sh 'echo ${CARDS}'", "sh 'grep -E \"a | b || true\" ${CARDS}'"),
+    "quoted signs": ("sh 'echo ${DEVICES}'", "sh 'grep -E \"a | b || true\" ${DEVICES}'"),
     "signs in what is told": ("echo 'x'", "echo 'a | b || true; pkill ; exit 0'"),
     "hours and spans": ("cron('H 2 * * *')", "cron('H(0-29)/10 1-5 1,15 */2 1-5')"),
     "builds that are kept": ("timeout(time: 1, unit: 'HOURS')", "timeout(time: 1, unit: 'HOURS')\nbuildDiscarder(logRotator(numToKeepStr: '30'))"),

@@ -31,8 +31,8 @@ ALLOWED = {"docs/style.md"}
 """The page that lists the words."""
 
 CEILINGS = {
-    "hyper_parallel": 62,
-    "ci": 18,
+    "hyper_parallel": 30,
+    "ci": 3,
 }
 """Uses of these words under a folder, all of them together: lower a number when a text is rewritten, never raise it."""
 

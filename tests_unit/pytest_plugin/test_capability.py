@@ -1,42 +1,42 @@
-"""Requirements of a run: missing cards, too few executed tests or an unknown skip reason fail it."""
+"""Requirements of a run: missing devices, too few executed tests or an unknown skip reason fail it."""
 
 import sys
 import types
 
 import pytest
 
-from hyper_parallel.pytest_plugin.capability import count_cards
+from hyper_parallel.pytest_plugin.capability import count_devices
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin", "-p", "no:cacheprovider")
 
 
 @pytest.mark.parametrize("visible, expected", [(None, 3), ("0,2", 2), ("", 0), ("-1", 0), ("0,1,2,3,4", 3)], ids=str)
-def test_cards_are_counted_without_a_framework(tmp_path, monkeypatch, visible, expected):
-    """Cards are device nodes, minus those hidden by the environment; other nodes do not count."""
+def test_devices_are_counted_without_a_framework(tmp_path, monkeypatch, visible, expected):
+    """Devices are device nodes, minus those hidden by the environment; other nodes do not count."""
     for name in ("davinci0", "davinci1", "davinci2", "davinci_manager", "nvidia0", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
-    assert count_cards("npu", tmp_path) == expected
+    assert count_devices("npu", tmp_path) == expected
 
 
-def test_cards_without_device_nodes_are_counted_by_the_framework(tmp_path, monkeypatch):
-    """A device that only PyTorch knows of has as many cards as it says; a type that it does not know has none."""
+def test_devices_without_device_nodes_are_counted_by_the_framework(tmp_path, monkeypatch):
+    """A device that only PyTorch knows of has as many devices as it says; a type that it does not know has none."""
     seen = types.SimpleNamespace(npu=types.SimpleNamespace(device_count=lambda: 2))
     monkeypatch.setitem(sys.modules, "torch", seen)
-    assert (count_cards("npu", tmp_path), count_cards("cuda", tmp_path)) == (2, 0)
+    assert (count_devices("npu", tmp_path), count_devices("cuda", tmp_path)) == (2, 0)
 
 
-def test_the_processor_is_never_short_of_cards():
+def test_the_processor_is_never_short_of_devices():
     """On CPU any number of ranks fits."""
-    assert count_cards("cpu") > 1000
+    assert count_devices("cpu") > 1000
 
 
 CASES = """
 import pytest
-@pytest.mark.device("npu", cards=8)
-def test_cards(): pass
+@pytest.mark.device("npu", devices=8)
+def test_devices(): pass
 def test_plain(): pass
 """
 
@@ -57,20 +57,20 @@ def run(pytester, monkeypatch):
     return start
 
 
-def test_without_cards_a_test_is_skipped_with_its_reason(run):
-    """A test that needs cards is skipped where there are none, with a reason of the closed list."""
+def test_without_devices_a_test_is_skipped_with_its_reason(run):
+    """A test that needs devices is skipped where there are none, with a reason of the closed list."""
     result = run("-rs")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*[[]no-card] needs 8 npu, has 0"])
+    result.stdout.fnmatch_lines(["*[[]no-device] needs 8 npu, has 0"])
 
 
 @pytest.mark.parametrize("how", [{"HP_REQUIRE": "npu:8"}, ["--hp-require", "npu:8"]])
-def test_required_cards_that_are_not_here_end_the_run(run, how):
+def test_required_devices_that_are_not_here_end_the_run(run, how):
     """`HP_REQUIRE=npu:8` turns the skip into an error before anything runs."""
     result = run(**how) if isinstance(how, dict) else run(*how)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*8 npu cards are required, and 0 are here"])
+    result.stderr.fnmatch_lines(["*8 npu devices are required, and 0 are here"])
 
 
 @pytest.mark.parametrize("text", ["tpu:8", "npu:none", "npu:0", "8"])
@@ -142,7 +142,7 @@ def test_an_open_reason_fails_a_run_with_closed_reasons(run):
     result = run(cases=cases, ini="hp_closed_skips = true")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        ["skipped: 1 tests, (not on the list)", "skipped: 1 tests, no-card", "FAILED RUN: *test_open: later"]
+        ["skipped: 1 tests, (not on the list)", "skipped: 1 tests, no-device", "FAILED RUN: *test_open: later"]
     )
     assert run(cases=CASES, ini="hp_closed_skips = true").ret == 0
 

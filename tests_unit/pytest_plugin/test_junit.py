@@ -69,9 +69,9 @@ def test_only_sections_of_ranks_get_titles():
     ]
 
 
-def test_a_run_on_cards_says_how_many(run, pytester):
-    """With --device, the file has the number of cards that the run could use."""
+def test_a_run_on_devices_says_how_many(run, pytester):
+    """With --device, the file has the number of devices that the run could use."""
     run("--junitxml=made.xml", "--device", "npu", "-k", "passes").assert_outcomes(passed=1, deselected=1)
     text = (pytester.path / "made.xml").read_text()
     assert 'name="hyper_parallel.device" value="npu"' in text
-    assert re.search(r'name="hyper_parallel.cards" value="\d+"', text)
+    assert re.search(r'name="hyper_parallel.devices" value="\d+"', text)

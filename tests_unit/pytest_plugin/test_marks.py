@@ -8,7 +8,7 @@ GOOD = {"plat_marks": ["platform_ascend910b"], "level_mark": "level0", "card_mar
 
 
 def test_every_mark_is_applied_and_registered(pytester):
-    """Tests are selected by platform, level, card and essential marks, under --strict-markers."""
+    """Tests are selected by platform, level, device and essential marks, under --strict-markers."""
     pytester.makepyfile("""
 from hyper_parallel.pytest_plugin import arg_mark
 @arg_mark(plat_marks=["platform_ascend910b", "cpu_linux"], level_mark="level0", card_mark="allcards",

@@ -374,7 +374,7 @@ def test_real_ranks_without_a_carrier_are_skipped_with_their_reason(monkeypatch)
         require_transport("mindspore")
 
 
-def test_ranks_without_cards_are_skipped_with_their_reason(run):
+def test_ranks_without_devices_are_skipped_with_their_reason(run):
     """With --device npu and no NPU, a ranked test is skipped with a reason of the closed list."""
     result = run("""
 @pytest.mark.launch("processes")
@@ -382,7 +382,7 @@ def test_ranks_without_cards_are_skipped_with_their_reason(run):
 def test_card(rank): pass
 """, "--device", "npu", "-rs", head="import pytest\n", tail="")  # fmt: skip
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*[[]no-card] 2 ranks need a npu card, there is none"])
+    result.stdout.fnmatch_lines(["SKIPPED*[[]no-device] 2 ranks need npu devices, there are none"])
 
 
 def ranked(world_size, launch, device="npu", framework="torch"):
@@ -393,28 +393,28 @@ def ranked(world_size, launch, device="npu", framework="torch"):
 @pytest.mark.parametrize(
     "test, title",
     [
-        (ranked(3, "processes"), "3 real ranks of PyTorch on 2 npu cards, shared"),
+        (ranked(3, "processes"), "3 real ranks of PyTorch on 2 npu devices, shared"),
         (ranked(2, "processes"), "2 real ranks of PyTorch on npu"),
-        (ranked(2, "simulated"), "2 simulated ranks of PyTorch on 1 npu card, shared"),
+        (ranked(2, "simulated"), "2 simulated ranks of PyTorch on 1 npu device, shared"),
         (ranked(1, "simulated"), "1 simulated rank of PyTorch on npu"),
         (ranked(2, "processes", "cpu"), "2 real ranks of PyTorch"),
     ],
 )
-def test_reports_say_which_cards_ranks_share(monkeypatch, test, title):
-    """Real ranks take a card each as long as there are enough; simulated ones share one."""
-    monkeypatch.setattr(ranks, "count_cards", lambda _device: 2)
+def test_reports_say_which_devices_ranks_share(monkeypatch, test, title):
+    """Real ranks take a device each as long as there are enough; simulated ones share one."""
+    monkeypatch.setattr(ranks, "count_devices", lambda _device: 2)
     assert test.title() == title
 
 
-def test_real_ranks_of_mindspore_are_skipped_where_cards_are_few(monkeypatch):
-    """They take a card each, and the skip says so; simulated ones share a card, and PyTorch's in any case."""
-    monkeypatch.setattr(ranks, "count_cards", lambda _device: 1)
+def test_real_ranks_of_mindspore_are_skipped_where_devices_are_few(monkeypatch):
+    """They take a device each, and the skip says so; simulated ones share a device, and PyTorch's in any case."""
+    monkeypatch.setattr(ranks, "count_devices", lambda _device: 1)
     ranks._require_devices(ranked(3, "simulated"))
     ranks._require_devices(ranked(3, "processes"))
     ranks._require_devices(ranked(3, "simulated", framework="mindspore"))
     ranks._require_devices(ranked(1, "processes", framework="mindspore"))
     with pytest.raises(
-        pytest.skip.Exception, match=r"^\[too-few-cards\] 3 ranks of MindSpore take a card each, here are 1$"
+        pytest.skip.Exception, match=r"^\[too-few-devices\] 3 ranks of MindSpore take a device each, here are 1$"
     ):
         ranks._require_devices(ranked(3, "processes", framework="mindspore"))
 

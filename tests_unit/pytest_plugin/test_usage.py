@@ -38,11 +38,12 @@ MARKS = {
     ),
     "rank_timeout(-1)": "mark rank_timeout -1: expected a positive number of seconds",
     "device('tpu')": "mark device('tpu'): known are cpu, npu, cuda",
-    "device('npu', card=8)": (
-        "mark device('npu', card=8): got an unexpected keyword argument 'card'; it is written device(name, cards=1)"
+    "device('npu', device=8)": (
+        "mark device('npu', device=8): got an unexpected keyword argument 'device'; "
+        "it is written device(name, devices=1)"
     ),
-    "device('npu', cards=0)": (
-        "mark device('npu', cards=0): cards is the number of cards that the test needs, at least 1"
+    "device('npu', devices=0)": (
+        "mark device('npu', devices=0): devices is the number of devices that the test needs, at least 1"
     ),
 }
 

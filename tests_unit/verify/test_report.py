@@ -39,7 +39,7 @@ def test_a_header_names_date_revision_versions_platform_and_command():
 
 
 def test_a_header_names_the_card_and_that_its_products_do_not_round():
-    """A run on a card says that TF32 and HF32 were off, in the order of the other facts; a run on CPU says nothing."""
+    """A run on a device says that TF32 and HF32 were off, in order with the other facts; one on CPU does not."""
     assert RunHeader(("a",), device="npu").json()["device"] == "npu; TF32 and HF32 switched off"
     assert RunHeader(("a",), device="npu").text().splitlines()[-1] == "# device: npu; TF32 and HF32 switched off"
     with command_line(["tool"], 7, "cuda"):

@@ -1,4 +1,4 @@
-"""The page of one night: suites by cards and frameworks, what failed and was skipped, what is new."""
+"""The page of one night: suites by devices and frameworks, what failed and was skipped, what is new."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str], nights:
 
 
 def _device(suite: SuiteReport) -> str:
-    device, cards = suite.facts.get("device", "unknown"), suite.facts.get("cards", "")
-    return f"{cards} x {device}" if cards else device
+    device, devices = suite.facts.get("device", "unknown"), suite.facts.get("devices", "")
+    return f"{devices} x {device}" if devices else device
 
 
 def _frameworks(suite: SuiteReport) -> str:
@@ -62,11 +62,11 @@ def _suites(night: NightChanges) -> Markup:
         for name, number in night.absent().items()
     ]
     heads: list[Column | str] = [
-        "suite", Column("cards", choice=True), Column("frameworks", choice=True), Column("ran", number=True),
+        "suite", Column("devices", choice=True), Column("frameworks", choice=True), Column("ran", number=True),
         Column("passed", number=True), Column("failed", number=True), Column("skipped", number=True),
         "since the night before",
     ]  # fmt: skip
-    return table("Every suite of tests, with the cards and frameworks that it ran on", heads, rows, search=True,
+    return table("Every suite of tests, with the devices and frameworks that it ran on", heads, rows, search=True,
                  tall=len(rows) > _TALL, empty="no suite has a report")  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _skipped(night: NightChanges) -> Markup:
         for reason, count in suite.skipped.items()
     ]
     heads: list[Column | str] = [
-        Column("suite", choice=True), Column("cards", choice=True), Column("frameworks", choice=True),
+        Column("suite", choice=True), Column("devices", choice=True), Column("frameworks", choice=True),
         Column("tests", number=True), Column("new", number=True), "reason",
     ]  # fmt: skip
     return table("Tests that were skipped, and why", heads, rows, tall=len(rows) > _TALL,

@@ -45,7 +45,7 @@ class SuiteReport:
         name: the file's path in the folder of the night, without its suffix, such as ``npu-torch-4/st-npu-torch``.
         cases: its tests.
         facts: of the run, as far as the file has them: ``date``, ``revision``, ``versions``, ``command``,
-            ``frameworks``, ``device``, ``cards``.
+            ``frameworks``, ``device``, ``devices``.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """MindSpore as if it computed on Ascend: every process that has this folder on its path computes on the CPU instead.
 
 Python imports this module when it starts. It waits for MindSpore and for the two modules of this library that ask
-whether a process computes on a card. Kernels are those of the CPU; what is of the card is everything around them: which
-device a process takes and when, where tensors are, that the array of a tensor is a copy of its memory, what is asked of
+whether a process computes on a device. Kernels are those of the CPU. What surrounds them is the device's: which device
+a process takes and when, where tensors are, that the array of a tensor is a copy of its memory, what is asked of
 ``mindspore.runtime`` and of ``device_context.ascend``. Every call must fit the signature of MindSpore's own function.
 """
 
@@ -14,22 +14,22 @@ import os
 import sys
 from types import SimpleNamespace
 
-_CARDS = "HP_REHEARSAL_ASCEND_CARDS"
-_PEAK = 4096  # bytes, which the memory pool of a card would count
+_DEVICES = "HP_REHEARSAL_ASCEND_DEVICES"
+_PEAK = 4096  # bytes, which the memory pool of a device would count
 
 
 class _Process:
     """What MindSpore keeps of the device of this process: nothing is chosen until somebody does, then it stays."""
 
-    target, card, chosen = "Ascend", 0, False
+    target, device, chosen = "Ascend", 0, False
 
     def choose(self, device_target, device_id=None):
-        card = device_id or 0
-        if self.chosen and (device_target, card) != (self.target, self.card):
+        device = device_id or 0
+        if self.chosen and (device_target, device) != (self.target, self.device):
             raise RuntimeError("The 'mindspore.set_device' can not be modified.")
-        if device_target == "Ascend" and card >= int(os.environ[_CARDS]):
-            raise RuntimeError(f"device_id {card}: there are {os.environ[_CARDS]} cards")
-        self.target, self.card, self.chosen = device_target, card, True
+        if device_target == "Ascend" and device >= int(os.environ[_DEVICES]):
+            raise RuntimeError(f"device_id {device}: there are {os.environ[_DEVICES]} devices")
+        self.target, self.device, self.chosen = device_target, device, True
 
 
 _PROCESS = _Process()
@@ -105,8 +105,8 @@ def _mindspore(mindspore):
     runtime, ascend = mindspore.runtime, mindspore.device_context.ascend
     info = type(mindspore.get_current_device())
     mindspore.set_device = _like(mindspore.set_device, _PROCESS.choose)
-    mindspore.get_current_device = lambda: info(_PROCESS.target, _PROCESS.card)
-    ascend.device_count = lambda: int(os.environ[_CARDS])
+    mindspore.get_current_device = lambda: info(_PROCESS.target, _PROCESS.device)
+    ascend.device_count = lambda: int(os.environ[_DEVICES])
     for name in ("matmul_allow_hf32", "conv_allow_hf32"):
         setattr(ascend.op_precision, name, _like(getattr(ascend.op_precision, name), lambda _: None))
     done = {"synchronize": None, "reset_peak_memory_stats": None, "max_memory_allocated": _PEAK, "set_memory": None}
@@ -125,7 +125,7 @@ def _mindspore(mindspore):
 
 
 def _tensors(tensor):
-    """Let tensors say where they are, and arrays of those of a card be copies."""
+    """Let tensors say where they are, and arrays of those of a device be copies."""
     plain_array, plain_from, plain_to = tensor.asnumpy, tensor.from_numpy, tensor.to
 
     def asnumpy(self):
@@ -149,14 +149,14 @@ def _tensors(tensor):
         return moved
 
     def device(self):
-        return "CPU" if _PROCESS.target == "CPU" or _on_host(self) else f"Ascend:{_PROCESS.card}"
+        return "CPU" if _PROCESS.target == "CPU" or _on_host(self) else f"Ascend:{_PROCESS.device}"
 
     tensor.asnumpy, tensor.from_numpy, tensor.to = asnumpy, staticmethod(from_numpy), to
     tensor.device = property(device)
 
 
 def _on_host(tensor):
-    """Whether the tensor was made of an array, which MindSpore moves to the card when an operator needs it."""
+    """Whether the tensor was made of an array, which MindSpore moves to the device when an operator needs it."""
     return getattr(tensor, "_rehearsed_host", False)
 
 
@@ -165,11 +165,11 @@ def _host(host):
     host._CONTEXT = SimpleNamespace(get_param=lambda _: _PROCESS.target)
 
 
-def _cards(cards):
+def _devices(devices):
     """The library asks what became of the plugin, and joins HCCL: here MCCL, with values that travel over gloo."""
     context = SimpleNamespace(is_pkg_support_device=lambda name: name == "Ascend", load_plugin_error=lambda: "")
-    cards.MSContext = SimpleNamespace(get_instance=lambda: context)
-    plain = cards.start_world
+    devices.MSContext = SimpleNamespace(get_instance=lambda: context)
+    plain = devices.start_world
 
     def start_world(device, rank, world_size, port, store):
         if device == "cpu":
@@ -180,13 +180,13 @@ def _cards(cards):
         _PROCESS.choose("Ascend", rank)
         return world
 
-    cards.start_world = start_world
+    devices.start_world = start_world
 
 
 _CHANGES = {
     "mindspore": _mindspore,
     "hyper_parallel.transport.frontends.mindspore_comm.host": _host,
-    "hyper_parallel.transport.real.mindspore.devices": _cards,
+    "hyper_parallel.transport.real.mindspore.devices": _devices,
 }
 
 
@@ -228,5 +228,5 @@ def come_first():
     sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
 
 
-if _CARDS in os.environ:
+if _DEVICES in os.environ:
     come_first()

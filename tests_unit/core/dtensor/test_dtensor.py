@@ -149,10 +149,10 @@ def test_a_local_tensor_on_another_device_than_its_mesh_is_refused():
     import torch
 
     def on_rank(mesh):
-        card = DeviceMesh.abstract("npu", (2,), (0, 1), ("tp",))
-        delayed = DTensor.from_local(torch.ones(2, device="meta"), card, [S0])
+        device = DeviceMesh.abstract("npu", (2,), (0, 1), ("tp",))
+        delayed = DTensor.from_local(torch.ones(2, device="meta"), device, [S0])
         assert tuple(delayed.shape) == (4,)
-        return text_of(MeshMismatchError, lambda: DTensor.from_local(torch.ones(2), card, [S0]))
+        return text_of(MeshMismatchError, lambda: DTensor.from_local(torch.ones(2), device, [S0]))
 
     expected = (
         "from_local: local is on cpu, but the mesh is DeviceMesh(npu, tp=2, ranks=[0, 1]); move it there with "

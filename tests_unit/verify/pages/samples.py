@@ -249,7 +249,7 @@ def history(text="torch", nights=3):
 
 def night(text="torch"):
     """Return a night after another one: a new failure, an old one, skips, a suite without a report, a command."""
-    facts = {"frameworks": text, "device": "npu", "cards": "4", "revision": text, "command": text + "x" * 90}
+    facts = {"frameworks": text, "device": "npu", "devices": "4", "revision": text, "command": text + "x" * 90}
     cases = (
         CaseResult(f"{text} new", "failed", text, "log"),
         CaseResult(f"{text} old", "failed", text, "log"),

@@ -78,7 +78,7 @@ def test_rows_are_a_table(monkeypatch, capsys):
 
 @pytest.mark.platforms("torch")
 def test_the_harness_has_no_device(capsys):
-    """The harness is timed on CPU only, and a card that PyTorch does not see is refused: status 2 and one line."""
+    """The harness is timed on CPU only, and a device that PyTorch does not see is refused: status 2 and one line."""
     assert main(["bench", "--harness", "--device", "npu"]) == 2
     text = "python ci/workshop: error: --harness times the commands on cpu; leave out --device, or --harness\n"
     assert capsys.readouterr().err == text

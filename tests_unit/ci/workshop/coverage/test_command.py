@@ -303,7 +303,7 @@ def test_every_file_has_its_floor_in_the_combined_report(project, command):
 
     baseline = project / "ci" / "coverage_baseline.json"
     baseline.parent.mkdir()
-    excepted = {"exceptions": {"lib/shared.py": "needs a card"}}
+    excepted = {"exceptions": {"lib/shared.py": "needs a device"}}
     needless = {"exceptions": {**excepted["exceptions"], "lib/__init__.py": "is over"}}
     baseline.write_text(json.dumps({"combined": needless, "torch": {"files": {}}}))
     status, out, _ = command("combine", "--update-baseline")
@@ -345,7 +345,7 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
     command("gate", "torch")
     (project / "reports").mkdir()
     (project / "reports" / "torch.xml").write_text(
-        '<testsuite><testcase><skipped message="[no-card] needs 8"/></testcase></testsuite>'
+        '<testsuite><testcase><skipped message="[no-device] needs 8"/></testcase></testsuite>'
     )
     status, out, _ = command("html")
     assert status == 0
@@ -355,7 +355,7 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
         "100.00 %",
         "mindspore: no report; the environment did not run",
         "torch: lib/other.py is omitted",
-        "torch: 1 tests were skipped: [no-card] needs 8",
+        "torch: 1 tests were skipped: [no-device] needs 8",
         "prefers-color-scheme: dark",
     ):
         assert text in page

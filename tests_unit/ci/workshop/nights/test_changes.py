@@ -13,7 +13,7 @@ def suite(name, failed=(), passed=0, skipped=()):
     cases = [CaseResult(test, "failed", "why", f"log of {test}") for test in failed]
     cases += [CaseResult(f"passes{number}", "passed") for number in range(passed)]
     cases += [CaseResult(f"left{number}", "skipped", reason) for number, reason in enumerate(skipped)]
-    return SuiteReport(name, tuple(cases), {"device": "npu", "cards": "4"})
+    return SuiteReport(name, tuple(cases), {"device": "npu", "devices": "4"})
 
 
 def changes(*nights):
@@ -25,13 +25,13 @@ def changes(*nights):
 def test_what_is_new_since_the_night_before():
     """New failures come first; tests that no longer ran, further skips, and suites without a report are counted."""
     night = changes(
-        [suite("a", ["old", "fixed"], 5, ["no card"]), suite("gone", [], 3)],
-        [suite("a", ["old", "new"], 3, ["no card", "no card", "no tool"])],
+        [suite("a", ["old", "fixed"], 5, ["no device"]), suite("gone", [], 3)],
+        [suite("a", ["old", "new"], 3, ["no device", "no device", "no tool"])],
     )
     (a,) = night.reports.suites
     assert [(case.name, is_new) for _, case, is_new in night.failures()] == [("new", True), ("old", False)]
     assert (night.new_failures(a), night.fewer_tests(a)) == (1, 2)
-    assert {reason: night.new_skips(a, reason) for reason in a.skipped} == {"no card": 1, "no tool": 1}
+    assert {reason: night.new_skips(a, reason) for reason in a.skipped} == {"no device": 1, "no tool": 1}
     assert night.absent() == {"gone": 3}
     assert not night.ok
     assert night.summary() == "5 tests ran in 1 suites: 2 failed (1 new), 3 skipped; 1 suites have no report"
@@ -43,10 +43,10 @@ def test_the_first_night_has_nothing_before_it():
     night = changes([suite("a", ["x"])])
     assert (night.failures()[0][2], night.absent(), night.ok) == (True, {}, False)
     assert night.fewer_tests(night.reports.suites[0]) == 0
-    good = changes([suite("a", [], 2, ["no card"])])
+    good = changes([suite("a", [], 2, ["no device"])])
     assert good.ok
     assert good.summary() == "2 tests ran in 1 suites: 0 failed (0 new), 1 skipped"
-    assert good.new_skips(good.reports.suites[0], "no card") == 1
+    assert good.new_skips(good.reports.suites[0], "no device") == 1
 
 
 def test_a_lost_suite_alone_makes_a_night_bad():
@@ -60,7 +60,7 @@ def test_every_failure_has_a_log(tmp_path):
     night = changes([suite("a", ["old"])], [suite("a", ["old", "new"])])
     files = write_logs(night, tmp_path / "logs")
     assert {test: path.name for (_, test), path in files.items()} == {"new": "001.txt", "old": "002.txt"}
-    assert files["a", "new"].read_text() == "# suite: a\n# test: new (new)\n# device: npu\n# cards: 4\n\nlog of new\n"
+    assert files["a", "new"].read_text() == "# suite: a\n# test: new (new)\n# device: npu\n# devices: 4\n\nlog of new\n"
     assert files["a", "old"].read_text().startswith("# suite: a\n# test: old\n# device")
     many = write_logs(changes([suite("a", [f"t{number}" for number in range(501)])]), tmp_path / "many")
     assert len(many) == 500
@@ -83,8 +83,8 @@ def test_the_command_writes_page_and_logs(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("reason", ["no card", "other"])
+@pytest.mark.parametrize("reason", ["no device", "other"])
 def test_as_many_skips_as_before_are_not_new(reason):
     """Only skips beyond those of the night before are new, for each reason by itself."""
-    night = changes([suite("a", [], 1, ["no card"])], [suite("a", [], 1, [reason])])
-    assert night.new_skips(night.reports.suites[0], reason) == (reason != "no card")
+    night = changes([suite("a", [], 1, ["no device"])], [suite("a", [], 1, [reason])])
+    assert night.new_skips(night.reports.suites[0], reason) == (reason != "no device")

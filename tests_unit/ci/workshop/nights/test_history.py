@@ -10,8 +10,8 @@ from workshop.nights.reports import read_reports
 
 TESTS = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><failure/></testcase><testcase name="c"><error/></testcase>
-<testcase name="d"><skipped message="no card"/></testcase><testcase name="e"><skipped/></testcase>
-<testcase name="f"><skipped message="no card"/></testcase>
+<testcase name="d"><skipped message="no device"/></testcase><testcase name="e"><skipped/></testcase>
+<testcase name="f"><skipped message="no device"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -81,7 +81,7 @@ def test_a_night_has_the_totals_of_its_reports(reports):
         "operators on torch: crash": 0,
         "operators on torch: unexercised": 0,
     }
-    assert night.skipped == {"npu-2/st": {"no card": 2, "without a reason": 1}}
+    assert night.skipped == {"npu-2/st": {"no device": 2, "without a reason": 1}}
     assert night.failed == {"npu-2/st": ("b", "c")}
 
 
@@ -130,13 +130,13 @@ def test_the_last_night_is_compared_with_the_one_before(reports, tmp_path, capsy
         "other   tests of new: executed: absent -> 1",
         "other   tests of new: failed: absent -> 0",
         "other   tests of new: skipped: absent -> 0",
-        "skipped  npu-2/st: 2 tests: no card",
+        "skipped  npu-2/st: 2 tests: no device",
         "skipped  npu-2/st: 1 tests: without a reason",
         "2 worse, 6 changed, 21 equal",
     ]
     assert len(read_history(path)) == 2
     assert '<div class="verdict bad"><strong>2 worse, 6 changed, 21 equal' in page.read_text()
-    assert "no card" in page.read_text()
+    assert "no device" in page.read_text()
     assert main(["trend", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["nights"][1]["values"]["block"] == [1.5, "time"]

@@ -1,4 +1,4 @@
-"""The page of a night shows suites with cards and frameworks, failures with their logs, skips, and sources."""
+"""The page of a night shows suites with devices and frameworks, failures with their logs, skips, and sources."""
 
 from workshop.nights.night_page import night_page
 

@@ -8,13 +8,13 @@ import pytest
 from workshop.nights.reports import CaseResult, read_reports, read_suite
 
 SUITE = """<testsuites><testsuite name="pytest" timestamp="2026-01-02T03:04:05+00:00">
-<properties><property name="hyper_parallel.device" value="npu"/><property name="hyper_parallel.cards" value="4"/>
+<properties><property name="hyper_parallel.device" value="npu"/><property name="hyper_parallel.devices" value="4"/>
 <property name="other" value="not ours"/></properties>
 <testcase classname="a" name="passes"/>
 <testcase classname="a" name="fails"><failure message="rank 1: no\nmore">Traceback</failure>
 <system-out>--- stdout of rank 1 ---</system-out></testcase>
 <testcase classname="a" name="ends badly"><error/></testcase>
-<testcase name="left out"><skipped message="[no-card] none"/></testcase>
+<testcase name="left out"><skipped message="[no-device] none"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -40,11 +40,11 @@ def test_a_suite_has_its_tests_and_the_facts_of_its_run(folder):
         CaseResult("a.passes", "passed"),
         CaseResult("a.fails", "failed", "rank 1: no more", "rank 1: no more\nTraceback\n\n--- stdout of rank 1 ---"),
         CaseResult("a.ends badly", "failed"),
-        CaseResult("left out", "skipped", "[no-card] none"),
+        CaseResult("left out", "skipped", "[no-device] none"),
     )
-    assert suite.facts == {"date": "2026-01-02T03:04:05+00:00", "device": "npu", "cards": "4"}
+    assert suite.facts == {"date": "2026-01-02T03:04:05+00:00", "device": "npu", "devices": "4"}
     assert (suite.executed, suite.number("passed"), len(suite.failed), dict(suite.skipped)) == (
-        3, 1, 2, {"[no-card] none": 1},
+        3, 1, 2, {"[no-device] none": 1},
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What one card verifies by itself: simulated ranks share it. On CPU a part of each is rehearsed."""
+"""What one device verifies by itself: simulated ranks share it. On CPU a part of each is rehearsed."""
 
 from __future__ import annotations
 
